@@ -7,8 +7,7 @@ ones. Whatever a kill leaves is ended by the next sweep, and no reader counts ro
 import json
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass
-from datetime import datetime, timedelta
+from datetime import UTC, datetime, timedelta
 from typing import Final, Protocol
 
 from retention import KEPT_FOR_EVER, Reference, SweepOrder, SweepReport
@@ -26,14 +25,6 @@ class References(Protocol):
 
     async def to_runs(self, run_ids: Collection[str], *, release: bool) -> Sequence[Reference]:
         """Raises Unavailable."""
-
-
-@dataclass(frozen=True, slots=True)
-class Position:
-    """Runs that were over before a moment, beginning after the last one that was looked at."""
-
-    before: datetime
-    after: tuple[datetime, str] | None = None
 
 
 class RemoveRuns:
@@ -63,8 +54,9 @@ class RemoveRuns:
         if age is None:
             return SweepReport(KEPT_FOR_EVER)
         policy = f"older than {age / timedelta(days=1):g} days"
-        at = _decoded(order.after) if order.after else Position(self._now() - age)
-        found = await self._plan.read(lambda unit: unit.old_runs.finished(at.before, at.after, self._batch))
+        before = self._now() - age
+        after = _decoded(order.after) if order.after else None
+        found = await self._plan.read(lambda unit: unit.old_runs.finished(before, after, self._batch))
         if not found:
             return SweepReport(policy)
         kept = await self._kept(found)
@@ -77,7 +69,7 @@ class RemoveRuns:
             number=len(going),
             oldest=min((run.finished_at for run in found if run.run_id in going), default=None),
             kept=dict(Counter(kept.values())),
-            next=_encoded(at.before, found[-1]) if len(found) == self._batch else "",
+            next=_encoded(found[-1]) if len(found) == self._batch else "",
         )
 
     async def end_begun(self) -> None:
@@ -102,14 +94,13 @@ def _remove(unit: PlanUnit, run_ids: Sequence[str], policy: str) -> list[str]:
     return gone
 
 
-def _encoded(before: datetime, last: FinishedRun) -> str:
-    return json.dumps([before.isoformat(), last.finished_at.isoformat(), last.run_id])
+def _encoded(last: FinishedRun) -> str:
+    return json.dumps([last.finished_at.isoformat(), last.run_id])
 
 
-def _decoded(text: str) -> Position:
+def _decoded(text: str) -> tuple[datetime, str]:
     try:
-        before, finished_at, run_id = json.loads(text)
-        after = datetime.fromisoformat(finished_at), str(run_id)
-        return Position(datetime.fromisoformat(before), after)
-    except (ValueError, TypeError) as error:
+        finished_at, run_id = json.loads(text)
+        return datetime.fromisoformat(finished_at).astimezone(UTC), str(run_id)
+    except (ValueError, TypeError, OverflowError, RecursionError) as error:
         raise InvalidRequest(f"after {text[:80]!r} is not one of ours: pass next unchanged") from error

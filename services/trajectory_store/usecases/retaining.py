@@ -7,7 +7,7 @@ by the next sweep, and no reader finds a row that promises a body which is gone.
 import asyncio
 import json
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 from typing import Final, Protocol
 
@@ -21,6 +21,7 @@ from trajectory_store.domain.retention import OldRow, Removable, StorePolicy, co
 _BATCH: Final = 500
 _PARALLEL_DELETES: Final = 16
 _US: Final = timedelta(microseconds=1)
+_MAX_US: Final = 1 << 62
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 
 
@@ -70,7 +71,7 @@ class RemoveOld:
         age, limit = order.older_than or self._policy.age_of(self._what), self._limit(order)
         if age is None and limit is None:
             return SweepReport(KEPT_FOR_EVER)
-        cutoff = _decoded(order.after) if order.after else await self._cutoff(age, limit)
+        cutoff = await self._cutoff(age, limit, order.after)
         words = _in_words(age, limit)
         found = await self._rows.old_rows(self._what, cutoff.before_us, cutoff.after, self._batch)
         if not found:
@@ -130,11 +131,15 @@ class RemoveOld:
         asked = order.older_than is not None or self._what is Removable.EPISODES
         return None if asked else self._policy.bodies_bytes
 
-    async def _cutoff(self, age: timedelta | None, limit: int | None) -> Cutoff:
+    async def _cutoff(self, age: timedelta | None, limit: int | None, after: str) -> Cutoff:
+        """after: of a batch before. It cannot make anything older than it is."""
         now = self._now()
         aged_us = 0 if age is None else (now - age - _EPOCH) // _US
+        youngest_us = aged_us if limit is None else (now - MIN_AGE - _EPOCH) // _US
+        if after:
+            begun = _decoded(after)
+            return replace(begun, before_us=min(begun.before_us, youngest_us), aged_us=aged_us)
         beyond_us = 0 if limit is None else await self._rows.beyond_bytes(limit)
-        youngest_us = (now - MIN_AGE - _EPOCH) // _US
         return Cutoff(min(max(aged_us, beyond_us), youngest_us), aged_us)
 
 
@@ -146,12 +151,14 @@ def _in_words(age: timedelta | None, limit: int | None) -> str:
 
 
 def _encoded(cutoff: Cutoff) -> str:
-    return json.dumps([cutoff.before_us, cutoff.aged_us, *cutoff.after])
+    return json.dumps([cutoff.before_us, *cutoff.after])
 
 
 def _decoded(text: str) -> Cutoff:
     try:
-        before_us, aged_us, at_us, episode_id = json.loads(text)
-        return Cutoff(int(before_us), int(aged_us), (int(at_us), str(episode_id)))
-    except (ValueError, TypeError) as error:
+        before_us, at_us, episode_id = json.loads(text)
+        if not all(-1 <= int(one) < _MAX_US for one in (before_us, at_us)):
+            raise ValueError(text)
+        return Cutoff(int(before_us), 0, (int(at_us), str(episode_id)))
+    except (ValueError, TypeError, OverflowError, RecursionError) as error:
         raise InvalidRequest(f"after {text[:80]!r} is not one of ours: pass next unchanged") from error

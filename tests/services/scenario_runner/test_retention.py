@@ -12,7 +12,7 @@ from tests.services.scenario_runner.source_runs import SourcesHarness, eval_spec
 from retention import Reference, SweepOrder, SweepReport
 from scenario_runner.adapters.sql_retention import OldRuns
 from scenario_runner.adapters.tables import EPISODE, GROUP, SOURCE_GROUP
-from scenario_runner.domain.facts import Failed
+from scenario_runner.domain.facts import Fact, Failed
 from scenario_runner.domain.runs import Refused, RunState
 from scenario_runner.settings import ScenarioRunnerSettings
 from scenario_runner.usecases.ending import end_run
@@ -133,7 +133,7 @@ async def test_late_facts_about_a_removed_run_change_nothing(sources: SourcesHar
     await later(sources)
     before = await sources.view(old)
     group = f"{old}-g00000"
-    facts = [
+    facts: list[Fact] = [
         graded(old, f"{group}-e000-a0"),
         Failed(f"{group}-e001-a0", old, "timeout", ""),
         settled(old, group, source=""),
@@ -156,7 +156,7 @@ async def test_a_kill_after_any_transaction_is_ended_by_the_next_sweep(
         left = [moment]
 
         async def until_killed(work: object, *, left: list[int] = left, **turn: object) -> object:
-            result = await transact(work, **turn)  # type: ignore[arg-type]
+            result: object = await transact(work, **turn)  # type: ignore[arg-type]
             left[0] -= 1
             if left[0] == 0:
                 raise SystemExit
@@ -198,8 +198,9 @@ async def test_batches_go_on_where_the_last_one_ended(sources: SourcesHarness) -
         numbers.append(report.number)
         after = report.next
     assert numbers == [0, 1, 1, 0]
-    with pytest.raises(InvalidRequest, match="after 'x'"):
-        await sweep(SweepOrder(after="x"))
+    for hostile in ("x", "[]", '["x", "y"]', "[1, 2]", "[" * 9999, '["0001-01-01T00:00:00+23:59", "x"]'):
+        with pytest.raises(InvalidRequest, match=r"after .* is not one of ours"):
+            await sweep(SweepOrder(after=hostile))
 
 
 async def test_rows_of_a_marked_run_are_never_counted(sources: SourcesHarness) -> None:

@@ -166,8 +166,7 @@ async def test_rows_go_after_their_bodies_and_the_equation_stays(both: Retention
         await get(events.episode_id(0, "run-e"))
 
 
-async def test_late_facts_about_removed_rows_add_no_row_and_count_nothing(both: RetentionHarness) -> None:
-    old = both
+async def test_late_facts_about_removed_rows_add_no_row_and_count_nothing(old: RetentionHarness) -> None:
     await old.settle(*range(4), trained_by="run-t")
     await old.settle(*range(4, 8))
     before = await old.index.ledger("", 10)
@@ -212,8 +211,7 @@ async def test_a_late_fact_about_a_removed_body_does_not_bring_it_back(old: Rete
     )
 
 
-async def test_every_batch_is_bounded_and_kept_ones_do_not_stop_the_rest(both: RetentionHarness) -> None:
-    old = both
+async def test_every_batch_is_bounded_and_kept_ones_do_not_stop_the_rest(old: RetentionHarness) -> None:
     await old.settle(*range(4), run="run-gate")
     await old.settle(*range(4, 9))
     old.references.needed, old.batch = [Reference("run-gate", "evidence of a gate")], 2
@@ -227,14 +225,26 @@ async def test_every_batch_is_bounded_and_kept_ones_do_not_stop_the_rest(both: R
         (2, 0),
         (1, 0),
     ]
-    with pytest.raises(InvalidRequest, match="after 'x'"):
-        await old.sweep(BODIES, apply=False, after="x")
 
 
-async def test_the_oldest_beyond_a_size_go_and_none_that_is_younger_than_a_day(
-    both: RetentionHarness,
-) -> None:
-    old = both
+HOSTILE = ("x", "[]", "[1, 2]", "{}", '[1e400, 0, "x"]', "[1, 99999999999999999999, 1]", "[" * 9999, "null")
+
+
+@pytest.mark.parametrize("after", HOSTILE)
+async def test_a_key_that_is_not_ours_is_refused(old: RetentionHarness, after: str) -> None:
+    await old.settle(0)
+    with pytest.raises(InvalidRequest, match=r"after .* is not one of ours"):
+        await old.sweep(BODIES, apply=True, after=after)
+    assert len(old.memory.objects) == 1
+
+
+async def test_a_made_up_key_makes_nothing_old(old: RetentionHarness) -> None:
+    await old.settle(0)
+    old.now = START + timedelta(days=29)
+    assert (await old.sweep(BODIES, apply=True, after='[4000000000000000000, -1, ""]')).number == 0
+
+
+async def test_the_oldest_beyond_a_size_go_and_none_that_is_younger_than_a_day(old: RetentionHarness) -> None:
     await old.settle(*range(5))  # 50 bytes
     old.policy = StorePolicy(bodies_bytes=25)
     old.now = START + timedelta(hours=2)

@@ -25,6 +25,8 @@ from upcycle.cli.main import run
 from upcycle.platform import PEERS
 from upcycle.rpc import RemoteRefused, remote_errors
 
+BOTH = ("bodies", "episodes")
+
 
 class Peer:
     """A service that refers to runs."""
@@ -104,8 +106,8 @@ async def test_a_dry_run_then_the_removal_then_a_typed_error(
     store: Store, planner: Peer, registry: Peer, capsys: pytest.CaptureFixture[str]
 ) -> None:
     await evaluated(store, 0, 1, 2)
-    assert [one["policy"] for one in await retention(capsys)] == ["kept for ever"] * 2
-    (dry, rows) = await retention(capsys, "--older-than", "30d")
+    assert [one["policy"] for one in await retention(capsys, *BOTH)] == ["kept for ever"] * 2
+    (dry, rows) = await retention(capsys, *BOTH, "--older-than", "30d")
     assert (dry["what"], dry["would_remove"], dry["oldest"], dry["kept"]) == (
         "bodies",
         3,
@@ -121,7 +123,7 @@ async def test_a_dry_run_then_the_removal_then_a_typed_error(
     assert (kept["removed"], kept["kept"]) == (0, {"evidence of a gate": 3})
     assert planner.released == set(), "the planner is not asked about what another one needs"
     registry.needed = []
-    removed = await retention(capsys, "--older-than", "30d", "--apply")
+    removed = await retention(capsys, *BOTH, "--older-than", "30d", "--apply")
     assert [one["removed"] for one in removed] == [3, 3]
     assert planner.released == {"run-1"}
     assert await store.blobs.list("default/trajectories/") == ()

@@ -4,12 +4,17 @@ from dataclasses import replace
 
 import pytest
 from tests.services.checkpoint_registry.conftest import MODEL, RegistryHarness, checkpoint
+from tests.services.checkpoint_registry.running_registry import TRAINING_RUN, Stack, policy, upload
 
 from checkpoint_registry.adapters.sql_references import SqlReferences
 from checkpoint_registry.usecases.references import FindReferences
 from identities.entities import interactive_run_id
 from retention import Reference
+from upcycle.api.registry.v1.events_pb2 import CheckpointPromoted
+from upcycle.api.retention.v1.service_pb2 import ListReferencesRequest
+from upcycle.api.retention.v1.service_pb2_grpc import ReferenceServiceStub
 from upcycle.errors import Unavailable
+from upcycle.rpc import connect
 
 
 def finder(harness: RegistryHarness, unread: str | None = None) -> FindReferences:
@@ -46,3 +51,14 @@ async def test_nothing_is_answered_while_facts_are_unread(harness: RegistryHarne
     await harness.save(1)
     with pytest.raises(Unavailable, match="may not know all checkpoints, its bus: not connected"):
         await finder(harness, "not connected")(["run-train"], False)
+
+
+async def test_the_running_registry_answers(stack: Stack) -> None:
+    async with stack.registry() as stub:
+        base = (await upload(stub, "referred", policy())).base
+        await stack.save("referred", 1, base.manifest, {})
+        await stack.fact(CheckpointPromoted, "referred")
+        async with connect(f"127.0.0.1:{stack.settings.grpc_port}") as channel:
+            asked = ListReferencesRequest(run_ids=[TRAINING_RUN, "run-none"])
+            answer = await ReferenceServiceStub(channel).ListReferences(asked)
+    assert [(one.run_id, one.only_trained) for one in answer.references][:1] == [(TRAINING_RUN, True)]

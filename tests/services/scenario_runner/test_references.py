@@ -1,12 +1,17 @@
 """What the planner needs of old runs, and what no run may begin to draw from."""
 
 import pytest
+from tests.services.scenario_runner.conftest import Runner
 from tests.services.scenario_runner.source_runs import SourcesHarness, eval_spec, settled, train_spec
+from tests.services.scenario_runner.support import arith, register, run_spec, submit
 
 from retention import Reference
 from scenario_runner.domain.runs import Refused, RunState
 from scenario_runner.usecases.ending import end_run
 from scenario_runner.usecases.references import FindReferences
+from upcycle.api.retention.v1 import service_pb2 as pb
+from upcycle.api.retention.v1.service_pb2_grpc import ReferenceServiceStub, RetentionServiceStub
+from upcycle.rpc import RemoteRefused, connect, remote_errors
 
 
 async def test_open_runs_and_what_they_draw_from_are_needed_and_others_not(sources: SourcesHarness) -> None:
@@ -62,3 +67,25 @@ async def test_a_run_that_draws_and_a_release_at_once_never_both_succeed(sources
                 submitted, lambda unit, run: end_run(unit, run, RunState.CANCELLED, "run_cancelled")
             )
             await sources.sweep(submitted)
+
+
+async def test_the_running_service_answers(runner: Runner) -> None:
+    """Over gRPC: the trajectory store asks about an open run, and an operator for what is old."""
+    await register(runner, arith())
+    run_id = (await submit(runner, run_spec())).run_id
+    async with connect(runner.address) as channel:
+        references, retention = ReferenceServiceStub(channel), RetentionServiceStub(channel)
+        asked = pb.ListReferencesRequest(run_ids=[run_id, "run-none"], release=True)
+        answer = await references.ListReferences(asked)
+        assert [(one.run_id, one.why) for one in answer.references] == [(run_id, "run is not over")]
+        swept = await retention.SweepRetention(pb.SweepRetentionRequest(what="runs", older_than_s=86400))
+        assert (swept.policy, swept.number, swept.next) == ("older than 1 days", 0, "")
+        for wrong in (
+            pb.SweepRetentionRequest(what="bodies"),
+            pb.SweepRetentionRequest(what="runs", older_than_s=-1, apply=True),
+        ):
+            with pytest.raises(RemoteRefused, match=r"what is 'bodies'|older_than_s is -1"), remote_errors():
+                await retention.SweepRetention(wrong)
+        too_many = pb.ListReferencesRequest(run_ids=["r"] * 2001)
+        with pytest.raises(RemoteRefused, match="run_ids has 2001 entries, limit 2000"), remote_errors():
+            await references.ListReferences(too_many)

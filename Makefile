@@ -98,6 +98,8 @@ nightly: $(VENV)/.dev ## the long studies: learning, chaos, parity, benchmarks, 
 	pytest -q -m study -n $(JOBS) --dist loadfile --ignore tests/e2e
 	pytest -q -m study tests/e2e
 	$(MAKE) chaos DURATION_S=600
+	$(MAKE) chaos DURATION_S=600 REPLICAS=2 BACKEND=postgres BUS=3
+	$(MAKE) soak MINUTES=30
 	$(MAKE) parity
 	$(MAKE) bench
 	$(MAKE) test-vllm
@@ -143,6 +145,11 @@ simulate-bugs: $(VENV)/.dev ## put known bugs back, one by one, into a copy: how
 chaos: $(VENV)/.dev ## break things for DURATION_S seconds, count what was lost (SEED=n REPLICAS=2 BACKEND=postgres BUS=3 KINDS=kill,cut)
 	$(BIN)/python -m tests.chaos --duration-s $(DURATION_S) $(if $(SEED),--seed $(SEED)) $(if $(REPLICAS),--replicas $(REPLICAS)) \
 	  $(if $(BACKEND),--backend $(BACKEND)) $(if $(BUS),--bus $(BUS)) $(if $(KINDS),--kinds $(KINDS))
+
+.PHONY: soak
+soak: $(VENV)/.dev ## train for MINUTES without faults, fail when a process would double in a day (REPLICAS=2 BACKEND=postgres BUS=3)
+	$(BIN)/python -m tests.chaos.soak --minutes $(or $(MINUTES),30) $(if $(REPLICAS),--replicas $(REPLICAS)) \
+	  $(if $(BACKEND),--backend $(BACKEND)) $(if $(BUS),--bus $(BUS))
 
 .PHONY: parity
 parity: $(VENV)/.dev ## the trainer's own code on recorded losses and gradients (FILE=path.npz)

@@ -26,7 +26,6 @@ from upcycle.errors import Unavailable
 T = TypeVar("T")
 log = logging.getLogger(__name__)
 
-_PART_BYTES: Final = 16 * 1024 * 1024
 _PARALLEL_PARTS: Final = 4
 _FIRST_DELAY_S: Final = 0.05
 _MAX_DELAY_S: Final = 1.0
@@ -44,6 +43,7 @@ class S3BlobStore:
         self.bucket = settings.bucket
         self._endpoint = settings.endpoint
         self._retry_s = retry_s
+        self._part_bytes = settings.part_bytes
         self._threads = ThreadPoolExecutor(max_connections, thread_name_prefix="s3")
         self._client, self._pool = make_client(settings, connections=max_connections * (1 + _PARALLEL_PARTS))
         self._away: str | None = "not started"
@@ -139,7 +139,7 @@ class S3BlobStore:
                 key,
                 file,
                 path.stat().st_size,
-                part_size=_PART_BYTES,
+                part_size=self._part_bytes,
                 num_parallel_uploads=_PARALLEL_PARTS,
             )
 

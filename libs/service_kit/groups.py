@@ -64,6 +64,8 @@ class S3Settings(SettingsGroup):
     """Speak https."""
     region: str = "us-east-1"
     """Region that requests are signed for."""
+    part_bytes: int = Field(16 << 20, ge=5 << 20, le=5 << 30)
+    """Larger files are uploaded in parts of so many bytes; a store takes at most 10,000 parts of a file."""
 
     @field_validator("endpoint")
     @classmethod

@@ -7,13 +7,14 @@ import secrets
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, Final
 
 from tests.chaos.campaign import Campaign, verdict
-from tests.chaos.faults import Faults, targets
+from tests.chaos.faults import Faults, skipped, targets
+from tests.chaos.machine import Clocks
 from tests.chaos.replicated import Arrangement, ReplicatedStack
 from tests.chaos.schedule import schedule
 from tests.platform_recipes import MODEL, POLICY_DIR, REPOSITORY, register_incident, small_training
@@ -29,12 +30,17 @@ def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="make chaos", description=__doc__)
     parser.add_argument("--duration-s", type=float, default=120.0)
     parser.add_argument("--seed", type=int, default=secrets.randbelow(1 << 31))
-    parser.add_argument("--replicas", type=int, choices=(1, 2), default=1)
-    parser.add_argument("--backend", choices=("sqlite", "postgres"), default="sqlite")
-    parser.add_argument("--bus", type=int, choices=(1, 3), default=1, help="NATS servers")
+    add_arrangement(parser)
     parser.add_argument("--kinds", default="", help="only these faults, comma-separated; default: all")
     parser.add_argument("--logs", type=Path, help="keep the platform's folder there")
     return parser.parse_args(argv)
+
+
+def add_arrangement(parser: argparse.ArgumentParser) -> None:
+    """How many of what."""
+    parser.add_argument("--replicas", type=int, choices=(1, 2), default=1)
+    parser.add_argument("--backend", choices=("sqlite", "postgres"), default="sqlite")
+    parser.add_argument("--bus", type=int, choices=(1, 3), default=1, help="NATS servers")
 
 
 def refusal(args: argparse.Namespace) -> str | None:
@@ -52,10 +58,9 @@ def speaker() -> Callable[[str], None]:
     return lambda line: print(f"[{time.monotonic() - began:6.1f}] {line}", file=sys.stderr, flush=True)
 
 
-async def campaign(args: argparse.Namespace, folder: Path, postgres: PostgresServer | None) -> dict[str, Any]:
-    """Start the platform, break it, and return what `make chaos` prints."""
-    say = speaker()
-    settings = StackSettings(
+def platform_settings(folder: Path, say: Callable[[str], None]) -> StackSettings:
+    """Of a platform with the incident policy."""
+    return StackSettings(
         data_dir=folder,
         model=MODEL,
         model_dir=POLICY_DIR,
@@ -63,16 +68,34 @@ async def campaign(args: argparse.Namespace, folder: Path, postgres: PostgresSer
         ephemeral_ports=True,
         on_event=say,
     )
+
+
+async def campaign(args: argparse.Namespace, folder: Path, postgres: PostgresServer | None) -> dict[str, Any]:
+    """Start the platform, break it, and return what `make chaos` prints."""
+    say = speaker()
     database = None if postgres is None else lambda _service: postgres.database()
-    arrangement = Arrangement(args.replicas, args.bus, database)
-    async with ReplicatedStack(settings, arrangement) as stack:
+    clocks = Clocks(folder / "clocks")
+    last = f"-{args.replicas}" if args.replicas > 1 else ""
+
+    def environment(process: str) -> Mapping[str, str]:
+        jumps = process.endswith(last) and not process.startswith("policy_engine")
+        return clocks.environment(process) if jumps else {}
+
+    arrangement = Arrangement(args.replicas, args.bus, database, environment)
+    async with ReplicatedStack(platform_settings(folder, say), arrangement) as stack:
         await register_incident(stack)
         say("the platform is up")
-        faults = Faults(stack, postgres)
+        faults = Faults(stack, postgres, clocks)
+        cannot = skipped(stack, clocks)
         hit = targets(stack, with_postgres=postgres is not None)
-        wanted = {kind: hit[kind] for kind in hit if not args.kinds or kind in args.kinds.split(",")}
+        wanted = {kind: hit[kind] for kind in hit if kind not in cannot and _is_wanted(kind, args.kinds)}
         spec = small_training(steps=8, seed=args.seed)
-        return await Campaign(faults, schedule(args.seed, wanted), spec, say).run(args.duration_s)
+        plan = schedule(args.seed, wanted)
+        return await Campaign(faults, plan, spec, say, cannot).run(args.duration_s)
+
+
+def _is_wanted(kind: str, kinds: str) -> bool:
+    return not kinds or kind in kinds.split(",")
 
 
 def main(argv: Sequence[str] | None = None) -> int:

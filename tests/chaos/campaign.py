@@ -3,7 +3,7 @@
 import asyncio
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field
 from statistics import median
 from typing import Any, Final
@@ -22,7 +22,6 @@ from upcycle.platform import Addresses, Platform
 RECOVERY_LIMIT_S: Final = 120.0
 DRAIN_LIMIT_S: Final = 300.0
 SETTLE_LIMIT_S: Final = 120.0
-_POLL_S: Final = 0.1
 
 
 @dataclass(slots=True)
@@ -56,11 +55,16 @@ class Campaign:
         return self._line(result, runs)
 
     async def _break(self, runs: Runs, watching: asyncio.Task[None], until: float) -> None:
-        for planned in self.plan:
-            await asyncio.sleep(planned.pause_s)
-            if time.monotonic() > until or watching.done():
-                return
-            await self._one(planned, runs)
+        async with asyncio.TaskGroup() as recovering:
+            for planned in self.plan:
+                await asyncio.sleep(planned.pause_s)
+                if time.monotonic() > until or watching.done():
+                    return
+                await self._ready(planned)
+                await self._one(planned, runs)
+                healed = time.monotonic()
+                if await self._settles(planned, runs):
+                    recovering.create_task(self._recover(planned, healed))
 
     async def _one(self, planned: Planned, runs: Runs) -> None:
         fault = self.faults.make(planned)
@@ -74,24 +78,36 @@ class Campaign:
         finally:
             await fault.heal()
         runs.begin_again()
-        await self._recover(planned, runs)
 
-    async def _recover(self, planned: Planned, runs: Runs) -> None:
-        """From the end of the fault until every process is ready and the run has settled another episode."""
-        began, settled, stack = time.monotonic(), runs.settled, self.faults.stack
+    async def _settles(self, planned: Planned, runs: Runs) -> bool:
+        """Whether the run settles another episode in time; nothing else is broken before."""
+        settled = runs.settled
+        return await self._in_time(f"an episode to be settled after {planned}", runs.beyond(settled))
+
+    async def _recover(self, planned: Planned, healed: float) -> None:
+        """Until what was hit is ready; meanwhile the next thing may be broken."""
+        if await self._ready(planned):
+            took = time.monotonic() - healed
+            self.recovered_s.setdefault(planned.kind, []).append(took)
+            self.say(f"fault {planned.number}: recovered {took:.1f} s after its end")
+
+    async def _ready(self, planned: Planned) -> bool:
+        """Whether the process that is hit, else every process, gets ready in time."""
+        stack = self.faults.stack
+        names = [process.name for process in stack.processes]
+        hit = [name for name in names if name == planned.target.partition(">")[0]] or names
+        ready = (stack.wait_ready(name, 2 * RECOVERY_LIMIT_S) for name in hit)
+        return await self._in_time(f"all to be ready for or after {planned}", asyncio.gather(*ready))
+
+    async def _in_time(self, what: str, happens: Awaitable[object]) -> bool:
         try:
-            async with deadline(f"recovery from {planned}", RECOVERY_LIMIT_S):
-                names = [process.name for process in stack.processes]
-                await asyncio.gather(*(stack.wait_ready(name, RECOVERY_LIMIT_S) for name in names))
-                while runs.settled == settled:
-                    await asyncio.sleep(_POLL_S)
+            async with deadline(what, RECOVERY_LIMIT_S):
+                await happens
         except DeadlineExceeded as error:
             self.not_recovered.append(str(error))
             self.say(str(error))
-            return
-        took = time.monotonic() - began
-        self.recovered_s.setdefault(planned.kind, []).append(took)
-        self.say(f"fault {planned.number}: recovered {took:.1f} s after its end")
+            return False
+        return True
 
     async def _drain(self, runs: Runs, watching: asyncio.Task[None]) -> None:
         await asyncio.wait({watching}, timeout=DRAIN_LIMIT_S)
@@ -123,6 +139,7 @@ class Campaign:
             "faults": dict(sorted(self.injected.items())),
             "skipped": dict(self.skipped),
             "kills": dict(self.kills),
+            "broken_uploads": self.faults.stack.links.broken(),
             **asdict(result),
             "hung": len(runs.hung) + len(self.not_recovered),
             "hangs": [*runs.hung.values(), *self.not_recovered],

@@ -3,15 +3,18 @@
 import asyncio
 import os
 import signal
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Final, Protocol
 
+from tests.chaos.garbage import GarbageEngine
+from tests.chaos.machine import WITH_DISK, Clocks, FullDisk, JumpedClock
 from tests.chaos.procfs import family
 from tests.chaos.proxy import LinkMode
 from tests.chaos.replicated import DATABASES, INFRASTRUCTURE, ReplicatedStack, service_of
 from tests.chaos.schedule import Planned
+from tests.platform_recipes import MODEL
 from tests.postgres import PostgresServer
 
 _BACK_S: Final = 240.0
@@ -155,6 +158,7 @@ class Faults:
 
     stack: ReplicatedStack
     postgres: PostgresServer | None
+    clocks: Clocks
 
     def make(self, planned: Planned) -> Fault:
         """The fault of one kind on its target."""
@@ -169,6 +173,9 @@ class Faults:
             "broken_upload": lambda: BadLink(stack, target, LinkMode.BREAKS_UPLOADS, draw),
             "nats_loss": lambda: StoppedServer(stack, target),
             "postgres_restart": self._stopped_postgres,
+            "garbage_engine": lambda: GarbageEngine(stack.peers["registry"], MODEL, draw),
+            "disk_full": lambda: FullDisk(stack.homes[target]),
+            "clock_jump": lambda: JumpedClock(self.clocks, target, draw),
         }
         return made[planned.kind]()
 
@@ -178,12 +185,24 @@ class Faults:
         return StoppedPostgres(self.postgres)
 
 
+def clocked(processes: Sequence[str]) -> list[str]:
+    """Those whose clock may jump: of each service the last replica."""
+    last = {service_of(name): name for name in processes}
+    return [last[service] for service in sorted(last) if not service.startswith("policy_engine")]
+
+
 def _depends_on(process: str, with_postgres: bool) -> list[str]:
     """What a cut of makes a difference."""
     service = service_of(process)
     s3 = [] if service == "provision_watch" else ["s3"]
     registry = [] if service in ("checkpoint_registry", "reward_grader", "trajectory_store") else ["registry"]
     return ["nats", *s3, *registry, *(["postgres"] if with_postgres and service in DATABASES else [])]
+
+
+def skipped(stack: ReplicatedStack, clocks: Clocks) -> dict[str, str]:
+    """Kinds that this machine cannot do, with the reason."""
+    found = {"disk_full": stack.disks.why_not(), "clock_jump": clocks.why_not()}
+    return {kind: why for kind, why in found.items() if why is not None}
 
 
 def targets(stack: ReplicatedStack, *, with_postgres: bool) -> dict[str, list[str]]:
@@ -203,5 +222,8 @@ def targets(stack: ReplicatedStack, *, with_postgres: bool) -> dict[str, list[st
         "broken_upload": uploads,
         "nats_loss": servers,
         "postgres_restart": ["postgres"] if with_postgres else [],
+        "garbage_engine": ["latest"],
+        "disk_full": [name for name in services if service_of(name) in WITH_DISK],
+        "clock_jump": clocked(services),
     }
     return {kind: hit for kind, hit in found.items() if hit}

@@ -1,10 +1,12 @@
 """A stack in which every service has replicas, and every process its own address for each dependency."""
 
+import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import astuple, dataclass, replace
 from pathlib import Path
 from typing import Final
 
+from tests.chaos.machine import WITH_DISK, Disks
 from tests.chaos.proxy import Links
 
 from event_bus.provision import provision
@@ -30,6 +32,8 @@ CLIENT: Final = "client"
 DATABASES: Final = ("checkpoint_registry", "scenario_runner", "trajectory_store", "model_gateway")
 """Services that have one."""
 _PORTS: Final = ("_HTTP_PORT", "_GRPC_PORT", "_PUBLIC_PORT", "_ENGINE_PORT")
+_PART_BYTES: Final = 5 << 20
+"""The least that a store takes, so that a training state is uploaded in several."""
 _START_FACTOR: Final = 3.0
 """Many more processes start at once than a stack of `upcycle up` has."""
 
@@ -56,6 +60,8 @@ class ReplicatedStack(Stack):
     def __init__(self, settings: StackSettings, arrangement: Arrangement) -> None:
         super().__init__(settings)
         self.links = Links()
+        self.disks = Disks()
+        self.homes: dict[str, Path] = {}
         self._arrangement = arrangement
         self._nats: list[tuple[str, int]] = []
         self._databases: dict[str, str] = {}
@@ -77,6 +83,7 @@ class ReplicatedStack(Stack):
         """Stop everything."""
         await super().down()
         await self.links.close()
+        self.disks.unmount()
 
     async def _provision(self) -> None:
         await self.links.serve()
@@ -110,7 +117,22 @@ class ReplicatedStack(Stack):
     def _copies(self, spec: ProcessSpec, data_dir: Path) -> list[ProcessSpec]:
         first = replace(spec, start_s=spec.start_s * _START_FACTOR)
         more = range(2, self._arrangement.replicas + 1)
-        return [first, *(self._copy(first, number, data_dir) for number in more)]
+        copies = [first, *(self._copy(first, number) for number in more)]
+        return [self._housed(one, data_dir) for one in copies]
+
+    def _housed(self, spec: ProcessSpec, data_dir: Path) -> ProcessSpec:
+        """With folders of its own, on a disk of its own where that can be."""
+        home = data_dir / "machines" / spec.name
+        shared = f"{data_dir}{os.sep}"
+        own = {
+            name: str(home / value.removeprefix(shared))
+            for name, value in spec.env.items()
+            if name.endswith("_DIR") and value.startswith(shared)
+        }
+        if service_of(spec.name) in WITH_DISK and self.disks.why_not() is None:
+            self.disks.mount(home)
+        self.homes[spec.name] = home
+        return replace(spec, env={**spec.env, **own})
 
     def _ports(self, count: int) -> list[int]:
         """Free, and promised to no program that does not listen yet."""
@@ -118,14 +140,12 @@ class ReplicatedStack(Stack):
         self._promised.update(ports[:count])
         return ports[:count]
 
-    def _copy(self, spec: ProcessSpec, number: int, data_dir: Path) -> ProcessSpec:
-        """Another replica: as the first, with ports and folders of its own."""
+    def _copy(self, spec: ProcessSpec, number: int) -> ProcessSpec:
+        """Another replica: as the first, with ports of its own."""
         env = dict(spec.env)
-        for name, value in spec.env.items():
+        for name in spec.env:
             if name.endswith(_PORTS):
                 env[name] = str(self._ports(1)[0])
-            elif name.endswith("_DIR") and value.startswith(str(data_dir)):
-                env[name] = f"{value}-{number}"
         http_port = int(next(value for name, value in env.items() if name.endswith("_HTTP_PORT")))
         ready = http_probe(f"http://{LOOPBACK}:{http_port}/readyz")
         return replace(spec, name=f"{spec.name}-{number}", env=env, ready=ready, http_port=http_port, url="")
@@ -181,6 +201,7 @@ class ReplicatedStack(Stack):
             **{f"UPCYCLE_PEERS_{peer.upper()}": link(peer, servers[peer]) for peer in PEERS},
             "UPCYCLE_BUS_URL": ",".join(f"nats://{link('nats', [server])}" for server in self._nats),
             "UPCYCLE_S3_ENDPOINT": link("s3", servers["s3"]),
+            "UPCYCLE_S3_PART_BYTES": str(_PART_BYTES),
             **self._sql(spec),
             **self._arrangement.environment(spec.name),
         }

@@ -19,6 +19,7 @@ from upcycle.run_client import is_over, new_request_id, state_word, submit_run
 HUNG_S: Final = 120.0
 """Without a settled episode or a named wait for so long, with nothing broken: the run hangs."""
 _LOOK_S: Final = 1.0
+_POLL_S: Final = 0.1
 _CALL_S: Final = 5.0
 _SUBMIT_LIMIT_S: Final = 240.0
 
@@ -55,6 +56,11 @@ class Runs:
     def begin_again(self) -> None:
         """Silence counts from now: something is broken, or was just healed."""
         self._counts_from = time.monotonic()
+
+    async def beyond(self, settled: int) -> None:
+        """Return when more than so many episodes are settled. The caller sets the deadline."""
+        while self.settled <= settled:
+            await asyncio.sleep(_POLL_S)
 
     async def _submit(self) -> None:
         request_id = new_request_id("chaos")

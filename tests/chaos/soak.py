@@ -1,0 +1,127 @@
+"""`make soak`: train without faults, and see that nothing grows."""
+
+import argparse
+import asyncio
+import json
+import sys
+import tempfile
+import time
+from collections import defaultdict
+from collections.abc import Mapping
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any, Final
+
+from tests.chaos.__main__ import add_arrangement, platform_settings, refusal, speaker
+from tests.chaos.procfs import family, memory_bytes, open_files
+from tests.chaos.replicated import Arrangement, ReplicatedStack
+from tests.chaos.runs import Runs
+from tests.chaos.slopes import slope
+from tests.platform_recipes import register_incident, small_training
+from tests.postgres import PostgresServer
+
+from service_kit.ports import LOOPBACK
+from upcycle.platform import Addresses, Platform
+
+_LOOK_S: Final = 5.0
+_ANSWER_S: Final = 10.0
+_END_S: Final = 300.0
+Series = Mapping[tuple[str, str], list[tuple[float, float]]]
+"""(process, what) to (seconds, value)."""
+
+
+async def measure(stack: ReplicatedStack, series: dict[tuple[str, str], list[tuple[float, float]]]) -> None:
+    """One point of everything, for every process."""
+    at = time.monotonic()
+    for process in stack.processes:
+        members = family(process.pid)
+        series[process.name, "memory_bytes"].append((at, float(memory_bytes(process.pid))))
+        series[process.name, "family_bytes"].append((at, float(sum(map(memory_bytes, members)))))
+        series[process.name, "open_files"].append((at, float(open_files(process.pid))))
+        if process.http_port is not None and process.name in stack.homes:
+            series[process.name, "livez_s"].append((at, await answers_in_s(process.http_port)))
+            folder = stack.homes[process.name]
+            series[process.name, "disk_bytes"].append((at, float(await asyncio.to_thread(size_of, folder))))
+
+
+async def answers_in_s(port: int) -> float:
+    """How long a GET of /livez takes."""
+    began = time.monotonic()
+    async with asyncio.timeout(_ANSWER_S):
+        reader, writer = await asyncio.open_connection(LOOPBACK, port)
+        writer.write(b"GET /livez HTTP/1.0\r\n\r\n")
+        await reader.read()
+        writer.close()
+    return time.monotonic() - began
+
+
+def size_of(folder: Path) -> int:
+    """Bytes of all files under it."""
+    total = 0
+    for path in folder.rglob("*"):
+        try:
+            total += path.stat().st_size if path.is_file() else 0
+        except FileNotFoundError:  # removed meanwhile
+            continue
+    return total
+
+
+def report(series: Series, settled: int, stored: Mapping[str, tuple[int, int]]) -> dict[str, Any]:
+    """The line that `make soak` prints. stored: bytes before and after, of what keeps what was sampled."""
+    slopes: dict[str, dict[str, Any]] = defaultdict(dict)
+    grows = []
+    for (process, what), points in sorted(series.items()):
+        if (found := slope(points)) is None:
+            continue
+        slopes[process][what] = {key: float(f"{getattr(found, key):.4g}") for key in found.__slots__}
+        if found.doubles_in_a_day and what != "family_bytes":
+            grows.append(f"{process} {what}: {found.level:.4g}, {found.per_day:+.4g} a day")
+    grown = {name: after - before for name, (before, after) in stored.items()}
+    per_episode = {name: round(size / max(settled, 1)) for name, size in grown.items()}
+    return {"settled": settled, "grows": grows, "stored_bytes_per_episode": per_episode, "slopes": slopes}
+
+
+async def soak(args: argparse.Namespace, folder: Path, postgres: PostgresServer | None) -> dict[str, Any]:
+    """Train for so many minutes on a platform of its own."""
+    say = speaker()
+    database = None if postgres is None else lambda _service: postgres.database()
+    stores = {name: folder / name for name in ("nats", "s3", "sql")}
+    async with ReplicatedStack(
+        platform_settings(folder, say), Arrangement(args.replicas, args.bus, database)
+    ) as stack:
+        await register_incident(stack)
+        async with Platform(Addresses(stack.peers, "soak", stack.gateway_key_file)) as platform:
+            runs = Runs(platform, small_training(steps=8, seed=1), say)
+            training = asyncio.create_task(runs.watch())
+            series: dict[tuple[str, str], list[tuple[float, float]]] = defaultdict(list)
+            before = {name: size_of(path) for name, path in stores.items()}
+            until = time.monotonic() + args.minutes * 60
+            while time.monotonic() < until and not training.done():
+                await measure(stack, series)
+                await asyncio.sleep(_LOOK_S)
+            runs.no_more = True
+            await asyncio.wait_for(training, _END_S)
+            stored = {name: (before[name], size_of(path)) for name, path in stores.items()}
+        line = report(series, runs.settled, stored)
+    return {**line, "hung": len(runs.hung), "runs": dict(runs.finished)}
+
+
+def main() -> int:
+    """Exit status: 0 when nothing would double in a day and no run hung; 2 when it was refused."""
+    parser = argparse.ArgumentParser(prog="make soak", description=__doc__)
+    parser.add_argument("--minutes", type=float, default=30.0)
+    add_arrangement(parser)
+    args = parser.parse_args()
+    if (why_not := refusal(args)) is not None:
+        print(f"make soak: {why_not}", file=sys.stderr)
+        return 2
+    with ExitStack() as resources:
+        folder = resources.enter_context(tempfile.TemporaryDirectory(prefix="upcycle-soak-"))
+        postgres = resources.enter_context(PostgresServer()) if args.backend == "postgres" else None
+        line = asyncio.run(soak(args, Path(folder), postgres))
+    print(json.dumps(line))
+    return 1 if line["grows"] or line["hung"] else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -144,7 +144,7 @@ simulate-bugs: $(VENV)/.dev ## put known bugs back, one by one, into a copy: how
 .PHONY: chaos
 chaos: $(VENV)/.dev ## break things for DURATION_S seconds, count what was lost (SEED=n REPLICAS=2 BACKEND=postgres BUS=3 KINDS=kill,cut)
 	$(BIN)/python -m tests.chaos --duration-s $(DURATION_S) $(if $(SEED),--seed $(SEED)) $(if $(REPLICAS),--replicas $(REPLICAS)) \
-	  $(if $(BACKEND),--backend $(BACKEND)) $(if $(BUS),--bus $(BUS)) $(if $(KINDS),--kinds $(KINDS))
+	  $(if $(BACKEND),--backend $(BACKEND)) $(if $(BUS),--bus $(BUS)) $(if $(KINDS),--kinds $(KINDS)) $(if $(LOGS),--logs $(LOGS))
 
 .PHONY: soak
 soak: $(VENV)/.dev ## train for MINUTES without faults, fail when a process would double in a day (REPLICAS=2 BACKEND=postgres BUS=3)

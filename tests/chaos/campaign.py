@@ -22,6 +22,7 @@ from upcycle.platform import Addresses, Platform
 RECOVERY_LIMIT_S: Final = 120.0
 DRAIN_LIMIT_S: Final = 300.0
 SETTLE_LIMIT_S: Final = 120.0
+AUDIT_S: Final = 5.0
 
 
 @dataclass(slots=True)
@@ -126,7 +127,8 @@ class Campaign:
                 result = await audit(platform, bus, base.base.digest)
                 if result.in_flight == 0 or time.monotonic() > until:
                     return result
-                await asyncio.sleep(1.0)
+                self.say(f"{result.in_flight} of {result.requested} episodes are in flight")
+                await asyncio.sleep(AUDIT_S)
         finally:
             await bus.stop()
 

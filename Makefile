@@ -138,8 +138,8 @@ simulate: $(VENV)/.dev ## play seeded histories of the platform under faults (SE
 	$(BIN)/python -m tests.simulation $(if $(SEED),--seed $(SEED),--seeds $(or $(SEEDS),0-200)) --jobs $(or $(JOBS),$(shell nproc)) $(if $(TWICE),--twice) $(if $(KEEP),--keep $(KEEP) --keep-going)
 
 .PHONY: simulate-bugs
-simulate-bugs: $(VENV)/.dev ## put known bugs back, one by one, into a copy: how soon does the simulator find each (CPU_S=600)
-	$(BIN)/python -m tests.simulation.study $(or $(CPU_S),600)
+simulate-bugs: $(VENV)/.dev ## put known bugs back, one by one, into a copy: how soon does the simulator find each (CPU_S=600 BUG=part of a name)
+	$(BIN)/python -m tests.simulation.study $(or $(CPU_S),600) "$(BUG)"
 
 .PHONY: chaos
 chaos: $(VENV)/.dev ## break things for DURATION_S seconds, count what was lost (SEED=n REPLICAS=2 BACKEND=postgres BUS=3 KINDS=kill,cut)

@@ -13,20 +13,22 @@ import traceback
 from collections.abc import Awaitable, Callable
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
-from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 from typing import Any, Final, TypeVar
 from unittest.mock import patch
 
 from tests.simulation import services, stubs
+from tests.simulation.before import AnyPolicy, base_policy, tasksets
 from tests.simulation.bus import DecodedOnce
 from tests.simulation.invariants import Broken, PromiseWatch
 from tests.simulation.nats_server import SimulatedServer, StoredMessage
 from tests.simulation.network import SimulatedNetwork, Weather
-from tests.simulation.plans import FAULTS_S, Fault, Plan
+from tests.simulation.plans import FAULTS_S, FOR_GOOD, Fault, Plan
+from tests.simulation.registry import REGISTRY_DB, HeadWatch, import_model, registry
 from tests.simulation.rpc import SimulatedPeers
 from tests.simulation.services import Infrastructure
-from tests.simulation.storage import SimulatedDatabase
+from tests.simulation.storage import SimulatedDatabase, turn
 from tests.simulation.virtual_time import (
     NothingLeft,
     SimulatedProcess,
@@ -35,20 +37,13 @@ from tests.simulation.virtual_time import (
     running_process,
 )
 
-from blob_store import MemoryBlobStore
-from episodes import Split
 from event_bus.topology import EVENTS, UPCYCLE
 from grpo_trainer.domain.states import BasePolicy
-from identities.entities import checkpoint_id
-from policy_files import PolicyFacts, manifest_ref, upload
 from scenario_runner.adapters.sql_plan import SqlPlan
-from scenario_runner.domain.environments import PythonEnvironment
 from scenario_runner.domain.runs import FINAL_RUN_STATES
-from scenario_runner.domain.tasksets import RegisteredTaskset, RunnableTask
 from scenario_runner.usecases import revisions
 from scenario_runner.usecases.submitting import Runs, SubmitRun, TraceContext
 from upcycle.retrying import retry
-from upcycle.run_config import PolicyChoice
 
 T = TypeVar("T")
 _CALM_S: Final = 900.0
@@ -64,6 +59,7 @@ _AFTERWARDS_S: Final = 1.0
 """Between two events that were planned for a time at which the run is over: they need not wait for it."""
 _BUGS: Final = (ArithmeticError, AssertionError, AttributeError, LookupError, NameError, TypeError)
 """Errors that no fault of a history may cause."""
+_STARTS: Final = {**services.STARTS, services.REGISTRY: registry}
 PLANNER_DB, STORE_DB = "scenario_runner", "trajectory_store"
 
 
@@ -84,10 +80,14 @@ class Simulation:
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
-        self._databases = {name: SimulatedDatabase(name) for name in (PLANNER_DB, STORE_DB)}
+        self._objects, self._head = base_policy(folder)
+        self._databases = {name: SimulatedDatabase(name) for name in (PLANNER_DB, STORE_DB, REGISTRY_DB)}
         for database in self._databases.values():
-            database.prepare()
-        self._objects, self._head = _base_policy(folder)
+            database.prepare(self._fill)
+
+    async def _fill(self, database: SimulatedDatabase) -> None:
+        if database is self._databases[REGISTRY_DB]:
+            await import_model(database, services.MODEL, self._head)
 
     def play(self, plan: Plan, *, traced: bool = False) -> Verdict:
         """The verdict about one history."""
@@ -140,8 +140,11 @@ class _History:
         self._watch = PromiseWatch(self._given, self._say)
         self._given.server.on_stored = self._watch.on_stored
         self._given.server.loses = self._is_lost
-        databases[PLANNER_DB].begin_history(self._network, self._watch.on_planned)
-        databases[STORE_DB].begin_history(self._network, self._watch.on_counted)
+        interleaved = self._loop if self._plan.interleaved else None
+        databases[PLANNER_DB].begin_history(self._network, self._watch.on_planned, interleaved)
+        databases[STORE_DB].begin_history(self._network, self._watch.on_counted, interleaved)
+        self._head_watch = HeadWatch(self._given, self._watch)
+        databases[REGISTRY_DB].begin_history(self._network, self._head_watch.on_committed, interleaved)
 
     def verdict(self) -> Verdict:
         """Play it."""
@@ -153,6 +156,8 @@ class _History:
             patches.enter_context(patch("time.monotonic", self._loop.time))
             for name, seconds in _POLLS_S.items():
                 patches.enter_context(patch(name, seconds))
+            for module in ("sql_plan", "planned_episodes"):
+                patches.enter_context(patch(f"scenario_runner.adapters.{module}.take_turn", turn))
             patches.enter_context(patch("event_bus.codec._parsed", DecodedOnce()))
             patches.enter_context(
                 patch("rollout_sampler.usecases.play_episode.EpisodePlayer", stubs.StubPlayer)
@@ -181,22 +186,19 @@ class _History:
         ended = await self._end_of_run(_CALM_S)
         if not ended:
             raise Broken("HUNG", self._watch.describe(self._run_id))
+        await self._gate_decided(ended)
         await self._everything_delivered()
         self._watch.at_the_end()
         return ended
 
     async def _submit(self) -> None:
         """As a client does, which asks again until it is answered."""
-        numbers = range(self._plan.num_tasks)
-        tasks = tuple(
-            RunnableTask(f"t{number}", "s", "{}", "default", f"{number:064d}") for number in numbers
-        )
-        source = PythonEnvironment("e", "/e.py")
-        taskset = RegisteredTaskset("ts", "0" * 64, Split.TRAIN, source, len(tasks), tasks)
         plan = SqlPlan(self._given.databases[PLANNER_DB], now=self._given.now)
-        submit = SubmitRun(plan, _AnyPolicy(), new_id=self._given.new_id, wake=self._wake_planner)
+        submit = SubmitRun(plan, AnyPolicy(), new_id=self._given.new_id, wake=self._wake_planner)
         self._runs = Runs(plan, wake=self._wake_planner)
-        await _repeated(lambda: plan.transact(lambda unit: revisions.store(unit, taskset)))
+        for taskset in tasksets(self._plan.num_tasks):
+            store = partial(revisions.store, taskset=taskset)
+            await _repeated(partial(plan.transact, store))
         view = await _repeated(lambda: submit("request", self._plan.spec, TraceContext("", {})))
         self._run_id = view.run.run_id
 
@@ -230,6 +232,8 @@ class _History:
         self._say(f"{fault.what} {fault.server} for {fault.lasts_s:g} s", process.name)
         if fault.what == "crash":
             process.steps_to_crash, process.down_s = fault.steps, fault.lasts_s
+        elif fault.what == "forget":
+            self._forget_behind_trainers(fault.lasts_s)
         elif fault.what == "freeze":
             process.is_frozen = True
             self._loop.later(fault.lasts_s, self._loop.wake, process)
@@ -237,6 +241,15 @@ class _History:
             link = f"{fault.service}/{fault.replica}"
             self._network.cut(link, fault.server)
             self._loop.later(fault.lasts_s, self._network.heal, link, fault.server)
+
+    def _forget_behind_trainers(self, down_s: float) -> None:
+        """All trainers crash; before they are back, the stream removes all that was acknowledged, as a stream
+        does at its bounds. They have not read it."""
+        for process in [one for one in self._lives.values() if one.service == services.TRAINER]:
+            if not process.is_dead:
+                process.down_s = down_s
+                self._on_crash(process)
+        self._loop.later(down_s, self._given.server.forget, EVENTS)
 
     def _calm(self) -> None:
         """From now on nothing fails."""
@@ -260,6 +273,15 @@ class _History:
             await asyncio.sleep(0.5)
         return ""
 
+    async def _gate_decided(self, ended: str) -> None:
+        """A run that was trained has a checkpoint, and every candidate is promoted or held. Raises Broken."""
+        until = self._loop.time() + _CALM_S
+        while self._plan.spec.gate is not None and (undecided := self._head_watch.undecided(ended)):
+            if self._loop.time() > until:
+                raise Broken("HUNG", f"the gate has not decided: {undecided}")
+            self._restart_the_dead()
+            await asyncio.sleep(1.0)
+
     async def _everything_delivered(self) -> None:
         until = self._loop.time() + _CALM_S
         while self._loop.time() < until and self._watch.difference() is not None:
@@ -270,14 +292,15 @@ class _History:
         process = SimulatedProcess(name, replica, life)
         self._lives[name, replica] = process
         self._say("starts", process.name)
-        starting = self._loop.spawn(process, services.STARTS[name](self._given, process))
+        starting = self._loop.spawn(process, _STARTS[name](self._given, process))
         starting.add_done_callback(lambda done: _note_failed_start(process, done))
 
     def _on_crash(self, process: SimulatedProcess) -> None:
         self._say("crashed", process.name)
         process.is_dead = True
-        down_s = 0.5 if self._is_calm else process.down_s
-        self._loop.later(down_s, self._start, process.service, process.replica, process.life + 1)
+        down_s = min(process.down_s, 0.5) if self._is_calm else process.down_s
+        if process.down_s != FOR_GOOD:
+            self._loop.later(down_s, self._start, process.service, process.replica, process.life + 1)
 
     def _is_lost(self, message: StoredMessage, stream: str) -> bool:
         """The stream of facts loses ends of groups; what was decided stands."""
@@ -304,16 +327,6 @@ class _History:
     def _say(self, what: str, who: str) -> None:
         if self._trace is not None:
             self._trace.append(f"{self._loop.time():9.3f}  {who:<16} {what}")
-
-
-class _AnyPolicy:
-    """A registry that knows every policy."""
-
-    async def check_policy(self, policy: PolicyChoice) -> None:
-        """It exists."""
-
-    async def head_version(self, model: str) -> int:
-        return 0
 
 
 async def _repeated(ask: Callable[[], Awaitable[T]]) -> T:
@@ -349,12 +362,3 @@ class _ServiceLogs(logging.Handler):
             self._loop.failure = Broken(
                 "BUG", f"{who}: {error!r} in {Path(where.filename).name}:{where.lineno}"
             )
-
-
-def _base_policy(folder: Path) -> tuple[dict[str, bytes], BasePolicy]:
-    """The version that every history begins with, uploaded as the registry does it."""
-    blobs, directory = MemoryBlobStore(), folder / "base"
-    stubs.write_policy(directory, "base")
-    facts = PolicyFacts(model=services.MODEL, version=0, created_at=datetime(2026, 1, 1, tzinfo=UTC))
-    manifest = asyncio.run(upload(blobs, directory, facts))
-    return blobs.objects, BasePolicy(0, checkpoint_id(services.MODEL, 0), manifest_ref(manifest))

@@ -15,6 +15,15 @@ from trajectory_store.domain.facts import LedgerState
 _LEDGER: Final = "SELECT episode_id, state, in_conflict, trained_twice FROM episodes"
 _RUNS: Final = "SELECT run_id, state FROM run"
 _PLANNED: Final = "SELECT episode_id, state FROM episode"
+_ENDS: Final = "SELECT episode_id, state, graded_at IS NOT NULL FROM episode"
+_GRADED: Final = (
+    "SELECT run_id, num_graded, (SELECT count(*) FROM episode AS one"
+    " WHERE one.run_id = run.run_id AND graded_at IS NOT NULL) FROM run"
+)
+_TWICE: Final = (
+    "SELECT group_id, member FROM episode WHERE state IN ('planned', 'graded', 'trained', 'evaluated')"
+    " GROUP BY group_id, member HAVING count(*) > 1"
+)
 
 
 class Broken(Exception):
@@ -34,7 +43,14 @@ class PromiseWatch:
         self._ends: dict[str, str] = {}
         self._trained: dict[str, tuple[str, int]] = {}
         self._settled: dict[str, str] = {}
+        self.saved: set[str] = set()
+        """Checkpoints that were announced."""
         self._steps: dict[tuple[str, int], tuple[str, ...]] = {}
+
+    @property
+    def was_trained(self) -> bool:
+        """Whether a step was completed."""
+        return bool(self._steps)
 
     def state_of(self, run_id: str) -> str:
         """Of the run, as the planner has it."""
@@ -67,21 +83,32 @@ class PromiseWatch:
         kind = ".".join(message.subject.split(".")[3:5])
         fact = json.loads(message.data)
         self._say(f"{message.headers.get('Nats-Msg-Id')} {_short(fact)}", f"stream {message.sequence}")
-        with self._noted():
+        with self.noted():
             if kind == "group.settled":
                 self._on_settled(fact)
+            elif kind == "checkpoint.saved":
+                self.saved.add(fact["checkpointId"])
             elif kind == "step.completed":
                 self._on_step(fact)
 
     def on_planned(self) -> None:
         """The planner committed."""
-        with self._noted():
-            for episode_id, state in self._rows("scenario_runner", _PLANNED):
-                self._one_end(f"plan {episode_id}", state)
+        with self.noted():
+            for run_id, counted, graded in self._rows("scenario_runner", _GRADED):
+                if counted != graded:
+                    raise Broken("COUNTS", f"{run_id} counts {counted} graded episodes, and has {graded}")
+            for group_id, member in self._rows("scenario_runner", _TWICE):
+                raise Broken("TWO MEMBERS", f"{group_id} has two episodes that count as its member {member}")
+            for episode_id, state, was_graded in self._rows("scenario_runner", _ENDS):
+                what = f"plan {episode_id}"
+                # The planner's timeout may lose to a grade that the stream had before it: the grade counts.
+                if was_graded and state != "failed" and self._ends.get(what) == "failed":
+                    del self._ends[what]
+                self._one_end(what, state)
 
     def on_counted(self) -> None:
         """The ledger committed."""
-        with self._noted():
+        with self.noted():
             for episode_id, state, in_conflict, trained_twice in self._rows("trajectory_store", _LEDGER):
                 if in_conflict:
                     raise Broken("CONFLICT", f"{episode_id} has two ends in the ledger")
@@ -90,7 +117,7 @@ class PromiseWatch:
                 self._one_end(f"ledger {episode_id}", _LEDGER_STATES[state])
 
     @contextmanager
-    def _noted(self) -> Iterator[None]:
+    def noted(self) -> Iterator[None]:
         """The history ends here; the code that runs now must not see why."""
         try:
             yield
@@ -121,10 +148,6 @@ class PromiseWatch:
         if state not in _OPEN:
             self._ends[what] = state
         if before in (None, state) or (before, state) == ("evaluated", "trained"):
-            return
-        # The planner's own timeout may lose to a grade that the stream had before it: the grade counts.
-        if what.startswith("plan ") and before == "failed" and state in ("graded", "evaluated"):
-            self._ends.pop(what, None)
             return
         raise Broken("TWO ENDS", f"{what} was {before} and is {state}")
 

@@ -126,6 +126,15 @@ class SimulatedConsumer:
             self._fits[subject] = any(matches(one, subject) for one in self.filters)
         return self._fits[subject]
 
+    @property
+    def is_durable(self) -> bool:
+        """Whether it waits for answers, and anybody reads it."""
+        return self._ack_wait_s is not None and self._delivered > 0
+
+    def floor(self) -> int:
+        """All messages up to this one are answered."""
+        return min((at - 1 for at in self.pending), default=self._cursor)
+
     def num_unread(self) -> int:
         """Messages that were never delivered."""
         kept = self.stream.messages
@@ -248,6 +257,15 @@ class SimulatedServer:
         for subject, data, headers in batch:
             self._append(kept, subject, data, headers)
         return SimpleNamespace(stream=stream, seq=kept.last_sequence)
+
+    def forget(self, stream: str) -> None:
+        """Remove what every durable has answered, as a stream does at its bounds, but the newest policies."""
+        kept = self.streams[stream]
+        durables = [one for one in kept.consumers.values() if one.is_durable]
+        floor = min((one.floor() for one in durables), default=0)
+        newest = {at[-1] for subject, at in kept.by_subject.items() if at and ".policy." in subject}
+        for sequence in [at for at in kept.messages if at <= floor and at not in newest]:
+            kept.remove(sequence)
 
     def _seen(self, kept: SimulatedStream, headers: Mapping[str, str]) -> int | None:
         sequence, at_s = kept.seen.get(headers.get(_EVENT_ID, ""), (0, 0.0))

@@ -9,11 +9,14 @@ from tests.simulation import services
 from tests.simulation.network import Weather
 
 from episodes import Purpose
-from upcycle.run_config import PolicyChoice, RunSpec, Training
+from upcycle.run_config import Gate, PolicyChoice, RunSpec, Training
 
 FAULTS_S: Final = 45.0
 """How long faults may begin; after that everything works, and the run must end."""
-_SERVERS: Final = ("nats", "s3", "planner", "sql/scenario_runner", "sql/trajectory_store")
+_FAULTS: Final = (*["crash"] * 3, *["freeze"] * 2, *["partition"] * 2, "forget")
+FOR_GOOD: Final = float("inf")
+"""How long a replica is away that never comes back."""
+_SERVERS: Final = ("nats", "s3", "planner", "registry", "sql/scenario_runner", "sql/trajectory_store")
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,7 +24,8 @@ class Fault:
     """Something that happens to a replica at a moment.
 
     what: `crash` (after the replica ran `steps` times more; it is started again after lasts_s), `freeze` (as
-    SIGSTOP does, for lasts_s) or `partition` (from one server, for lasts_s).
+    SIGSTOP does, for lasts_s), `partition` (from one server, for lasts_s), or `forget` (the stream removes
+    what the trainers, which are down for lasts_s, have not read, and everybody else has).
     """
 
     at_s: float
@@ -35,13 +39,15 @@ class Fault:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """One history, before it is played. cancel_at_s, stop_at_s: when a person ends the run early."""
+    """One history, before it is played. cancel_at_s, stop_at_s: when a person ends the run early.
+    interleaved: transactions do, as on Postgres."""
 
     seed: int
     spec: RunSpec
     num_tasks: int
     weather: Weather
     replicas: dict[str, int]
+    interleaved: bool
     faults: tuple[Fault, ...]
     cancel_at_s: float | None
     stop_at_s: float | None
@@ -55,8 +61,12 @@ def plan_of(seed: int) -> Plan:
     rng = random.Random(seed)
     spec = _spec(rng)
     replicas = dict.fromkeys(services.STARTS, 1)
-    for name in (services.SAMPLER, services.GRADER):
+    if spec.gate is not None:
+        replicas[services.REGISTRY] = 1
+    for name in (services.SAMPLER, services.GRADER, services.TRAINER):
         replicas[name] = rng.choice((1, 1, 2))
+    interleaved = rng.random() < 0.4
+    replicas[services.PLANNER] = rng.choice((1, 2)) if interleaved else 1
     early, at_s = rng.random(), rng.uniform(0, 20)
     return Plan(
         seed=seed,
@@ -69,6 +79,7 @@ def plan_of(seed: int) -> Plan:
             forgotten=random.Random(f"forgotten {seed}").choice((0.0, 0.0, 0.5)),
         ),
         replicas=replicas,
+        interleaved=interleaved,
         faults=tuple(sorted(_faults(rng, replicas), key=lambda one: one.at_s)),
         cancel_at_s=at_s if early < 0.15 else None,
         stop_at_s=at_s if 0.15 <= early < 0.3 and spec.purpose is Purpose.TRAIN else None,
@@ -88,8 +99,12 @@ def _spec(rng: random.Random) -> RunSpec:
         prompts_per_step=rng.choice((1, 1, 2)),
         max_staleness=rng.randint(0, 1),
     )
-    group_size = rng.choice((2, 2, 2, 3))
-    return RunSpec("ts", Purpose.TRAIN, policy, group_size, training=training, episode_deadline_s=deadline_s)
+    group_size, gate = rng.choice((2, 2, 2, 3)), None
+    if rng.random() < 0.25:
+        gate = Gate(services.HELD_OUT, services.ATTEMPTS, confidence=0.5, regression_margin=1.0)
+    return RunSpec(
+        "ts", Purpose.TRAIN, policy, group_size, training=training, gate=gate, episode_deadline_s=deadline_s
+    )
 
 
 def _faults(rng: random.Random, replicas: dict[str, int]) -> Sequence[Fault]:
@@ -100,7 +115,9 @@ def _faults(rng: random.Random, replicas: dict[str, int]) -> Sequence[Fault]:
         at_s = rng.choice((rng.uniform(0, 3), rng.uniform(0, FAULTS_S)))
         fault = Fault(
             at_s=at_s,
-            what=rng.choice(("crash", "crash", "freeze", "partition")),
+            what=rng.choice(
+                ("crash", "crash", "crash", "freeze", "freeze", "partition", "partition", "forget")
+            ),
             service=service,
             replica=rng.randrange(replicas[service]),
             lasts_s=rng.choice((0.1, 2.0, 12.0, 40.0)),
@@ -108,4 +125,8 @@ def _faults(rng: random.Random, replicas: dict[str, int]) -> Sequence[Fault]:
             server=rng.choice(_SERVERS),
         )
         found.append(fault)
+    gone = [name for name, count in sorted(replicas.items()) if count > 1]
+    if gone and rng.random() < 0.3:
+        service, at_s = rng.choice(gone), rng.uniform(0, 10)
+        found.append(Fault(at_s, "crash", service, rng.randrange(2), FOR_GOOD, rng.randint(0, 40), ""))
     return found

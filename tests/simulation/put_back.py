@@ -6,21 +6,43 @@ from typing import Final
 
 @dataclass(frozen=True, slots=True)
 class Bug:
-    """was: text of the file, once; put_back: what stands there with the bug."""
+    """was: text of the file, once; put_back: what stands there with the bug. also: a second change, of the
+    same kind, where another part of the code would repair what the bug does."""
 
     name: str
     path: str
     was: str
     put_back: str
+    also: tuple[str, str, str] | None = None
 
 
 _PLANNING: Final = "services/scenario_runner/usecases/planning.py"
+_PLAN: Final = "services/scenario_runner/adapters/sql_plan.py"
 BUGS: Final = (
     Bug(
-        "slots leak: a group whose last member timed out stays open (F1)",
-        "services/scenario_runner/adapters/sql_plan.py",
+        "slots leak: a group whose last member timed out stays open (F1; without the repair of each sweep)",
+        _PLAN,
         "        if missing:\n            self.flush()",
         "        if False:\n            self.flush()",
+        also=(_PLANNING, "    _close_left_open(unit, run_id)\n", ""),
+    ),
+    Bug(
+        "the planner reads before it takes its turn (F4)",
+        _PLAN,
+        "            take_turn(connection, turn)\n",
+        "",
+    ),
+    Bug(
+        "no trainer takes the lease of one that is gone (F10)",
+        "services/grpo_trainer/holding.py",
+        "        if lease is not None and lease.holder == self.name:\n            return True",
+        "        if lease is not None:\n            return lease.holder == self.name",
+    ),
+    Bug(
+        "what the stream lost before the trainer read it is not announced again (F12)",
+        "services/scenario_runner/usecases/reconciling.py",
+        "        if found.is_nothing:\n",
+        "        if found is not None:\n",
     ),
     Bug(
         "a session that failed is told to nobody (F5)",
@@ -70,5 +92,11 @@ BUGS: Final = (
         "services/reward_grader/handlers.py",
         "events.episode_outcome(episode.episode_id))",
         'events.episode_outcome(episode.episode_id) + "-graded")',
+    ),
+    Bug(
+        "the gate decides before every held-out task was graded often enough",
+        "services/checkpoint_registry/domain/evidence.py",
+        "return self.num_tasks > 0 and self._num_covered(attempts) >= self.num_tasks",
+        "return self.num_tasks > 0",
     ),
 )

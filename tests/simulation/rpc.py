@@ -3,7 +3,7 @@
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass
-from typing import Any, Final, NoReturn
+from typing import Any, Final, NoReturn, cast
 
 import grpc
 import grpc.aio
@@ -42,17 +42,29 @@ class Served:
     statuses: StatusTable
 
 
+class BothServicers:
+    """Several servicers at one address, as one gRPC server has them."""
+
+    def __init__(self, *servicers: object) -> None:
+        self._servicers = servicers
+
+    def __getattr__(self, method: str) -> Callable[..., Any]:
+        found = (getattr(one, method, None) for one in self._servicers)
+        return next(cast(Callable[..., Any], one) for one in found if one is not None)
+
+
 class SimulatedPeers:
     """Who serves at which address."""
 
     def __init__(self, loop: VirtualLoop, network: SimulatedNetwork) -> None:
         self._loop = loop
         self._network = network
-        self._served: dict[str, Served] = {}
+        self._served: dict[str, list[Served]] = {}
 
     def serve(self, address: str, process: SimulatedProcess, servicer: Any, statuses: StatusTable) -> None:
-        """The newest life of a service answers."""
-        self._served[address] = Served(process, servicer, statuses)
+        """Of the lives that are not over, the newest answers."""
+        others = [one for one in self._served.get(address, ()) if not one.process.is_dead]
+        self._served[address] = [*others, Served(process, servicer, statuses)]
 
     def channel(self, address: str) -> Any:
         """What a generated stub is made with."""
@@ -65,9 +77,10 @@ class SimulatedPeers:
         )
 
     async def _answered(self, address: str, method: str, request: Any) -> Any:
-        served = self._served.get(address)
-        if served is None or served.process.is_dead:
+        living = [one for one in self._served.get(address, ()) if not one.process.is_dead]
+        if not living:
             raise _unavailable()
+        served = living[-1]
         answer: asyncio.Future[Any] = self._loop.create_future()
         work = self._handled(served, method, request, answer)
         self._loop.spawn(served.process, work)

@@ -7,6 +7,7 @@ import asyncio
 import json
 import random
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
@@ -14,17 +15,19 @@ from types import SimpleNamespace
 from typing import Any, Final, cast
 
 from grpc import StatusCode
+from grpc.aio import AioRpcError
 from tests.simulation import stubs
 from tests.simulation.bus import SimulatedBus
 from tests.simulation.jetstream import SimulatedJetStream
 from tests.simulation.nats_server import SimulatedServer
 from tests.simulation.network import SimulatedNetwork
-from tests.simulation.rpc import SimulatedPeers
+from tests.simulation.rpc import BothServicers, SimulatedPeers
 from tests.simulation.storage import SimulatedBlobs, SimulatedDatabase
 from tests.simulation.virtual_time import SimulatedProcess, VirtualLoop, running_process
 
 from environment_client import EnvironmentClient, EnvironmentTimeouts
 from event_bus.topology import EVENTS, ROLLOUT_SAMPLER_EVAL, ROLLOUT_SAMPLER_TRAIN, UPCYCLE
+from grpc_edge.status import StatusTable
 from grpo_trainer import views
 from grpo_trainer.adapters.bus_facts import BusFacts
 from grpo_trainer.adapters.trainers_store import TrainersStore
@@ -44,17 +47,21 @@ from rollout_sampler.adapters.trajectories import StoredTrajectories
 from rollout_sampler.handlers import episode_router
 from rollout_sampler.usecases.play_episode import PlayEpisode, SamplerDeps
 from rollout_sampler.usecases.turns import PlayLimits
-from scenario_runner.adapters.peers import BusGauge, PeerFacts
+from scenario_runner.adapters.peers import BusGauge, GrpcRegistry, PeerFacts
 from scenario_runner.adapters.planned_episodes import SqlPlannedEpisodes
 from scenario_runner.adapters.sql_plan import SqlPlan
 from scenario_runner.adapters.stored_transcripts import ScenarioTranscripts
 from scenario_runner.app import BEFORE_COMMANDS
+from scenario_runner.domain.runs import Prices
 from scenario_runner.handlers import plan_router
 from scenario_runner.loops import FleetLoop, PlannerLoop, SweepLoop
 from scenario_runner.servicer.environments import EnvironmentServicer
-from scenario_runner.servicer.statuses import ENVIRONMENT_STATUSES
+from scenario_runner.servicer.statuses import ENVIRONMENT_STATUSES, TASKSET_STATUSES
+from scenario_runner.servicer.tasksets import TasksetServicer
 from scenario_runner.usecases.leases import LeaseRules, Leases
 from scenario_runner.usecases.planning import PlanRules
+from scenario_runner.usecases.registering import Tasksets
+from scenario_runner.usecases.submitting import Runs, SubmitRun
 from sql_store import OutboxRelay
 from trajectory_store import servicer as ledger_servicer
 from trajectory_store.adapters.sql_index import SqlIndex
@@ -62,10 +69,17 @@ from trajectory_store.handlers import ledger_router
 from trajectory_store.servicer import TrajectoryServicer, UseCases
 from upcycle.api.training.v1.events_pb2 import PolicyPublished
 from upcycle.api.training.v1.service_pb2 import GetSessionResponse
+from upcycle.api.training.v1.service_pb2_grpc import TrainingServiceStub
 
 PLANNER, STORE, SAMPLER, GRADER, TRAINER = "planner", "store", "sampler", "grader", "trainer"
+REGISTRY: Final = "registry"
+HELD_OUT: Final = "held"
+NUM_HELD_OUT: Final = 3
+ATTEMPTS: Final = 2
+"""Of the gate, at each held-out task."""
 MODEL: Final = "m"
 EPISODE_DEADLINE_S: Final = 30
+_PASS_ON_S: Final = 0.4
 LEASE_S: Final = 16.0
 """Twice that of production, because a trainer renews its leases five times as often."""
 RULES: Final = PlanRules(
@@ -92,7 +106,7 @@ class Infrastructure:
     head: BasePolicy
     folder: Path
     wake_planner: list[Callable[[], None]]
-    """Of the newest life of the planner, which plans when a run was submitted through it."""
+    """Of each life of a planner, which plans when a run was submitted."""
 
     def now(self) -> datetime:
         return self.loop.utc_now()
@@ -142,7 +156,7 @@ async def planner(given: Infrastructure, process: SimulatedProcess) -> None:
     peer_facts = PeerFacts(registry, ledger, training, gauge)
     loop = PlannerLoop(plan, RULES)
     sweeps = SweepLoop(plan, gauge, peer_facts, RULES, now=given.now)
-    given.wake_planner[:] = [loop.wake]
+    given.wake_planner.append(loop.wake)
     bus = given.bus()
     bus.include_router(plan_router(plan, wake=loop.wake))
     episodes = SqlPlannedEpisodes(database, now=given.now)
@@ -156,14 +170,23 @@ async def planner(given: Infrastructure, process: SimulatedProcess) -> None:
         new_id=given.new_id,
     )
     own_address = f"{process.service}-{process.replica}"
-    servicer = EnvironmentServicer(leases, address=lambda: own_address)
+    environments = EnvironmentServicer(leases, address=lambda: own_address)
+    servicer = BothServicers(environments, _tasksets(plan, registry, loop, given))
     for address in (PLANNER, own_address):
-        given.peers.serve(address, process, servicer, ENVIRONMENT_STATUSES)
+        given.peers.serve(address, process, servicer, {**ENVIRONMENT_STATUSES, **TASKSET_STATUSES})
     await bus.start()
     await OutboxRelay(database, bus, poll_s=1.0, before_commands=BEFORE_COMMANDS).start()
-    _forever(loop.run)
-    _forever(sweeps.run)
-    _forever(FleetLoop(leases, episodes).run)
+    forever(loop.run)
+    forever(sweeps.run)
+    forever(FleetLoop(leases, episodes).run)
+
+
+def _tasksets(plan: SqlPlan, registry: Any, loop: PlannerLoop, given: Infrastructure) -> TasksetServicer:
+    """What the registry's gate asks the planner."""
+    unused = cast(Any, None)
+    submit = SubmitRun(plan, GrpcRegistry(registry), new_id=given.new_id, wake=loop.wake)
+    runs = Runs(plan, wake=loop.wake)
+    return TasksetServicer(unused, Tasksets(plan), submit, runs, unused, unused, prices=Prices(0.0, 0.0, 0.0))
 
 
 async def store(given: Infrastructure, process: SimulatedProcess) -> None:
@@ -200,6 +223,8 @@ class StubEngines:
         self.luck = given.luck
 
     async def version_now(self, wanted: Any) -> int:
+        if wanted.pinned_version is not None:
+            return int(wanted.pinned_version)
         return self._given.latest_version(wanted.model)
 
     async def chat_format(self, model: str, version: int) -> int:
@@ -219,12 +244,19 @@ async def grader(given: Infrastructure, process: SimulatedProcess) -> None:
 
 
 class ShownSessions:
-    """TrainingServicer.GetSession; that module imports torch."""
+    """TrainingServicer.GetSession; that module imports torch. given: with it, of a run that another trainer
+    holds, that one is asked."""
 
-    def __init__(self, sessions: RunSessions) -> None:
+    def __init__(self, sessions: RunSessions, given: Infrastructure | None = None) -> None:
         self._sessions = sessions
+        self._given = given
 
     async def GetSession(self, request: Any, context: object) -> GetSessionResponse:
+        other = self._sessions.holder_of(request.run_id)
+        if self._given is not None and other is not None and other.address:
+            stub: Any = TrainingServiceStub(self._given.peers.channel(other.address))
+            with suppress(AioRpcError):
+                return cast(GetSessionResponse, await stub.GetSession(request, timeout=_PASS_ON_S))
         try:
             view = views.find(self._sessions, request.run_id)
         except UnknownSession:
@@ -256,12 +288,14 @@ async def trainer(given: Infrastructure, process: SimulatedProcess) -> None:
     )
     sessions = RunSessions(deps, stored_facts(bus), leases=ModelLeases())
     reader = FactReader(bus, sessions)
-    given.peers.serve(TRAINER, process, ShownSessions(sessions), {UnknownSession: StatusCode.NOT_FOUND})
+    statuses: StatusTable = {UnknownSession: StatusCode.NOT_FOUND}
+    given.peers.serve(TRAINER, process, ShownSessions(sessions, given), statuses)
+    given.peers.serve(name, process, ShownSessions(sessions), statuses)
     await bus.start()
-    _forever(reader.run)
+    forever(reader.run)
 
 
-def _forever(run: Callable[[asyncio.Event], Any]) -> None:
+def forever(run: Callable[[asyncio.Event], Any]) -> None:
     """A worker of a process; when it ends, so does the process."""
     working = asyncio.ensure_future(run(asyncio.Event()))
     working.add_done_callback(_ended)

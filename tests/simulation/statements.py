@@ -4,13 +4,15 @@ spent between a statement and SQLite. Statements are compiled, and values conver
 
 import sqlite3
 import weakref
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
 
 from sqlalchemy import Dialect
 from sqlalchemy.engine.result import IteratorResult, SimpleResultMetaData
 from sqlalchemy.exc import DBAPIError
 
+_NO_COLUMNS: Final = SimpleResultMetaData(())
 Parameters = Mapping[str, Any] | Sequence[Mapping[str, Any]] | None
 
 
@@ -18,6 +20,25 @@ class Rows(IteratorResult[Any]):
     """A result of which everything was fetched. rowcount: rows that the statement changed."""
 
     rowcount = -1
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """What a statement found, which can be read several times."""
+
+    described: SimpleResultMetaData
+    rows: list[tuple[Any, ...]]
+    rowcount: int
+
+    def result(self) -> Rows:
+        """As SQLAlchemy gives it to who asked."""
+        result = Rows(self.described, iter(self.rows))
+        result.rowcount = self.rowcount
+        return result
+
+
+class Interrupted(BaseException):
+    """Other transactions run now; then this one runs again up to here, and finds what it found."""
 
 
 class _Prepared:
@@ -57,14 +78,11 @@ class _Prepared:
             where |= {part: (name, at) for at, part in enumerate(parts)}
         return state.statement, [(*where[name], converts.get(name)) for name in state.positiontup]
 
-    def rows(self, cursor: sqlite3.Cursor) -> Rows:
+    def found(self, cursor: sqlite3.Cursor) -> "Found":
         """Everything that the statement found."""
         if self._described is None or cursor.description is None:
-            done = Rows(SimpleResultMetaData(()), iter(()))
-        else:
-            done = Rows(self._described, iter(list(map(self._row, cursor.fetchall()))))
-        done.rowcount = cursor.rowcount
-        return done
+            return Found(_NO_COLUMNS, [], cursor.rowcount)
+        return Found(self._described, [self._row(row) for row in cursor.fetchall()], cursor.rowcount)
 
     def _row(self, row: tuple[Any, ...]) -> tuple[Any, ...]:
         if not self._converted:
@@ -75,6 +93,10 @@ class _Prepared:
         return tuple(changed)
 
 
+def _never() -> bool:
+    return False
+
+
 class SimulatedConnection:
     """One connection to a database in memory."""
 
@@ -82,12 +104,36 @@ class SimulatedConnection:
         self.raw = raw
         self.dialect = dialect
         self.info: dict[str, Any] = {}
+        self._read: list[Found] | None = None
+        self._num_read = 0
+        self._interrupts: Callable[[], bool] = _never
         self._compiled: dict[Any, Any] = {}
         self._prepared: dict[Any, _Prepared] = {}
         self._known: weakref.WeakKeyDictionary[Any, dict[Any, Any]] = weakref.WeakKeyDictionary()
 
+    def begin(self, read: list[Found] | None = None, interrupts: Callable[[], bool] = _never) -> None:
+        """Begin a transaction. read: what it found when it ran before; interrupts: asked after each further
+        thing that it reads before it has its turn."""
+        self._read, self._num_read, self._interrupts = read, 0, interrupts
+        self.raw.execute("BEGIN")
+
+    def take_turn(self) -> None:
+        """From here on the transaction runs in one piece: it holds a lock."""
+        self._read = None
+
     def execute(self, statement: Any, parameters: Parameters = None) -> Rows:
         """Raises DBAPIError as SQLAlchemy does."""
+        if self._read is None or not statement.is_select or statement._for_update_arg is not None:
+            self.take_turn()
+            return self._executed(statement, parameters).result()
+        self._num_read += 1
+        if self._num_read > len(self._read):
+            self._read.append(self._executed(statement, parameters))
+            if self._interrupts():
+                raise Interrupted
+        return self._read[self._num_read - 1].result()
+
+    def _executed(self, statement: Any, parameters: Parameters) -> Found:
         many: Any = parameters if isinstance(parameters, list | tuple) else [parameters or {}]
         prepared, compiled, extracted, literals = self._of(statement, tuple(many[0]), len(many) > 1)
         cursor, text, values = self.raw.cursor(), compiled.string, ()
@@ -100,7 +146,7 @@ class SimulatedConnection:
                 cursor.execute(text, values)
         except sqlite3.Error as error:
             raise DBAPIError.instance(text, values, error, sqlite3.Error, dialect=self.dialect) from error
-        return prepared.rows(cursor)
+        return prepared.found(cursor)
 
     def exec_driver_sql(self, text: str, values: tuple[Any, ...] = ()) -> Rows:
         """A statement as the driver knows it."""

@@ -22,7 +22,7 @@ from event_bus.topology import (
     ConsumerSpec,
 )
 from grpc_edge import Peer
-from scenario_runner.domain.peer_facts import DurableFact, EngineFact, GraderFact, SessionFact
+from scenario_runner.domain.peer_facts import NOT_STARTED, DurableFact, EngineFact, GraderFact, SessionFact
 from scenario_runner.domain.runs import NotFound, Refused
 from service_kit.groups import BusSettings
 from upcycle.api.registry.v1 import registry_pb2, service_pb2
@@ -132,7 +132,7 @@ class PeerFacts:
         try:
             reply = await _answered(self._training.GetSession(request, timeout=ASK_TIMEOUT_S))
         except RemoteNotFound:
-            return SessionFact("not started yet", "", 0.0, 0)
+            return NOT_STARTED
         if reply is None:
             return None
         session = reply.session

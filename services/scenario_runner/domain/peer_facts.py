@@ -65,6 +65,10 @@ class SessionFact:
     failure_kind: str = ""
 
 
+NOT_STARTED: Final = SessionFact("not started yet", "", 0.0, 0)
+"""No trainer knows the run."""
+
+
 @dataclass(frozen=True, slots=True)
 class GraderFact:
     """What waits for the grader. recorded: episodes that were played, and since when. is_away: no grader

@@ -17,7 +17,7 @@ from identities import events as event_ids
 from scenario_runner.adapters.sql_plan import PlanUnit, SqlPlan
 from scenario_runner.domain.explain import UNSETTLED_S
 from scenario_runner.domain.facts import Advanced, Fact, SessionFailed
-from scenario_runner.domain.peer_facts import SessionFact
+from scenario_runner.domain.peer_facts import NOT_STARTED, SessionFact
 from scenario_runner.domain.runs import FINAL_RUN_STATES, EpisodeState, RunRecord
 from scenario_runner.usecases.planning import apply_facts
 
@@ -88,6 +88,10 @@ class Reconcile:
         has_all = session is None or bool(session.failure) or session.groups_ready >= found.num_held
         if has_all and not found.is_ending:
             return 0
+        if session == NOT_STARTED:
+            # It reads a run from its run.submitted on: what came before that would be lost again.
+            await self._plan.transact(lambda unit: _announce_submitted(unit, run.run_id))
+            return 0
         num_again = 0
         for part in found.in_parts():
             num_again += await self._plan.transact(partial(_announce_again, run_id=run.run_id, found=part))
@@ -122,6 +126,13 @@ def _unanswered(unit: PlanUnit, run_id: str, before: datetime) -> Unanswered:
         step=run.step,
         settled_step=run.step + num_steps,
     )
+
+
+def _announce_submitted(unit: PlanUnit, run_id: str) -> None:
+    run = unit.run(run_id)
+    if run is not None and run.state not in FINAL_RUN_STATES:
+        unit.announce_submitted(run, again=True)
+        log.warning("announced_again", extra={"run_id": run_id, "groups": 0, "offers": 0})
 
 
 def _announce_again(unit: PlanUnit, *, run_id: str, found: Unanswered) -> int:

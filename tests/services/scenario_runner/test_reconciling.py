@@ -32,7 +32,7 @@ from blob_store import ref as blob_ref
 from event_bus.provision import provision
 from scenario_runner.adapters.peers import PeerFacts
 from scenario_runner.domain.facts import Advanced, Graded
-from scenario_runner.domain.peer_facts import SessionFact
+from scenario_runner.domain.peer_facts import NOT_STARTED, SessionFact
 from scenario_runner.domain.runs import EpisodeState, RunState
 from scenario_runner.usecases.reconciling import Reconcile
 from upcycle.api.taskset.v1 import taskset_pb2
@@ -50,11 +50,14 @@ class Trainer:
         self.groups_ready = groups_ready
         self.failure = failure
         self.num_asked = 0
+        self.knows_the_run = True
 
     async def session(self, run_id: str) -> SessionFact | None:
         self.num_asked += 1
         if self.groups_ready is None:
             return None
+        if not self.knows_the_run:
+            return NOT_STARTED
         return SessionFact(
             "waiting", self.failure, 0.0, self.groups_ready, step=self.step, version=self.step + 4
         )
@@ -118,6 +121,16 @@ async def test_a_complete_group_is_announced_again_as_it_was_under_the_same_ids(
     assert (fact.usage.engine_s, fact.usage.environment_s) == (2.0, 8.0)
     assert waiting.keys() == {f"episode.outcome/{second}"}
     assert await outside.later() == 1  # and again, for as long as it is not settled
+
+
+async def test_a_trainer_that_does_not_know_the_run_gets_no_group_before_the_run(outside: Outside) -> None:
+    """It reads a run from its `run.submitted` on. A grade that stands before that in the stream is not read,
+    and for 600 s the stream takes no second one."""
+    outside.trainer.knows_the_run = False
+    assert await outside.later() == 0
+    assert (await outside.waiting()).keys() == {f"run.submitted/{outside.planner.run_id}"}
+    outside.trainer.knows_the_run = True
+    assert await outside.later() == 1
 
 
 async def test_all_groups_of_a_large_step_are_announced(planner: PlannerHarness) -> None:

@@ -1,0 +1,49 @@
+"""What every history begins with: a model with its first weights, and two tasksets."""
+
+import asyncio
+from datetime import UTC, datetime
+from pathlib import Path
+
+from tests.simulation import services, stubs
+
+from blob_store import MemoryBlobStore
+from episodes import Split
+from grpo_trainer.domain.states import BasePolicy
+from identities.entities import checkpoint_id
+from policy_files import PolicyFacts, manifest_ref, upload
+from scenario_runner.domain.environments import PythonEnvironment
+from scenario_runner.domain.tasksets import RegisteredTaskset, RunnableTask
+from upcycle.run_config import PolicyChoice
+
+
+def base_policy(folder: Path) -> tuple[dict[str, bytes], BasePolicy]:
+    """The version that every history begins with, uploaded as the registry does it."""
+    blobs, directory = MemoryBlobStore(), folder / "base"
+    stubs.write_policy(directory, "base")
+    facts = PolicyFacts(model=services.MODEL, version=0, created_at=datetime(2026, 1, 1, tzinfo=UTC))
+    manifest = asyncio.run(upload(blobs, directory, facts))
+    return blobs.objects, BasePolicy(0, checkpoint_id(services.MODEL, 0), manifest_ref(manifest))
+
+
+def tasksets(num_tasks: int) -> tuple[RegisteredTaskset, RegisteredTaskset]:
+    """What a run trains on, and what the gate judges by."""
+    source, found = PythonEnvironment("e", "/e.py"), []
+    wanted = (
+        ("ts", Split.TRAIN, 0, num_tasks),
+        (services.HELD_OUT, Split.HELD_OUT, 100, services.NUM_HELD_OUT),
+    )
+    for name, split, first, count in wanted:
+        numbers = range(first, first + count)
+        tasks = tuple(RunnableTask(f"t{one}", "s", "{}", "default", f"{one:064d}") for one in numbers)
+        found.append(RegisteredTaskset(name, f"{first:064d}", split, source, count, tasks))
+    return found[0], found[1]
+
+
+class AnyPolicy:
+    """A registry that knows every policy."""
+
+    async def check_policy(self, policy: PolicyChoice) -> None:
+        """It exists."""
+
+    async def head_version(self, model: str) -> int:
+        return 0

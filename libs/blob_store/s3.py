@@ -86,6 +86,13 @@ class S3BlobStore:
         finally:
             partial.unlink(missing_ok=True)
 
+    async def copy_to(self, key: str, path: Path) -> BlobRef:
+        """Write whatever is under a key, whose digest is not known, to `path`, and say what it was. Raises
+        MissingBlob.
+        """
+        await self._request(f"get {check_key(key)} into {path}", lambda: self._stream_into(key, path))
+        return await asyncio.to_thread(ref_of_file, key, path)
+
     async def read(self, key: str) -> bytes | None:
         """See BlobStore."""
         what = f"get {check_key(key)}"
@@ -158,11 +165,14 @@ class S3BlobStore:
             response.release_conn()
 
     def _download(self, ref: BlobRef, partial: Path) -> None:
-        with partial.open("wb") as file:
-            self._stream(ref.key, file)
+        self._stream_into(ref.key, partial)
+        ref.verify_file(partial)
+
+    def _stream_into(self, key: str, path: Path) -> None:
+        with path.open("wb") as file:
+            self._stream(key, file)
             file.flush()
             os.fsync(file.fileno())
-        ref.verify_file(partial)
 
     def _list(self, prefix: str) -> tuple[str, ...]:
         found = self._client.list_objects(self.bucket, prefix=prefix, recursive=True)

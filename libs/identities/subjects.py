@@ -190,6 +190,16 @@ def place(reader: str, stream: str, tenant: str = DEFAULT_TENANT) -> str:
     return f"{_ROOT}.{token(tenant)}.{_ATTEMPT}.{token(reader)}.{stream}.place"
 
 
+def all_places() -> str:
+    """Everything that `place` makes."""
+    return f"{_ROOT}.{ANY}.{_ATTEMPT}.{ANY}.{ANY}.place"
+
+
+def stream_of_place(subject: str) -> str:
+    """The stream that the note is about."""
+    return subject.split(".")[-2]
+
+
 def all_tasks() -> str:
     """Everything that the stream of commands takes."""
     return f"{_ROOT}.{ANY}.{_TASK}.>"

@@ -113,8 +113,7 @@ def process_specs(plan: Plan) -> list[ProcessSpec]:
     """Every process of the stack, in starting order. Writes the configuration of NATS and S3."""
     engines = [] if plan.model is None else [(plan.model, channel) for channel in CHANNELS[plan.engine]]
     return [
-        _nats(plan),
-        _s3(plan),
+        *server_specs(plan),
         _service(plan, "checkpoint_registry"),
         _provision_watch(plan),
         _runner(plan),
@@ -127,13 +126,23 @@ def process_specs(plan: Plan) -> list[ProcessSpec]:
     ]
 
 
+def server_specs(plan: Plan) -> list[ProcessSpec]:
+    """NATS and S3. Writes their configuration."""
+    return [_nats(plan), _s3(plan)]
+
+
+def sql_folder(data_dir: Path) -> Path:
+    """Where a stack keeps its databases, each as `<service>.sqlite`."""
+    return data_dir / "sql"
+
+
 def shared_env(plan: Plan) -> dict[str, str]:
     """Settings that mean the same in every process of the stack."""
     return {
         **_as_env(plan.bus),
         **_as_env(plan.s3),
         **_as_env(PeerSettings.model_validate(plan.ports.peers())),
-        "UPCYCLE_SQL_DATA_DIR": str(plan.data_dir / "sql"),
+        "UPCYCLE_SQL_DATA_DIR": str(sql_folder(plan.data_dir)),
         **plan.extra_env,
     }
 
@@ -187,7 +196,7 @@ def _service(
         env={
             **shared_env(plan),
             f"{prefix}_HOST": LOOPBACK,
-            "UPCYCLE_SQL_URL": f"sqlite:///{plan.data_dir / 'sql' / name}.sqlite",
+            "UPCYCLE_SQL_URL": f"sqlite:///{sql_folder(plan.data_dir) / name}.sqlite",
             **{variable: str(port) for variable, port in ports.items() if port is not None},
             **env,
         },

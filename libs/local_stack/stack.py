@@ -1,5 +1,6 @@
 """The whole platform on one machine: `async with Stack(StackSettings(data_dir=...)) as stack`."""
 
+import asyncio
 import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -8,6 +9,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Final, Self
 
+from blob_store.provision import refuse_unfinished_restore
 from event_bus.provision import provision
 from local_stack.credentials import credentials_file, gateway_key_file, load_or_make
 from local_stack.importing import has_model, import_policy
@@ -194,6 +196,7 @@ class Stack:
         return specs
 
     async def _provision(self) -> None:
+        await asyncio.to_thread(refuse_unfinished_restore, self._planned.s3)
         await provision(self._planned.bus)
 
     async def _provide(self, model: str) -> None:

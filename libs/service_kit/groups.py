@@ -4,9 +4,13 @@ Equal names mean equal things in every process of a stack, so one exported varia
 """
 
 from pathlib import Path
+from typing import Final
 
 from pydantic import Field, SecretStr, field_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
+
+SERVICE_IN_URL: Final = "{service}"
+"""In a database URL: where the name of the service stands."""
 
 
 class SettingsGroup(BaseSettings):
@@ -102,14 +106,15 @@ class SqlSettings(SettingsGroup):
     model_config = SettingsConfigDict(env_prefix="UPCYCLE_SQL_")
 
     url: SecretStr = SecretStr("")
-    """SQLAlchemy URL (may hold a password); empty: a SQLite file of the service under data_dir."""
+    """SQLAlchemy URL (may hold a password), with `{service}` where the service's name stands; empty: a SQLite
+    file of the service under data_dir."""
     data_dir: Path = Path(".upcycle/data")
     """Folder of the SQLite files."""
 
     def url_for(self, service: str) -> str:
         """The URL to use for this service's own database."""
         if self.url.get_secret_value():
-            return self.url.get_secret_value()
+            return self.url.get_secret_value().replace(SERVICE_IN_URL, service)
         return f"sqlite:///{self.data_dir.absolute() / service}.sqlite"
 
 

@@ -1,6 +1,7 @@
 """Brings a service's tables to the version that its program needs, in one transaction, at its start."""
 
 import importlib.util
+from collections.abc import Callable
 from pathlib import Path
 from typing import Final
 
@@ -32,16 +33,32 @@ class MigratedDatabase(Database):
         await migrate(self, self._package)
 
 
-async def migrate(db: Database, package: str) -> str:
+async def migrate(
+    db: Database, package: str, revision: str = "head", *, then: Callable[[Connection], None] = lambda _: None
+) -> str:
     """Run the Alembic migrations of a service and return the version its tables are at now.
 
     `package` is the service's package (`trajectory_store`, with `adapters/migrations/versions/*.py`) or
-    the migrations package itself. Several processes may call it at once. Raises MigrationFailed (tables
-    as they were), Unavailable, StoreFull.
+    the migrations package itself. revision: stop there. then: called in the same transaction. Several
+    processes may call it at once. Raises MigrationFailed (tables as they were), Unavailable, StoreFull.
     """
     folder = _folder_of(package)
     service = package.removesuffix(f".{_HOME}").rpartition(".")[2]
-    return await db.run(lambda connection: _upgrade(connection, folder, f"{service}_version"))
+
+    def upgrade(connection: Connection) -> str:
+        reached = _upgrade(connection, folder, f"{service}_version", revision)
+        then(connection)
+        return reached
+
+    return await db.run(upgrade)
+
+
+def knows(package: str, revision: str) -> bool:
+    """Whether the migrations of a service, as installed here, have this revision."""
+    try:
+        return bool(ScriptDirectory.from_config(_config(_folder_of(package))).get_revision(revision))
+    except CommandError:
+        return False
 
 
 def _folder_of(package: str) -> Path:
@@ -65,18 +82,23 @@ def _package_folder(name: str) -> Path | None:
     return Path(next(iter(spec.submodule_search_locations)))
 
 
-def _upgrade(connection: Connection, folder: Path, version_table: str) -> str:
-    take_turn(connection, "migrate")
+def _config(folder: Path) -> Config:
     config = Config()
     config.set_main_option("script_location", str(folder).replace("%", "%%"))
+    return config
+
+
+def _upgrade(connection: Connection, folder: Path, version_table: str, wanted: str) -> str:
+    take_turn(connection, "migrate")
+    config = _config(folder)
     try:
         script = ScriptDirectory.from_config(config)
-        head = script.get_current_head()
+        head = script.get_current_head() if wanted == "head" else wanted
         with EnvironmentContext(
             config,
             script,
-            fn=lambda revision, _: script._upgrade_revs("head", revision),
-            destination_rev="head",
+            fn=lambda revision, _: script._upgrade_revs(wanted, revision),
+            destination_rev=wanted,
         ) as environment:
             environment.configure(connection=connection, version_table=version_table, render_as_batch=True)
             environment.run_migrations()

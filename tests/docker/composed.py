@@ -24,9 +24,12 @@ PUBLISHED: Final = {
 
 @dataclass(frozen=True, slots=True)
 class Composed:
-    """A compose project. secrets: the file that stands for deploy/secrets.env and .env."""
+    """A compose project. secrets: the file that stands for deploy/secrets.env and .env. backups: the folder
+    of the service `backup`.
+    """
 
     secrets: Path
+    backups: Path
 
     def up(self) -> None:
         """Start everything and wait until all of it is healthy."""
@@ -35,6 +38,14 @@ class Composed:
     def down(self) -> None:
         """Remove containers, networks and volumes."""
         self._compose("down", "--volumes", "--timeout", "40")
+
+    def stop(self) -> None:
+        """End every container and keep its volume."""
+        self._compose("stop", "--timeout", "40")
+
+    def run(self, service: str, *command: str) -> str:
+        """Standard output of a command in a container of its own."""
+        return self._compose("run", "--rm", "--no-TTY", service, *command)
 
     def kill(self, service: str) -> None:
         """SIGKILL to the container's first process; the container stays down."""
@@ -67,7 +78,12 @@ class Composed:
         done = subprocess.run(
             ["docker-compose", "--project-name", PROJECT, "--env-file", str(self.secrets), *arguments],
             cwd=ROOT,
-            env={**os.environ, "PWD": str(ROOT), "UPCYCLE_SECRETS": str(self.secrets)},
+            env={
+                **os.environ,
+                "PWD": str(ROOT),
+                "UPCYCLE_SECRETS": str(self.secrets),
+                "UPCYCLE_BACKUPS": str(self.backups),
+            },
             capture_output=True,
             text=True,
             timeout=420,

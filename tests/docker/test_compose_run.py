@@ -7,14 +7,14 @@ from pathlib import Path
 
 import pytest
 import pytest_asyncio
-from openai import AsyncOpenAI
 from tests.docker.composed import PUBLISHED, ROOT, Composed
 from tests.platform_recipes import EXAMPLE, HELD_OUT_TASKSET, MODEL, POLICY_DIR, TRAIN_TASKSET, small_training
+from tests.platform_records import recorded, served
 from tests.support.waiting import until
 
 from upcycle.api.registry.v1.registry_pb2 import CHECKPOINT_STATE_PROMOTED
 from upcycle.api.registry.v1.service_pb2 import GetModelRequest, ListCheckpointsRequest
-from upcycle.api.taskset.v1.service_pb2 import GetRunRequest
+from upcycle.api.taskset.v1.service_pb2 import GetRunRequest, ListRunsRequest
 from upcycle.api.taskset.v1.taskset_pb2 import RUN_STATE_COMPLETED, GateConfig
 from upcycle.api.trajectory.v1.service_pb2 import GetLedgerRequest, GetLedgerResponse
 from upcycle.cli.tasksets import load_source
@@ -34,7 +34,7 @@ def composed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Composed]:
     example = (ROOT / "deploy" / "secrets.example.env").read_text()
     file = Path(tmp_path_factory.mktemp("compose")) / "secrets.env"
     file.write_text(example.replace("change-me", secrets.token_hex(16)))
-    project = Composed(file)
+    project = Composed(file, Path(tmp_path_factory.mktemp("backups")))
     try:
         project.up()
         yield project
@@ -102,10 +102,31 @@ async def test_the_published_gateway_serves_the_promoted_head(composed: Composed
     assert head > 0
 
     async def serves_head() -> bool:
-        async with AsyncOpenAI(base_url=f"http://{PUBLISHED['gateway']}/v1", api_key=key) as client:
-            raw = await client.chat.completions.with_raw_response.create(
-                model=MODEL, messages=[{"role": "user", "content": "hello"}], max_tokens=4
-            )
-        return int(raw.headers["x-upcycle-version"]) == head
+        return (await served(PUBLISHED["gateway"], key))[0] == head
 
     await until(serves_head, "the promoted head to be served", timeout_s=60)
+
+
+async def test_a_backup_restored_into_new_volumes_is_the_same_platform(composed: Composed) -> None:
+    async with Platform(composed.addresses) as client:
+        run_id = (await client.tasksets.ListRuns(ListRunsRequest(), timeout=30)).runs[-1].run_id
+        before = await recorded(client, run_id)
+    made = composed.execute("model-gateway", "upcycle-model-gateway", "create-key", "--name", "kept")
+    with pytest.raises(AssertionError, match="the platform runs"):
+        await asyncio.to_thread(composed.run, "backup", "upcycle", "backup", "/backups/early")
+
+    await asyncio.to_thread(composed.stop)
+    await asyncio.to_thread(composed.run, "backup", "upcycle", "backup", "/backups/one")
+    await asyncio.to_thread(composed.down)
+    await asyncio.to_thread(composed.run, "backup", "upcycle", "restore", "/backups/one")
+    await asyncio.to_thread(composed.up)
+
+    async with Platform(composed.addresses) as client:
+        assert await recorded(client, run_id) == before
+    head = before["head"][0]
+
+    async def serves_head() -> bool:
+        return await served(PUBLISHED["gateway"], made.split()[-1]) == (head, before["weights"][head][0])
+
+    await until(serves_head, "the restored head to be served", timeout_s=120)
+    assert composed.not_running() == []

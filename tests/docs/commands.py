@@ -138,7 +138,9 @@ def _docker(root: Path, arguments: list[str]) -> None:
     match arguments:
         case ["compose", "exec", service, *words] if service in services:
             _check(root, words, set())
-        case ["compose", "up" | "ps" | "down" | "logs" | "build", *_]:
+        case ["compose", "run", "--rm", service, *words] if service in services:
+            _check(root, words, set())
+        case ["compose", "up" | "stop" | "ps" | "down" | "logs" | "build", *_]:
             return
         case _:
             raise SnippetFailed(f"docker {shlex.join(arguments)}: not a command for docker-compose.yml")

@@ -27,6 +27,8 @@ COMMANDS = {
         "upcycle.cli.retention:retention",
         "What is old and needed by nothing; --apply removes it.",
     ),
+    "backup": ("upcycle.cli.backup:backup", "Write a stopped platform to a folder."),
+    "restore": ("upcycle.cli.backup:restore", "Make a new platform what a backup was."),
     "doctor": ("upcycle.cli.doctor:doctor", "Check what this machine and the platform offer."),
 }
 TRAJECTORY_COMMANDS = {

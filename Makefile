@@ -99,11 +99,11 @@ nightly: $(VENV)/.dev ## the long studies: learning, chaos, parity, benchmarks, 
 	pytest -q -m study tests/e2e
 	$(MAKE) chaos DURATION_S=600
 	$(MAKE) chaos DURATION_S=600 REPLICAS=2 BACKEND=postgres BUS=3
-	$(MAKE) soak MINUTES=30
 	$(MAKE) parity
 	$(MAKE) bench
 	$(MAKE) test-vllm
 	$(MAKE) test-docker
+	$(MAKE) soak MINUTES=30
 
 .PHONY: examples
 examples: $(VENV)/.dev ## run what the documentation shows

@@ -222,7 +222,8 @@ def _runner(plan: Plan) -> ProcessSpec:
 
 def _trainer(plan: Plan) -> ProcessSpec:
     cache = plan.data_dir / "cache" / "trainer"
-    return replace(_service(plan, "grpo_trainer", GRPO_TRAINER_DATA_DIR=str(cache)), start_s=120.0)
+    trainer = _service(plan, "grpo_trainer", GRPO_TRAINER_DATA_DIR=str(cache))
+    return replace(trainer, start_s=120.0, stop_s=40.0)  # it has 30 s to leave
 
 
 def _sampler(plan: Plan) -> ProcessSpec:

@@ -25,7 +25,6 @@ from upcycle.platform import Addresses, Platform
 
 _LOOK_S: Final = 5.0
 _ANSWER_S: Final = 10.0
-_END_S: Final = 300.0
 Series = Mapping[tuple[str, str], list[tuple[float, float]]]
 """(process, what) to (seconds, value)."""
 
@@ -99,8 +98,9 @@ async def soak(args: argparse.Namespace, folder: Path, postgres: PostgresServer 
             while time.monotonic() < until and not training.done():
                 await measure(stack, series)
                 await asyncio.sleep(_LOOK_S)
-            runs.no_more = True
-            await asyncio.wait_for(training, _END_S)
+            if training.done():
+                training.result()
+            training.cancel()
             stored = {name: (before[name], size_of(path)) for name, path in stores.items()}
         line = report(series, runs.settled, stored)
     return {**line, "hung": len(runs.hung), "runs": dict(runs.finished)}

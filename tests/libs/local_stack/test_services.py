@@ -85,6 +85,12 @@ def test_every_service_is_in_the_stack(tmp_path: Path) -> None:
     assert CHANNELS["embedded"] == ("latest", "head")
 
 
+def test_a_trainer_is_not_killed_within_the_time_that_it_has_to_leave(tmp_path: Path) -> None:
+    spec = services(tmp_path)["grpo_trainer"]
+    grace_s = settings_class(spec).model_fields["spot_grace_s"].default
+    assert spec.stop_s > grace_s
+
+
 def test_secrets_are_made_once_and_readable_by_their_owner_only(tmp_path: Path) -> None:
     first = load_or_make(tmp_path)
 

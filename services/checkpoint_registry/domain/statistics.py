@@ -170,7 +170,7 @@ def sample_needed(pairs: Sequence[PairedTask], floor: float, alpha: float) -> Sa
     variance = math.fsum((pair.difference - mean) ** 2 for pair in pairs) / (n - 1)
     z2 = normal_quantile(1 - alpha) ** 2
     tasks = max(n + 1, math.ceil(z2 * variance / gap**2))
-    return SampleNeeded(tasks, _attempts_needed(pairs, variance, gap**2 * n / z2))
+    return SampleNeeded(tasks, _attempts_needed(pairs, variance, gap**2 * n / z2 if z2 else math.inf))
 
 
 def _attempts_needed(pairs: Sequence[PairedTask], variance: float, allowed: float) -> int | None:

@@ -6,6 +6,7 @@ import pytest
 
 from checkpoint_registry.domain.statistics import (
     PairedTask,
+    SampleNeeded,
     bootstrap_lower,
     exact_p_value,
     newcombe_lower,
@@ -121,3 +122,9 @@ def test_attempts_help_where_attempts_are_the_noise() -> None:
     assert needed.tasks is not None
     assert needed.attempts is not None
     assert needed.attempts > 2
+
+
+def test_a_gate_of_even_odds_can_say_what_it_needs() -> None:
+    """Confidence 0.5 is the least that a run may ask for; its bound is the mean itself, of any sample."""
+    pairs = [PairedTask("f", 2, 2, 1, 2), PairedTask("f", 1, 2, 1, 2)]
+    assert sample_needed(pairs, 0.0, 0.5) == SampleNeeded(tasks=3, attempts=3)

@@ -26,6 +26,7 @@ from blob_store import BlobRef, BlobStore, S3BlobStore
 from grpo_trainer.adapters.bus_facts import BusFacts
 from grpo_trainer.adapters.policies import PolicyCache, RegistryPolicies
 from grpo_trainer.adapters.trainers_store import TrainersStore
+from grpo_trainer.domain.settled import SettledGroups
 from grpo_trainer.domain.spec import TrainingSpec
 from grpo_trainer.domain.states import BasePolicy, SessionState
 from grpo_trainer.domain.steps import StepRecord
@@ -34,6 +35,7 @@ from grpo_trainer.learner.protocol import BatchGroup, Canary
 from grpo_trainer.learner.torch_learner import LearnerOptions, LearnerThread, TorchLearner
 from grpo_trainer.retrying import RetryUntilAvailable
 from grpo_trainer.runs.deps import RunDeps
+from grpo_trainer.runs.group_buffer import GroupBuffer
 from grpo_trainer.runs.persisting import Persistence
 from grpo_trainer.runs.stores import BlobStates
 from grpo_trainer.telemetry import TrainerInstruments
@@ -121,8 +123,9 @@ class _Line:
         base = await self.deps.policies.head(MODEL)
         self._groups = groups
         self._state = _first_state(spec, base)
+        buffer = GroupBuffer(spec, SettledGroups(spec.run_id), {}, self.deps)
         self._persistence = Persistence(
-            self.deps, RetryUntilAvailable(), durable=self._became_durable, ended=asyncio.Event()
+            self.deps, RetryUntilAvailable(), durable=self._became_durable, buffer=buffer
         )
         await self.learner.begin(spec, POLICY_DIR)
         await self.round(1)

@@ -2,6 +2,7 @@
 
 import json
 import random
+import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
 
 LOSS: Final = "cross_entropy"
 _PAGE: Final = 1000
+_CLAIM_S: Final = 30.0
 
 
 class SftRefused(UpcycleError, ValueError):
@@ -36,7 +38,8 @@ class SftOptions:
     """SFT instead of GRPO: which conversations to train on."""
 
     sft: Path | None = None
-    """train on the assistant turns of this JSONL file: `messages`, `tools`; or `prompt`, `completion`."""
+    """train on the assistant turns of this JSONL file: `messages`, `tools`; or `prompt`, `completion`. A line
+    may name its `task`: one that is held out is refused before the first step."""
     sft_from: str | None = None
     """train on the successful trajectories of this run (or `last`); those of held-out tasks never train."""
     batch: int = 16
@@ -80,13 +83,19 @@ async def train_sft(model: str, options: SftOptions, call: SftCall) -> int:
         raise SftRefused("--sft and --sft-from name two sources", "give one of them")
     of_file = None if options.sft is None else list(conversations_in(options.sft))
     async with Platform() as platform:
-        source, inputs = (
-            (str(options.sft), of_file) if of_file is not None else await _successes_of(platform, options)
+        source, inputs, tasks = (
+            (str(options.sft), of_file, tasks_of(of_file))
+            if of_file is not None
+            else await _successes_of(platform, options)
         )
         plan = planned(inputs, source, options.batch, call)
+        await claim(platform, tasks, f"SFT of {model}")
         client = TrainingClient(model, runtime=platform, timeout_s=call.timeout_s)
         with shown(plan, model, as_json=call.as_json) as show:
             last = await run_plan(client, plan, call.learning_rate, show)
+    if (num_unnamed := len(inputs) - len(tasks)) and not call.as_json:
+        text = f"{num_unnamed} of {len(inputs)} conversations name no task: not compared with held-out tasks"
+        human().print(text, markup=False)
     if not call.as_json:
         moved = "head serves it" if last.is_head else "head did not move: the model's gate judges it first"
         print(f"{model}: v{last.version}, {last.checkpoint_id}, loss {loss_of(last):.4f}; {moved}")
@@ -126,13 +135,38 @@ def loss_of(result: "StepResult") -> float:
     return float(result.metrics.get("loss", float("nan")))
 
 
-async def _successes_of(platform: Platform, options: SftOptions) -> tuple[str, list[str]]:
-    """The id of the run that is named, and those of its trajectories that can train."""
+def tasks_of(conversations: "Iterable[Conversation]") -> dict[str, str]:
+    """By the name of a conversation, the digest of its task; of those that name one."""
+    return {one.name: str(one.task) for one in conversations if one.task}
+
+
+async def claim(platform: Platform, tasks: Mapping[str, str], claimed_by: str) -> None:
+    """Make the tasks of all batches training data before the first step. Raises SftRefused, naming what is
+    of a held-out task: then none of up to 10,000 tasks is claimed, and nothing was trained."""
+    from upcycle.api.taskset.v1.service_pb2 import ClaimTasksRequest
+    from upcycle.rpc import RemoteRefused, remote_errors
+    from upcycle.task_rows import MAX_CLAIMED
+
+    digests = sorted(set(tasks.values()))
+    for at in range(0, len(digests), MAX_CLAIMED):
+        request = ClaimTasksRequest(task_digests=digests[at : at + MAX_CLAIMED], claimed_by=claimed_by)
+        try:
+            with remote_errors("the check of held-out tasks"):
+                await platform.tasksets.ClaimTasks(request, timeout=_CLAIM_S)
+        except RemoteRefused as error:
+            of_task = [name for name, digest in tasks.items() if digest[:12] in str(error)]
+            raise SftRefused(f"{', '.join(of_task[:5]) or 'an input'}: {error}") from error
+
+
+async def _successes_of(platform: Platform, options: SftOptions) -> tuple[str, list[str], dict[str, str]]:
+    """The id of the run that is named, those of its trajectories that can train, and their tasks."""
     from upcycle.cli.runs import resolve_run
 
     run_id = await resolve_run(platform, options.sft_from or "last")
     found = successes([one async for one in _summaries(platform, run_id)], run_id)
-    return run_id, [one.episode.trajectory_id for one in found]
+    names = [one.episode.trajectory_id for one in found]
+    digests = [one.episode.task_digest for one in found]
+    return run_id, names, {name: digest for name, digest in zip(names, digests, strict=True) if digest}
 
 
 async def _summaries(platform: Platform, run_id: str) -> "Any":
@@ -192,7 +226,25 @@ def _conversation(name: str, line: str) -> "Conversation":
         )
     if not any(message.get("role") == "assistant" for message in messages):
         raise SftRefused(f"{name} has no assistant message: there is nothing to train on")
-    return Conversation(messages=messages, tools=record.get("tools") or (), name=name)
+    task = _task(name, record.get("task"))
+    return Conversation(messages=messages, tools=record.get("tools") or (), name=name, task=task)
+
+
+def _task(name: str, given: Any) -> str:
+    """The digest of the task that a line names; empty where it names none. Raises SftRefused."""
+    from upcycle.task_rows import canonical_json, task_digest
+
+    match given:
+        case None | "":
+            return ""
+        case str() if re.fullmatch("[0-9a-f]{64}", given):
+            return given
+        case {"environment": str(environment), "scenario": str(scenario), **rest} if rest.keys() <= {"args"}:
+            return task_digest(environment, scenario, canonical_json(rest.get("args") or {}))
+    raise SftRefused(
+        f"{name}: `task` is {str(given)[:80]!r}",
+        "give the digest that `upcycle trajectories export` writes, or environment, scenario and args",
+    )
 
 
 def _messages(record: Any) -> list[Mapping[str, Any]] | None:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from upcycle.errors import UpcycleError
 from upcycle.results import Run
+from upcycle.task_rows import Task
 
 if TYPE_CHECKING:
     from upcycle.api.training.v1.interactive_pb2 import TrainingInput as WireInput
@@ -30,31 +31,36 @@ class Sample:
 
 @dataclass(frozen=True, slots=True)
 class Trajectory:
-    """A graded episode that is not in the trajectory store. temperature: at which it was sampled."""
+    """A graded episode that is not in the trajectory store. temperature: at which it was sampled. task: the
+    Task that it is of, or its digest: the trainer refuses a held-out one. Data that names no task is not
+    checked, and counted as metrics["without_task"]."""
 
     samples: Sequence[Sample]
     reward: float
     temperature: float = 1.0
     name: str = ""
+    task: Task | str = ""
 
 
 @dataclass(frozen=True, slots=True)
 class Conversation:
     """Messages (role, content, tool_calls as in chat completions); SFT with loss `cross_entropy` trains the
-    assistant's. tools: specs as rendered into the prompt. weight: of each trained token."""
+    assistant's. tools: specs as rendered into the prompt. weight: of each trained token. task: see
+    Trajectory."""
 
     messages: Sequence[Mapping[str, Any]]
     tools: Sequence[Mapping[str, Any]] = ()
     weight: float = 1.0
     last_turn_only: bool = False
     name: str = ""
+    task: Task | str = ""
 
 
 @dataclass(frozen=True, slots=True)
 class TokenRow:
     """Token ids [T], and per token one weight [T] (for `cross_entropy`), or one advantage [T] and one
     sampling log-probability [T] (for other losses). The first token, and tokens whose weight or advantage is
-    0, are not trained. reward: instead of advantages."""
+    0, are not trained. reward: instead of advantages. task: see Trajectory."""
 
     token_ids: Sequence[int]
     weights: Sequence[float] = ()
@@ -63,6 +69,7 @@ class TokenRow:
     reward: float | None = None
     temperature: float = 1.0
     name: str = ""
+    task: Task | str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,7 +116,7 @@ def input_to_wire(given: TrainingInput) -> "WireInput":
         case Trajectory():
             return _trajectory(given)
         case Conversation():
-            return pb.TrainingInput(conversation=_conversation(given))
+            return pb.TrainingInput(conversation=_conversation(given), task_digest=digest_of(given.task))
         case TokenRow():
             return _row(given)
     raise InputInvalid(
@@ -130,7 +137,12 @@ def _trajectory(given: Trajectory) -> "WireInput":
         for sample in given.samples
     ]
     inline = pb.InlineTrajectory(samples=samples, name=given.name, temperature=given.temperature)
-    return pb.TrainingInput(trajectory=inline, reward=given.reward)
+    return pb.TrainingInput(trajectory=inline, reward=given.reward, task_digest=digest_of(given.task))
+
+
+def digest_of(task: Task | str) -> str:
+    """Of the task that an input names; empty where it names none."""
+    return task.digest if isinstance(task, Task) else task
 
 
 def _row(given: TokenRow) -> "WireInput":
@@ -144,7 +156,7 @@ def _row(given: TokenRow) -> "WireInput":
         temperature=given.temperature,
         name=given.name,
     )
-    return pb.TrainingInput(row=row, reward=given.reward)
+    return pb.TrainingInput(row=row, reward=given.reward, task_digest=digest_of(given.task))
 
 
 def _conversation(given: Conversation) -> Any:

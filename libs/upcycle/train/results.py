@@ -38,7 +38,8 @@ class Forward:
 @dataclass(frozen=True, slots=True)
 class ForwardBackwardResult:
     """A gradient was accumulated. num_datums: rows that were trained. metrics["untrainable"]: how many inputs
-    have no trainable token; their rewards still count in their groups."""
+    have no trainable token; their rewards still count in their groups. metrics["without_task"]: how many
+    name no task, so that it was not checked whether theirs is held out."""
 
     metrics: Mapping[str, float]
     num_datums: int

@@ -42,6 +42,8 @@ class InlineInput:
     samples: tuple[Sample, ...]
     temperature: float
     reward: float | None
+    task: str = ""
+    """Digest of its task, where the caller names it; so in the others that a caller brings."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +56,7 @@ class ConversationInput:
     tools: tuple[Mapping[str, Any], ...]
     weight: float
     last_turn_only: bool
+    task: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,6 +71,7 @@ class RowInput:
     advantages: Sequence[float]
     temperature: float
     reward: float | None
+    task: str = ""
 
 
 TrainingInput = StoredInput | InlineInput | ConversationInput | RowInput

@@ -62,14 +62,14 @@ class Preparer:
                 return await self._stored(given, loss)
             case InlineInput():
                 weight = 1.0 if loss.name == SFT_LOSS else None
-                return _from_samples(given.name, given.samples, given.temperature, given.reward, weight)
+                brought = _from_samples(given.name, given.samples, given.temperature, given.reward, weight)
             case ConversationInput():
                 samples = await self._conversations.samples(given, policy)
-                prepared = _from_samples(given.name, samples, 1.0, None, given.weight)
-                return _unsampled(prepared)
+                brought = _unsampled(_from_samples(given.name, samples, 1.0, None, given.weight))
             case RowInput():
                 sampled = bool(given.logprobs)
-                return PreparedInput(given.name, (row_of(given),), given.reward, sampled=sampled)
+                brought = PreparedInput(given.name, (row_of(given),), given.reward, sampled=sampled)
+        return replace(brought, task=given.task)
 
     async def _stored(self, given: StoredInput, loss: LossSpec) -> PreparedInput:
         try:

@@ -23,6 +23,7 @@ from typing import Any, Final
 
 from grpo_trainer.domain.errors import (
     HeadMoved,
+    HeldOutInput,
     InvalidInput,
     LostGradients,
     ModelBusy,
@@ -117,9 +118,8 @@ class InteractiveSession:
     async def _forward_backward(self, request_id: str, asked: Pass, policy: Path, head: Head) -> MeasuredPass:
         batch = await self._prepared(asked, policy)
         measured = await self._learner.forward_backward(batch, asked.loss, asked.num_substeps)
-        versions = [one.oldest_version for one in batch.inputs if one.oldest_version is not None]
-        age = {"staleness_max": float(head.base.version - min(versions))} if versions else {}
-        self._pending[request_id] = replace(measured, metrics={**measured.metrics, **age})
+        metrics = {**measured.metrics, **batch.metrics_at(head.base.version)}
+        self._pending[request_id] = replace(measured, metrics=metrics)
         return self._pending[request_id]
 
     async def backward(
@@ -189,15 +189,18 @@ class InteractiveSession:
     async def _prepared(self, asked: Pass, policy: Path) -> PreparedBatch:
         prepared = await self._preparer.prepare(asked.inputs, policy, asked.loss)
         batch = prepared_batch(prepared, asked.options, asked.loss)
-        await self._claim(batch.tasks)
+        await self._claim(batch)
         return batch
 
-    async def _claim(self, digests: Sequence[str]) -> None:
+    async def _claim(self, batch: PreparedBatch) -> None:
         """Claim the tasks as training data before anything is computed on them. The planner decides, not the
-        split in the stored body: a task may have been held out since."""
-        if digests:
-            claims, by = self._deps.claims, f"interactive training of {self.model}"
-            await self.retry.until_available(lambda: claims.claim(digests, by))
+        split in the stored body: a task may have been held out since. Raises HeldOutInput."""
+        claims, by = self._deps.claims, f"interactive training of {self.model}"
+        try:
+            if batch.tasks:
+                await self.retry.until_available(lambda: claims.claim(batch.tasks, by))
+        except HeldOutInput as error:
+            raise HeldOutInput(f"{batch.named_in(str(error))}: {error}") from error
 
     @asynccontextmanager
     async def _turn(self) -> AsyncIterator[None]:

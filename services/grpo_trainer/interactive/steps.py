@@ -64,7 +64,7 @@ def step_metrics(
             for each, weight in zip(pending.values(), weights, strict=True)
             if name in each.metrics
         ]
-        if name in ("tokens", "datums", "row_tokens", "untrainable"):
+        if name in ("tokens", "datums", "row_tokens", "untrainable", "without_task"):
             metrics[name] = sum(value for value, _ in known)
         else:
             metrics[name] = sum(value * weight for value, weight in known) / sum(w for _, w in known)

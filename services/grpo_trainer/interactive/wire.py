@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterable, Mapping
-from dataclasses import fields
-from typing import Any
+from dataclasses import fields, replace
+from typing import Any, Final
 
 from grpo_trainer.domain.errors import InvalidInput
 from grpo_trainer.interactive.inputs import (
@@ -25,6 +26,8 @@ from trajectory_body import tool_calls
 from upcycle.api.training.v1 import interactive_pb2 as pb
 from upcycle.api.training.v1 import service_pb2 as service
 from upcycle.api.trajectory.v1 import trajectory_pb2 as trajectory
+
+_DIGEST: Final = re.compile("[0-9a-f]{64}")
 
 
 def pass_from_wire(request: service.ForwardBackwardRequest | service.StepRequest) -> Pass:
@@ -68,9 +71,22 @@ def inputs_from_wire(batch: pb.Batch) -> tuple[TrainingInput, ...]:
 
 def _input(number: int, message: pb.TrainingInput) -> TrainingInput:
     reward = message.reward if message.HasField("reward") else None
-    kind = message.WhichOneof("input")
-    if kind == "trajectory_id" and message.trajectory_id:
+    if message.WhichOneof("input") == "trajectory_id" and message.trajectory_id:
+        if message.task_digest:
+            raise InvalidInput(f"{message.trajectory_id} is a stored trajectory: leave task_digest out")
         return StoredInput(message.trajectory_id, reward)
+    brought = _brought(number, message, reward)
+    if message.task_digest and not _DIGEST.fullmatch(message.task_digest):
+        raise InvalidInput(
+            f"{brought.name}: task_digest {message.task_digest!r:.80} is not a sha256 in 64 hex digits"
+        )
+    return replace(brought, task=message.task_digest)
+
+
+def _brought(
+    number: int, message: pb.TrainingInput, reward: float | None
+) -> InlineInput | ConversationInput | RowInput:
+    kind = message.WhichOneof("input")
     if kind == "trajectory":
         return _inline(number, message.trajectory, reward)
     if kind == "conversation":

@@ -79,8 +79,8 @@ class PreparedRow:
 
 @dataclass(frozen=True, slots=True)
 class PreparedInput:
-    """One trajectory. sampled: it holds the sampler's log-probabilities. task (its digest), run_id and
-    group_id: of a stored trajectory.
+    """One trajectory. sampled: it holds the sampler's log-probabilities. task: its digest, of a stored
+    trajectory or as the caller names it. run_id and group_id: of a stored trajectory.
 
     Without rows no token of it may be trained: its reward counts in its group, and it teaches nothing."""
 
@@ -124,8 +124,19 @@ class PreparedBatch:
 
     @property
     def tasks(self) -> tuple[str, ...]:
-        """Digests of the tasks of stored trajectories, sorted."""
+        """Digests of the tasks that are known, sorted."""
         return tuple(sorted({one.task for one in self.inputs if one.task}))
+
+    def metrics_at(self, version: int) -> dict[str, float]:
+        """Of its inputs, when weights of this version train on them."""
+        versions = [one.oldest_version for one in self.inputs if one.oldest_version is not None]
+        age = {"staleness_max": float(version - min(versions))} if versions else {}
+        return {**age, "without_task": float(sum(not one.task for one in self.inputs))}
+
+    def named_in(self, refusal: str) -> str:
+        """The inputs of the task that a refusal names by the first letters of its digest; for people."""
+        names = [one.name for one in self.inputs if one.task and one.task[:12] in refusal]
+        return ", ".join(names[:5]) or "an input"
 
     @property
     def groups(self) -> tuple[tuple[str, str], ...]:

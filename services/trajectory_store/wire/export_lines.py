@@ -12,13 +12,15 @@ from upcycle.api.trajectory.v1.trajectory_pb2 import TrajectoryBody
 
 
 def triple_line(episode: Episode, body: TrajectoryBody) -> bytes:
-    """`{"prompt", "completion", "reward"}`: both in the conversational form that trainers read."""
+    """`{"prompt", "completion", "reward", "task"}`: the first two in the conversational form that trainers
+    read; the last is the digest of the task, by which SFT on the line refuses what is held out."""
     grade = episode.grade
     return _line(
         {
             "prompt": [prompt_message(message) for message in body.prompt],
             "completion": [message for turn in body.turns for message in turn_messages(turn)],
             "reward": None if grade is None else grade.reward,
+            "task": episode.identity.task_digest,
         }
     )
 

@@ -42,6 +42,7 @@ from upcycle.api.trajectory.v1.service_pb2_grpc import (
     add_TrajectoryServiceServicer_to_server,
 )
 from upcycle.platform import PEERS
+from upcycle.task_rows import task_digest
 
 UPCYCLE = Path(sys.executable).parent / "upcycle"
 RUN = "run-000000000abc"
@@ -73,6 +74,16 @@ class Platform(
         self.trajectories: list[trajectory.TrajectorySummary] = []
         self.is_trainer_away = False
         self.goes_on = False
+        self.held_out: set[str] = set()
+        self.claimed: list[str] = []
+
+    async def ClaimTasks(self, request: Any, context: Any) -> taskset_service.ClaimTasksResponse:
+        for digest in request.task_digests:
+            if digest in self.held_out:
+                text = f"task {digest[:12]}… is held out: taskset judge claimed it, and it must never train"
+                await context.abort(grpc.StatusCode.FAILED_PRECONDITION, text)
+        self.claimed += request.task_digests
+        return taskset_service.ClaimTasksResponse(claimed=len(request.task_digests))
 
     async def ListRuns(self, request: Any, context: Any) -> taskset_service.ListRunsResponse:
         return taskset_service.ListRunsResponse(runs=[run_message(taskset.RUN_STATE_RUNNING, 0)])
@@ -319,6 +330,37 @@ async def test_sft_on_a_file_moves_head_with_its_last_step_only(
     assert "each step brings its own learning_rate" in err
 
 
+async def test_sft_on_a_file_with_a_held_out_task_names_its_line_and_trains_nothing(
+    platform: tuple[Platform, dict[str, str]], tmp_path: Path
+) -> None:
+    """The held-out line is in the last of three batches, and is found before the first. An exported line has
+    the digest of its task; one that a person writes names the task."""
+    services, environment = platform
+    talk = {"messages": [{"role": "user", "content": "q"}, {"role": "assistant", "content": "a"}]}
+    exported, written = "a" * 64, {"environment": "sums", "scenario": "add", "args": {"b": 2, "a": 1.0}}
+    secret = task_digest("sums", "add", '{"a": 1, "b": 2}')
+    path = tmp_path / "talks.jsonl"
+    path.write_text("\n".join(json.dumps({**talk, "task": one}) for one in (exported, "", written)) + "\n")
+    arguments = ("train", "incident", "--sft", str(path), "--batch", "1")
+    services.held_out.add(secret)
+    status, _, err = await upcycle(environment, *arguments)
+    assert status == 2
+    assert "talks.jsonl:3: the check of held-out tasks: " in err
+    assert f"task {secret[:12]}… is held out: taskset judge claimed it" in err
+    assert (services.asked, services.claimed) == ([], [])
+    services.held_out.clear()
+    status, _, err = await upcycle(environment, *arguments)
+    assert status == 0, err
+    assert "1 of 3 conversations name no task: not compared with held-out tasks" in err
+    assert services.claimed == sorted([exported, secret])
+    inputs = [one for step in services.asked for one in step.batch.inputs]
+    assert sorted(one.task_digest for one in inputs) == ["", *services.claimed]
+    path.write_text(json.dumps({**talk, "task": "sums"}))
+    status, _, err = await upcycle(environment, *arguments)
+    assert status == 2
+    assert "talks.jsonl:1: `task` is 'sums'; give the digest that `upcycle trajectories export` writes" in err
+
+
 async def test_sft_on_a_run_takes_its_successes_and_never_held_out_tasks(
     platform: tuple[Platform, dict[str, str]],
 ) -> None:
@@ -331,7 +373,9 @@ async def test_sft_on_a_run_takes_its_successes_and_never_held_out_tasks(
     ]
     services.trajectories = [
         trajectory.TrajectorySummary(
-            episode=common.EpisodeIdentity(trajectory_id=name, split=split), graded=True, success=success
+            episode=common.EpisodeIdentity(trajectory_id=name, split=split, task_digest=name),
+            graded=True,
+            success=success,
         )
         for name, success, split in rows
     ]
@@ -339,6 +383,7 @@ async def test_sft_on_a_run_takes_its_successes_and_never_held_out_tasks(
     assert status == 0, err
     (step,) = services.asked
     assert sorted(one.trajectory_id for one in step.batch.inputs) == ["good", "new"]
+    assert services.claimed == ["good", "new"]
     services.trajectories = services.trajectories[1:3]
     status, _, err = await upcycle(environment, "train", "incident", "--sft-from", RUN)
     assert status == 2

@@ -131,6 +131,7 @@ async def test_export_streams_triples_and_whole_records(store: Store) -> None:
 
     triples = await exported(store, pb.EXPORT_FORMAT_TRIPLES)
     assert [line["reward"] for line in triples] == [0.75, 0.5, 0.25, 0.0]
+    assert {line["task"] for line in triples} == {events.identity(0).task_digest}
     assert triples[0]["prompt"] == [{"role": "user", "content": "Why is checkout down?"}]
     assert triples[0]["completion"] == [
         {

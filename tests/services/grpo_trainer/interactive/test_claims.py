@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
+from dataclasses import replace
 from typing import Any
 
 import grpc
 import pytest
 from tests.services.grpo_trainer.bench import MODEL, World
 from tests.services.grpo_trainer.interactive.test_service import serving
-from tests.services.grpo_trainer.interactive.trainers import inline, passing, trainer_on
+from tests.services.grpo_trainer.interactive.trainers import inline, passing, sft_row, trainer_on
 
 from episodes.identity import Split
 from grpc_edge import GrpcServer, Peer
@@ -38,6 +39,8 @@ from upcycle.api.trajectory.v1.service_pb2_grpc import (
 )
 from upcycle.errors import Unavailable
 from upcycle.rpc import RemoteRefused
+from upcycle.task_rows import EnvironmentRef, Task
+from upcycle.train import Sample, TokenRow, Trajectory
 
 UNASSIGNED = Split.UNASSIGNED
 WHO = f"interactive training of {MODEL}"
@@ -84,6 +87,43 @@ async def test_a_batch_with_a_task_that_was_held_out_later_is_refused_before_com
         assert trainer.claims.made == []
         await trainer.forward_backward("g", stored(trainer, "a"), group_size=2)
         assert (await trainer.optim_step("p")).version == 1
+
+
+@pytest.mark.parametrize("bring", [lambda: inline(1, 0.0), lambda: sft_row(1)], ids=["turns", "a row"])
+async def test_what_a_caller_brings_of_a_held_out_task_is_refused_and_changes_nothing(
+    world: World, bring: Callable[[], Any]
+) -> None:
+    async with trainer_on(world) as trainer:
+        trainer.claims.held_out.add("secret")
+        inputs = [replace(bring(), name="mine", task="known"), replace(bring(), name="theirs", task="secret")]
+        with pytest.raises(HeldOutInput, match=r"^theirs: task secret is held out"):
+            await trainer.forward_backward("f", inputs, loss="cross_entropy")
+        with pytest.raises(NothingAccumulated):
+            await trainer.optim_step("o")
+        assert trainer.claims.made == []
+        measured = await trainer.forward_backward("g", [inputs[0], bring()], loss="cross_entropy")
+        assert trainer.claims.made == [(("known",), WHO)]
+        assert measured.metrics["without_task"] == 1
+        await trainer.forward_backward("h", [bring(), bring()], loss="cross_entropy")
+        assert (await trainer.optim_step("p")).metrics["without_task"] == 3
+
+
+async def test_a_client_names_the_task_of_what_it_brings(world: World) -> None:
+    task, digest = Task(EnvironmentRef("sums", "sums.py"), "add", '{"a": 1}'), "b" * 64
+    sample = Sample([1, 2], [3], [-1.0])
+    async with trainer_on(world) as trainer, serving(trainer) as where:
+        client = TrainingClient(MODEL, runtime=where)
+        await client.forward_backward([Trajectory([sample], 1.0, task=task), Trajectory([sample], 0.0)])
+        assert trainer.claims.made == [((task.digest,), WHO)]
+        trainer.claims.held_out.add(digest)
+        row = TokenRow([1, 2], weights=[0.0, 1.0], task=digest)
+        with pytest.raises(RemoteRefused, match="is held out: it must never train"):
+            await client.forward_backward([row], "cross_entropy")
+        with pytest.raises(RemoteRefused, match="input 0: task_digest 'sums' is not a sha256 in 64 hex"):
+            await client.forward_backward([replace(row, task="sums")], "cross_entropy")
+        turns = Trajectory([sample], 1.0, task=digest, name="turns")
+        with pytest.raises(RemoteRefused, match="turns: task b"):
+            await client.forward_backward([turns], "cross_entropy")
 
 
 async def test_a_refused_batch_claims_no_task(world: World) -> None:

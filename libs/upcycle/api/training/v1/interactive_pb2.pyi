@@ -71,10 +71,15 @@ class TrainingInput(_message.Message):
     CONVERSATION_FIELD_NUMBER: _builtins.int
     ROW_FIELD_NUMBER: _builtins.int
     REWARD_FIELD_NUMBER: _builtins.int
+    TASK_DIGEST_FIELD_NUMBER: _builtins.int
     trajectory_id: _builtins.str
     """or an episode id: the platform holds its tokens"""
     reward: _builtins.float
     """absent: the recorded one, for a trajectory that the platform holds"""
+    task_digest: _builtins.str
+    """sha256 of the task that the data is of (environment name, scenario, arguments): refused if that task is held out. Empty:
+    not checked, and counted as metric `without_task`. Not for trajectory_id, whose task is known.
+    """
     @_builtins.property
     def trajectory(self) -> Global___InlineTrajectory: ...
     @_builtins.property
@@ -91,10 +96,11 @@ class TrainingInput(_message.Message):
         conversation: Global___Conversation | None = ...,
         row: Global___TokenRow | None = ...,
         reward: _builtins.float | None = ...,
+        task_digest: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_reward", b"_reward", "conversation", b"conversation", "input", b"input", "reward", b"reward", "row", b"row", "trajectory", b"trajectory", "trajectory_id", b"trajectory_id"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_reward", b"_reward", "conversation", b"conversation", "input", b"input", "reward", b"reward", "row", b"row", "trajectory", b"trajectory", "trajectory_id", b"trajectory_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_reward", b"_reward", "conversation", b"conversation", "input", b"input", "reward", b"reward", "row", b"row", "task_digest", b"task_digest", "trajectory", b"trajectory", "trajectory_id", b"trajectory_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__reward: _TypeAlias = _typing.Literal["reward"]  # noqa: Y015
     _WhichOneofArgType__reward: _TypeAlias = _typing.Literal["_reward", b"_reward"]  # noqa: Y015

@@ -29,7 +29,7 @@ class _ExportFormatEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_ExportFo
     DESCRIPTOR: _descriptor.EnumDescriptor
     EXPORT_FORMAT_UNSPECIFIED: _ExportFormat.ValueType  # 0
     EXPORT_FORMAT_TRIPLES: _ExportFormat.ValueType  # 1
-    """{"prompt", "completion", "reward"} per line"""
+    """{"prompt", "completion", "reward", "task"} per line; task: the digest"""
     EXPORT_FORMAT_RECORDS: _ExportFormat.ValueType  # 2
     """the whole record per line"""
 
@@ -37,7 +37,7 @@ class ExportFormat(_ExportFormat, metaclass=_ExportFormatEnumTypeWrapper): ...
 
 EXPORT_FORMAT_UNSPECIFIED: ExportFormat.ValueType  # 0
 EXPORT_FORMAT_TRIPLES: ExportFormat.ValueType  # 1
-"""{"prompt", "completion", "reward"} per line"""
+"""{"prompt", "completion", "reward", "task"} per line; task: the digest"""
 EXPORT_FORMAT_RECORDS: ExportFormat.ValueType  # 2
 """the whole record per line"""
 Global___ExportFormat: _TypeAlias = ExportFormat  # noqa: Y015

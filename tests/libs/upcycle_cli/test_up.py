@@ -42,6 +42,7 @@ def _with_processes(monkeypatch: pytest.MonkeyPatch, engine: Probe) -> None:
     ]
     monkeypatch.setattr(local_stack, "process_specs", lambda plan: specs)
     monkeypatch.setattr(local_stack, "provision", _nothing)
+    monkeypatch.setattr(local_stack, "refuse_unfinished_restore", lambda bucket: None)
 
 
 async def _never() -> str | None:

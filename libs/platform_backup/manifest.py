@@ -14,7 +14,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 from blob_store.ref import ref_of_file
 from platform_backup.errors import BackupDamaged, BackupRefused
 
-FILE: Final = "manifest.json"
+FILE: Final = "backup.json"
 BEGUN: Final = "unfinished"
 """In a folder of a backup that was begun and not finished."""
 FORMAT: Final = 1

@@ -4,7 +4,7 @@ import asyncio
 import sys
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
@@ -12,6 +12,8 @@ from typing import Any, TypeVar
 import nats
 from google.protobuf.message import Message
 from nats.aio.client import Client
+from nats.errors import TimeoutError as NatsTimeout
+from nats.js.api import RawStreamMsg
 from nats.js.errors import NotFoundError
 from prometheus_client import REGISTRY
 from tests.local_servers import NatsServer
@@ -188,11 +190,18 @@ class Eyes:
         found = []
         for sequence in range(max(1, state.first_seq), state.last_seq + 1):
             try:
-                raw = await self.jetstream.get_msg(stream, sequence)
+                raw = await self._message(stream, sequence)
             except NotFoundError:
                 continue
             found.append(Stored(raw.subject or "", raw.data or b"", dict(raw.headers or {})))
         return found
+
+    async def _message(self, stream: str, sequence: int) -> RawStreamMsg:
+        """A request that was under way when a connection ended is never answered: it is repeated."""
+        for _ in range(6):
+            with suppress(NatsTimeout):
+                return await self.jetstream.get_msg(stream, sequence)
+        return await self.jetstream.get_msg(stream, sequence)
 
     async def dead_letters(self) -> list[Stored]:
         return await self.stored(DLQ)

@@ -1,7 +1,7 @@
 """Streams of the bus as files, with their durables: NATS's own snapshots, opaque to us.
 
-A restored stream has the sequences and the durables' places that it had, so that nobody reads anything twice.
-It was made anew, though, and readers take that for a loss: `keep_places` tells them that it is none.
+A restored stream has the sequences and the durables' places that it had, so that no reader gets a message
+twice. It was made anew, though, and readers take that for a loss: `keep_places` tells them that it is none.
 """
 
 import asyncio

@@ -7,18 +7,26 @@ from retention.sweeps import (
     KEPT_FOR_EVER,
     MIN_AGE,
     Reference,
+    References,
     RetentionSweep,
     SweepOrder,
     SweepReport,
+    after_from,
+    age_of_days,
     checked_age,
+    older_than,
 )
 
 __all__ = [
     "KEPT_FOR_EVER",
     "MIN_AGE",
     "Reference",
+    "References",
     "RetentionSweep",
     "SweepOrder",
     "SweepReport",
+    "after_from",
+    "age_of_days",
     "checked_age",
+    "older_than",
 ]

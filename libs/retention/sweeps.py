@@ -1,10 +1,11 @@
 """A sweep looks at one batch of what is old enough, oldest first, and says what goes, or removes it."""
 
+import json
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
-from typing import Final, Protocol
+from typing import Any, Final, Protocol, TypeVar
 
 from service_kit.errors import InvalidRequest
 
@@ -14,6 +15,7 @@ MAX_RUNS: Final = 2000
 """Runs that one call about references may name."""
 KEPT_FOR_EVER: Final = "kept for ever"
 _MAX_AGE: Final = timedelta(days=36500)
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +50,13 @@ class Reference:
     only_trained: bool = False
 
 
+class References(Protocol):
+    """Who refers to runs: other services, or a double."""
+
+    async def to_runs(self, run_ids: Collection[str], *, release: bool) -> Sequence[Reference]:
+        """Those that are needed. release: no other will be needed from now on. Raises Unavailable."""
+
+
 class RetentionSweep(Protocol):
     """What one kind of thing needs to be swept."""
 
@@ -64,3 +73,21 @@ def checked_age(seconds: float) -> timedelta:
             f"{_MAX_AGE.total_seconds():g}; what is younger may be needed by a fact that is on its way"
         )
     return timedelta(seconds=seconds)
+
+
+def age_of_days(days: float | None) -> timedelta | None:
+    """An age that a setting gives; None: never."""
+    return None if days is None else timedelta(days=days)
+
+
+def older_than(age: timedelta) -> str:
+    """A policy by age, in words."""
+    return f"older than {age / timedelta(days=1):g} days"
+
+
+def after_from(text: str, read: Callable[[Any], T]) -> T:
+    """What `read` makes of the JSON in an `after`. Raises InvalidRequest for what was no `next`."""
+    try:
+        return read(json.loads(text))
+    except (ValueError, TypeError, OverflowError, RecursionError) as error:
+        raise InvalidRequest(f"after {text[:80]!r} is not one of ours: pass next unchanged") from error

@@ -1,12 +1,13 @@
 """Builds the scenario runner; the only module that constructs adapters."""
 
-from datetime import timedelta
 from typing import Final
 
 from blob_store import S3BlobStore
 from event_bus import EventBus
 from grpc_edge import GrpcServer, Peer
+from retention import age_of_days
 from retention.loop import SweepLoop as RetentionLoop
+from retention.references import IDEMPOTENT as ASKED_AGAIN
 from retention.references import GrpcReferences
 from retention.servicer import ReferenceServicer, RetentionServicer
 from scenario_runner.adapters.forked_host import ForkedHost
@@ -53,7 +54,7 @@ BODY_RETRY_S: Final = 5.0
 """How long a read of a trajectory body is repeated while the object store is unavailable."""
 BEFORE_COMMANDS: Final = (RunSubmitted,)
 """The trainer begins to read a run at its run.submitted: no episode of it may be played before that."""
-_IDEMPOTENT: Final = ("GetModel", "GetVersion", "ListReferences")
+_IDEMPOTENT: Final = ("GetModel", "GetVersion", *ASKED_AGAIN)
 
 
 def build_app(settings: ScenarioRunnerSettings, server: GrpcServer | None = None) -> Service:
@@ -143,18 +144,16 @@ def _add_planner(
     service.add(Worker("planner", loop.run))
     service.add(Worker("sweeps", sweeps.run))
     server.add(add_TasksetServiceServicer_to_server, servicer, TASKSET_STATUSES)
-    references = ReferenceServicer(FindReferences(plan))
-    server.add(add_ReferenceServiceServicer_to_server, references, TASKSET_STATUSES)
     _add_retention(service, settings, plan, registry, server)
 
 
 def _add_retention(
     service: Service, settings: ScenarioRunnerSettings, plan: SqlPlan, registry: Peer, server: GrpcServer
 ) -> None:
-    days = settings.retention_runs_days
-    age = None if days is None else timedelta(days=days)
-    references = GrpcReferences({"checkpoint_registry": registry})
-    sweeps = {"runs": RemoveRuns(plan, references, age, now=utc_now)}
+    references = ReferenceServicer(FindReferences(plan))
+    server.add(add_ReferenceServiceServicer_to_server, references, TASKSET_STATUSES)
+    others = GrpcReferences({"checkpoint_registry": registry})
+    sweeps = {"runs": RemoveRuns(plan, others, age_of_days(settings.retention_runs_days), now=utc_now)}
     if settings.retention_every_s:
         service.add(Worker("retention", RetentionLoop(sweeps, every_s=settings.retention_every_s).run))
     server.add(add_RetentionServiceServicer_to_server, RetentionServicer(sweeps), TASKSET_STATUSES)

@@ -1,10 +1,9 @@
 """Builds the trajectory store; nothing connects before it is started."""
 
-from datetime import timedelta
-
 from blob_store import S3BlobStore
 from event_bus import BusTimings, EventBus
 from grpc_edge import GrpcServer, Peer
+from retention import age_of_days
 from retention.loop import SweepLoop
 from retention.references import IDEMPOTENT, GrpcReferences
 from retention.servicer import RetentionServicer
@@ -75,8 +74,8 @@ def _add_retention(
     registry = service.add(Peer("registry", settings.peers.registry, idempotent=IDEMPOTENT))
     references = GrpcReferences({"checkpoint_registry": registry, "scenario_runner": planner})
     policy = StorePolicy(
-        _days(settings.retention_bodies_days),
-        _days(settings.retention_episodes_days),
+        age_of_days(settings.retention_bodies_days),
+        age_of_days(settings.retention_episodes_days),
         settings.retention_bodies_bytes,
     )
     sweeps = {
@@ -85,10 +84,6 @@ def _add_retention(
     if settings.retention_every_s:
         service.add(Worker("retention", SweepLoop(sweeps, every_s=settings.retention_every_s).run))
     server.add(add_RetentionServiceServicer_to_server, RetentionServicer(sweeps), STATUS_OF)
-
-
-def _days(number: float | None) -> timedelta | None:
-    return None if number is None else timedelta(days=number)
 
 
 def main() -> None:

@@ -19,6 +19,18 @@ _RENEW_S: Final = 1.0
 _TTL_S: Final = 3.0
 _HEAD_BYTES: Final = 65_536
 
+_NO_CHOICES: Final = (
+    b"",
+    b"[]",
+    b"null",
+    b"{}",
+    b'{"choices": {}}',
+    b"<html>502 Bad Gateway</html>",
+    b'{"choices": [{"token_ids": [1, 2',
+    bytes(range(256)),
+    b"[" * 100_000,
+)
+
 
 def answers(version: int) -> list[bytes]:
     """Bodies of 200 OK. version: what a real engine would stamp on its tokens."""
@@ -52,15 +64,7 @@ def answers(version: int) -> list[bytes]:
         {**good, "weight_versions": [never_published]},
     ]
     return [
-        b"",
-        b"[]",
-        b"null",
-        b"{}",
-        b'{"choices": {}}',
-        b"<html>502 Bad Gateway</html>",
-        b'{"choices": [{"token_ids": [1, 2',
-        bytes(range(256)),
-        b"[" * 100_000,
+        *_NO_CHOICES,
         *(json.dumps({"request_id": "r", "choices": [choice]}).encode() for choice in wrong),
     ]
 

@@ -154,7 +154,7 @@ class Link:
             host, port = self.servers[(first + number) % len(self.servers)]
             with suppress(ConnectionRefusedError):
                 return await asyncio.open_connection(host, port)
-        raise ConnectionRefusedError(f"nobody listens behind {self.dependency} of {self.process}")
+        raise ConnectionRefusedError(f"nothing listens behind {self.dependency} of {self.process}")
 
     async def _pump(
         self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, upload: _Upload | None

@@ -66,6 +66,15 @@ async def train_and_leave_a_run_open(platform: Platform) -> tuple[str, str]:
     return done, open_one
 
 
+async def finishes(platform: Platform, run_id: str) -> None:
+    """Follow an open run to its 8 steps, and look into its ledger."""
+    finished = await follow_run(platform, run_id, timeout_s=400)
+    assert (finished.state, finished.step) == (RUN_STATE_COMPLETED, 8), finished.failure
+    ledger = await balanced(platform, run_id)
+    assert ledger.requested == ledger.settled > 0
+    assert (ledger.trained_twice, ledger.conflicts) == (0, 0)
+
+
 async def test_a_restored_platform_says_the_same_serves_the_same_and_finishes_its_open_run(
     tmp_path: Path,
 ) -> None:
@@ -102,10 +111,6 @@ async def test_a_restored_platform_says_the_same_serves_the_same_and_finishes_it
 
         assert all(not is_head for _, _, is_head in newer.values())
         await until(serves_head, "the gateway to serve head", timeout_s=120)
-        finished = await follow_run(platform, open_one, timeout_s=400)
-        assert (finished.state, finished.step) == (RUN_STATE_COMPLETED, 8), finished.failure
-        ledger = await balanced(platform, open_one)
-        assert ledger.requested == ledger.settled > 0
-        assert (ledger.trained_twice, ledger.conflicts) == (0, 0)
+        await finishes(platform, open_one)
         for name in ("scenario_runner", "trajectory_store", "checkpoint_registry", "grpo_trainer"):
             await stack.wait_ready(name, timeout_s=60)  # no alarm of a gap

@@ -82,7 +82,7 @@ BUGS: Final = (
         "return bound",
     ),
     Bug(
-        "a group.settled that the stream lost is published by nobody",
+        "a group.settled that the stream lost is not published again",
         "services/grpo_trainer/runs/group_buffer.py",
         "            await self._answer_again(fact)\n",
         "",

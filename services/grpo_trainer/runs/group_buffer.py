@@ -186,8 +186,8 @@ class GroupBuffer:
         self._note_published(() if step is None else step.settlements)
 
     def _note_published(self, settlements: Iterable[Settlement]) -> None:
-        """The group.settled of these groups is in the stream. Whoever tells of one of them once more has not
-        read it: it is published again, under its id."""
+        """The group.settled of these groups is in the stream. A service that tells of one of them once
+        more has not read it: it is published again, under its id."""
         self._published |= {settlement.group_id: settlement for settlement in settlements}
         while len(self._published) > _MAX_PUBLISHED:
             del self._published[next(iter(self._published))]

@@ -6,25 +6,17 @@ ones. Whatever a kill leaves is ended by the next sweep, and no reader counts ro
 
 import json
 from collections import Counter
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
-from typing import Final, Protocol
+from typing import Any, Final
 
-from retention import KEPT_FOR_EVER, Reference, SweepOrder, SweepReport
+from retention import KEPT_FOR_EVER, References, SweepOrder, SweepReport, after_from, older_than
 from scenario_runner.adapters.sql_plan import PlanUnit, SqlPlan
 from scenario_runner.domain.retention import FinishedRun, RunSummary
 from scenario_runner.usecases.views import find_run
-from service_kit.errors import InvalidRequest
 
 _BATCH: Final = 50
 _DRAWN_FROM: Final = "a run that drew from it is there"
-
-
-class References(Protocol):
-    """Which runs other services need."""
-
-    async def to_runs(self, run_ids: Collection[str], *, release: bool) -> Sequence[Reference]:
-        """Raises Unavailable."""
 
 
 class RemoveRuns:
@@ -53,9 +45,9 @@ class RemoveRuns:
         age = order.older_than or self._age
         if age is None:
             return SweepReport(KEPT_FOR_EVER)
-        policy = f"older than {age / timedelta(days=1):g} days"
+        policy = older_than(age)
         before = self._now() - age
-        after = _decoded(order.after) if order.after else None
+        after = after_from(order.after, _place) if order.after else None
         found = await self._plan.read(lambda unit: unit.old_runs.finished(before, after, self._batch))
         if not found:
             return SweepReport(policy)
@@ -98,9 +90,6 @@ def _encoded(last: FinishedRun) -> str:
     return json.dumps([last.finished_at.isoformat(), last.run_id])
 
 
-def _decoded(text: str) -> tuple[datetime, str]:
-    try:
-        finished_at, run_id = json.loads(text)
-        return datetime.fromisoformat(finished_at).astimezone(UTC), str(run_id)
-    except (ValueError, TypeError, OverflowError, RecursionError) as error:
-        raise InvalidRequest(f"after {text[:80]!r} is not one of ours: pass next unchanged") from error
+def _place(encoded: Any) -> tuple[datetime, str]:
+    finished_at, run_id = encoded
+    return datetime.fromisoformat(finished_at).astimezone(UTC), str(run_id)

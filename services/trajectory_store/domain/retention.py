@@ -1,6 +1,5 @@
 """Which bodies and rows may go: old, settled, and referred to by nothing. Pure."""
 
-from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
@@ -68,8 +67,3 @@ def _reason(row: OldRow, whole: Mapping[str, str], trained: Mapping[str, str]) -
         if run_id in whole:
             return whole[run_id]
     return trained.get(row.trained_by_run, "") if row.state is LedgerState.TRAINED else ""
-
-
-def counted(reasons: Iterable[str]) -> dict[str, int]:
-    """How often each."""
-    return dict(Counter(reasons))

@@ -6,30 +6,24 @@ by the next sweep, and no reader finds a row that promises a body which is gone.
 
 import asyncio
 import json
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
-from typing import Final, Protocol
+from typing import Any, Final
 
 from blob_store import BlobStore
-from retention import KEPT_FOR_EVER, MIN_AGE, Reference, SweepOrder, SweepReport
-from service_kit.errors import InvalidRequest, as_errors
+from retention import KEPT_FOR_EVER, MIN_AGE, References, SweepOrder, SweepReport, after_from, older_than
+from service_kit.errors import as_errors
 from trajectory_store import telemetry
 from trajectory_store.adapters.sql_retention import SqlRetention
-from trajectory_store.domain.retention import OldRow, Removable, StorePolicy, counted, reasons_to_keep
+from trajectory_store.domain.retention import OldRow, Removable, StorePolicy, reasons_to_keep
 
 _BATCH: Final = 500
 _PARALLEL_DELETES: Final = 16
 _US: Final = timedelta(microseconds=1)
 _MAX_US: Final = 1 << 62
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
-
-
-class References(Protocol):
-    """Who refers to runs: other services, or a double."""
-
-    async def to_runs(self, run_ids: Collection[str], *, release: bool) -> Sequence[Reference]:
-        """Those that are needed. release: no other will be needed from now on. Raises Unavailable."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,7 +82,7 @@ class RemoveOld:
             number=len(going),
             size_bytes=self._size(going),
             oldest=min((_EPOCH + row.at_us * _US for row in going.values()), default=None),
-            kept=counted(kept.values()),
+            kept=dict(Counter(kept.values())),
             next=_encoded(last) if len(found) == self._batch else "",
         )
 
@@ -137,14 +131,14 @@ class RemoveOld:
         aged_us = 0 if age is None else (now - age - _EPOCH) // _US
         youngest_us = aged_us if limit is None else (now - MIN_AGE - _EPOCH) // _US
         if after:
-            begun = _decoded(after)
+            begun = after_from(after, _begun)
             return replace(begun, before_us=min(begun.before_us, youngest_us), aged_us=aged_us)
         beyond_us = 0 if limit is None else await self._rows.beyond_bytes(limit)
         return Cutoff(min(max(aged_us, beyond_us), youngest_us), aged_us)
 
 
 def _in_words(age: timedelta | None, limit: int | None) -> str:
-    parts = [] if age is None else [f"older than {age / timedelta(days=1):g} days"]
+    parts = [] if age is None else [older_than(age)]
     if limit is not None:
         parts.append(f"oldest beyond {limit} bytes of bodies")
     return ", or ".join(parts)
@@ -154,11 +148,8 @@ def _encoded(cutoff: Cutoff) -> str:
     return json.dumps([cutoff.before_us, *cutoff.after])
 
 
-def _decoded(text: str) -> Cutoff:
-    try:
-        before_us, at_us, episode_id = json.loads(text)
-        if not all(-1 <= int(one) < _MAX_US for one in (before_us, at_us)):
-            raise ValueError(text)
-        return Cutoff(int(before_us), 0, (int(at_us), str(episode_id)))
-    except (ValueError, TypeError, OverflowError, RecursionError) as error:
-        raise InvalidRequest(f"after {text[:80]!r} is not one of ours: pass next unchanged") from error
+def _begun(encoded: Any) -> Cutoff:
+    before_us, at_us, episode_id = encoded
+    if not all(-1 <= int(one) < _MAX_US for one in (before_us, at_us)):
+        raise ValueError(encoded)
+    return Cutoff(int(before_us), 0, (int(at_us), str(episode_id)))

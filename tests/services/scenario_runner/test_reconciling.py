@@ -31,9 +31,9 @@ from tests.services.scenario_runner.test_two_planners import second_plan
 from blob_store import ref as blob_ref
 from event_bus.provision import provision
 from scenario_runner.adapters.peers import PeerFacts
-from scenario_runner.domain.facts import Advanced, Graded
+from scenario_runner.domain.facts import Graded
 from scenario_runner.domain.peer_facts import NOT_STARTED, SessionFact
-from scenario_runner.domain.runs import EpisodeState, RunState
+from scenario_runner.domain.runs import RunState
 from scenario_runner.usecases.reconciling import Reconcile
 from upcycle.api.taskset.v1 import taskset_pb2
 from upcycle.api.trajectory.v1 import events_pb2 as trajectory_events
@@ -212,80 +212,6 @@ async def test_the_end_of_a_run_is_announced_until_it_is_delivered_back(outside:
     outside.trainer.groups_ready = 1
     assert await outside.later() == 1
     assert f"run.stopping/{planner.run_id}" in await outside.waiting()
-
-
-@pytest.mark.parametrize("steps", [1, 2])
-async def test_a_step_whose_completion_was_lost_is_asked_for(planner: PlannerHarness, steps: int) -> None:
-    """Its groups are settled and nothing else is in flight: such a run would wait for ever."""
-    await planner.begin(train_spec(prompts=1, staleness=0, steps=steps), num_tasks=3)
-    members = planner.members(0)
-    await planner.apply(*map(planner.graded, members), planner.settled(planner.group_id(0), members))
-    if steps == 2:  # of the next step too
-        await planner.plan_all()
-        members = planner.members(1)
-        await planner.apply(*map(planner.graded, members), planner.settled(planner.group_id(1), members))
-    assert await planner.plan_all() == 0
-    await Outside(planner, Trainer(step=0)).later()
-    assert (await planner.run()).state is RunState.RUNNING
-    await Outside(planner, Trainer(step=steps)).later()
-    run = await planner.run()
-    assert (run.state, run.step, run.policy_version) == (RunState.COMPLETED, steps, steps + 4)
-
-
-async def test_a_lost_last_step_is_asked_for_beside_groups_that_will_not_train(
-    planner: PlannerHarness,
-) -> None:
-    """Two groups were open for the one step: the second one is complete, or still played."""
-    await planner.begin(train_spec(prompts=1, steps=1), num_tasks=3)
-    members, others = planner.members(0), planner.members(1)
-    await planner.apply(*map(planner.graded, [*members, others[0]]))
-    await planner.apply(planner.settled(planner.group_id(0), members))
-    await Outside(planner, Trainer(step=1)).later()
-    run = await planner.run()
-    assert (run.state, run.step) == (RunState.COMPLETED, 1)
-    await check_conservation(planner)
-
-
-async def test_a_step_settles_a_group_whose_own_end_was_lost(planner: PlannerHarness) -> None:
-    """Both were decided together. Without it the last step would cancel what it had trained."""
-    await planner.begin(train_spec(prompts=2, steps=1), num_tasks=4)
-    trained = [*planner.members(0), *planner.members(1)]
-    await planner.apply(*map(planner.graded, trained))
-    await planner.apply(planner.settled(planner.group_id(0), planner.members(0)))
-    await planner.apply(Advanced(planner.run_id, 1, 1, episode_ids=tuple(trained)))
-    assert (await planner.run()).state is RunState.COMPLETED
-    rows = {row.episode_id: (row.state, row.reason) for row in await planner.episodes()}
-    assert {rows[episode] for episode in trained} == {(EpisodeState.TRAINED, "step 1")}
-    await check_conservation(planner)
-
-
-async def test_a_step_of_which_a_group_is_unsettled_is_not_taken_over(planner: PlannerHarness) -> None:
-    """It is durable at the trainer, its policy is on its way into the store, and it may still be void."""
-    await planner.begin(train_spec(prompts=2, steps=1), num_tasks=4)
-    for group in (0, 1):
-        await planner.apply(*(with_body(planner, member) for member in planner.members(group)))
-    await planner.apply(planner.settled(planner.group_id(0), planner.members(0)))
-    outside = Outside(planner, Trainer(step=1))
-    assert await outside.later() == 1
-    assert ((await planner.run()).state, (await planner.run()).step) == (RunState.RUNNING, 0)
-    await planner.apply(planner.settled(planner.group_id(1), planner.members(1)))
-    await outside.later()
-    assert (await planner.run()).state is RunState.COMPLETED
-
-
-async def test_a_settlement_that_is_read_after_its_step_takes_no_group_from_the_next(
-    planner: PlannerHarness,
-) -> None:
-    """Of 2 steps of 2 groups, one group.settled of the first was lost, and is published again."""
-    await planner.begin(train_spec(prompts=2, steps=2, staleness=0), num_tasks=4)
-    for group in (0, 1):
-        await planner.apply(*map(planner.graded, planner.members(group)))
-    await planner.apply(planner.settled(planner.group_id(0), planner.members(0)))
-    await planner.apply(Advanced(planner.run_id, 1, 1))
-    await planner.apply(planner.settled(planner.group_id(1), planner.members(1)))
-    await planner.plan_all()
-    open_groups = await planner.do(lambda unit: unit.num_open_groups(planner.run_id))
-    assert open_groups == 2
 
 
 async def test_a_lost_session_failed_is_asked_for(outside: Outside) -> None:

@@ -86,3 +86,8 @@ def gate_request_id(
 def interactive_run_id(model: str) -> str:
     """The run id under which a model's interactive session publishes: each model has one such session."""
     return f"{_INTERACTIVE}{model}"
+
+
+def is_interactive_run(run_id: str) -> bool:
+    """Whether it is the run id of an interactive session, which no planner has planned."""
+    return run_id.startswith(_INTERACTIVE)

@@ -10,6 +10,7 @@ import sqlalchemy as sa
 from episodes import GroupOutcome, Purpose, Split
 from scenario_runner.adapters.sql_rows import run_of, slots_of
 from scenario_runner.adapters.tables import CLAIM, EPISODE, GROUP, RUN, SOURCE_GROUP, TASK
+from scenario_runner.domain.retention import Progress
 from scenario_runner.domain.runs import FINAL_RUN_STATES, OPEN_RUN_STATES, EpisodeState, RunRecord
 from scenario_runner.domain.source_groups import (
     TAKEN,
@@ -101,11 +102,14 @@ OPEN_RUNS = (
 )
 _IS_OVER = RUN.c.state.in_([state.value for state in FINAL_RUN_STATES])
 _RUN_IDS: sa.BindParameter[Any] = sa.bindparam("run_ids", expanding=True)
-NOT_OVER = sa.select(RUN.c.run_id).where(RUN.c.run_id.in_(_RUN_IDS), sa.not_(_IS_OVER))
+_IS_LONG_OVER = _IS_OVER & (RUN.c.finished_at < sa.bindparam("moment"))
+KNOWN = sa.select(RUN.c.run_id, _IS_OVER, sa.func.coalesce(_IS_LONG_OVER, sa.false())).where(
+    RUN.c.run_id.in_(_RUN_IDS)
+)
 DRAWN_FROM = (
     sa.select(SOURCE_GROUP.c.source_run_id)
     .join_from(RUN, SOURCE_GROUP, SOURCE_GROUP.c.run_id == RUN.c.run_id)
-    .where(sa.not_(_IS_OVER), SOURCE_GROUP.c.source_run_id.in_(_RUN_IDS))
+    .where(sa.func.coalesce(sa.not_(_IS_LONG_OVER), sa.true()), SOURCE_GROUP.c.source_run_id.in_(_RUN_IDS))
     .distinct()
 )
 RELEASE = (
@@ -223,13 +227,18 @@ class SourceGroups:
             self._sources[run_id] = run_of(row) if row else None
         return self._sources[run_id]
 
-    def not_over(self, run_ids: Collection[str]) -> set[str]:
-        """Of these runs, those that are not in a final state."""
-        return set(self._sql.execute(NOT_OVER, {"run_ids": sorted(run_ids)}).scalars())
+    def progress_of(self, run_ids: Collection[str], ended_before: datetime) -> dict[str, Progress]:
+        """Of these runs, those that the plan has."""
+        wanted = {"run_ids": sorted(run_ids), "moment": ended_before}
+        return {
+            run_id: Progress.LONG_OVER if is_long_over else Progress.OVER if is_over else Progress.OPEN
+            for run_id, is_over, is_long_over in self._sql.execute(KNOWN, wanted)
+        }
 
-    def drawn_from(self, run_ids: Collection[str]) -> set[str]:
-        """Of these runs, those of which a run that is not over has looked at groups."""
-        return set(self._sql.execute(DRAWN_FROM, {"run_ids": sorted(run_ids)}).scalars())
+    def drawn_from(self, run_ids: Collection[str], ended_before: datetime) -> set[str]:
+        """Of these runs, those of which a run has looked at groups that was not over by a moment."""
+        wanted = {"run_ids": sorted(run_ids), "moment": ended_before}
+        return set(self._sql.execute(DRAWN_FROM, wanted).scalars())
 
     def release(self, run_ids: Collection[str], moment: datetime) -> None:
         """From now on no run may begin to draw from these: their trajectories may be removed."""

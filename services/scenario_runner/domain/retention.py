@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime
+from enum import Enum, auto
 
 from scenario_runner.domain.runs import Counts
 from scenario_runner.domain.source_groups import SourceTally
@@ -24,3 +25,11 @@ class FinishedRun:
     run_id: str
     finished_at: datetime
     is_drawn_from: bool = False
+
+
+class Progress(Enum):
+    """OVER: too short a time ago for every service to have read of it; LONG_OVER: before that."""
+
+    OPEN = auto()
+    OVER = auto()
+    LONG_OVER = auto()

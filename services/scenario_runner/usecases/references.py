@@ -1,9 +1,19 @@
-"""Which runs the planner needs: those that are not over, and those that such a run draws from."""
+"""Which runs the planner needs: those that are not over, and those that such a run draws from.
+
+What ended less than a day ago counts as not over. Services are asked one after the other: a run that ends in
+between is open for none of them, and its checkpoint was not there when the registry answered. A run that the
+plan does not have may be in the plan that this one replaces.
+"""
 
 from collections.abc import Sequence
+from typing import Final
 
-from retention import Reference
+from identities.entities import is_interactive_run
+from retention import MIN_AGE, Reference
 from scenario_runner.adapters.sql_plan import PlanUnit, SqlPlan
+from scenario_runner.domain.retention import Progress
+
+_WHY: Final = {Progress.OPEN: "run is not over", Progress.OVER: "run ended less than a day ago"}
 
 
 class FindReferences:
@@ -26,9 +36,13 @@ class FindReferences:
 
 
 def _references(unit: PlanUnit, run_ids: Sequence[str]) -> list[Reference]:
-    not_over = unit.source_groups.not_over(run_ids)
-    drawn_from = unit.source_groups.drawn_from(run_ids) - not_over
+    before = unit.now - MIN_AGE
+    known = unit.source_groups.progress_of(run_ids, before)
+    whys = {run_id: _WHY[progress] for run_id, progress in known.items() if progress in _WHY}
+    unknown = {run_id for run_id in run_ids if run_id not in known and not is_interactive_run(run_id)}
+    drawn_from = unit.source_groups.drawn_from(run_ids, before) - whys.keys()
     return [
-        *(Reference(run_id, "run is not over") for run_id in sorted(not_over)),
+        *(Reference(run_id, why) for run_id, why in sorted(whys.items())),
         *(Reference(run_id, "a run draws from it") for run_id in sorted(drawn_from)),
+        *(Reference(run_id, "unknown to the planner") for run_id in sorted(unknown - drawn_from)),
     ]

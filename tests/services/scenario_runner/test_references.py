@@ -1,11 +1,13 @@
 """What the planner needs of old runs, and what no run may begin to draw from."""
 
+from datetime import timedelta
+
 import pytest
 from tests.services.scenario_runner.conftest import Runner
 from tests.services.scenario_runner.source_runs import SourcesHarness, eval_spec, settled, train_spec
 from tests.services.scenario_runner.support import arith, register, run_spec, submit
 
-from retention import Reference
+from retention import MIN_AGE, Reference
 from scenario_runner.domain.runs import Refused, RunState
 from scenario_runner.usecases.ending import end_run
 from scenario_runner.usecases.references import FindReferences
@@ -21,10 +23,14 @@ async def test_open_runs_and_what_they_draw_from_are_needed_and_others_not(sourc
     training = await sources.submit(train_spec(drawn))
     find = FindReferences(sources.planner.plan)
     runs = [drawn, free, going_on, training, "run-unknown", "interactive-m"]
+    just_ended = await find([free], True)
+    assert just_ended == [Reference(free, "run ended less than a day ago")]
+    sources.planner.now += MIN_AGE
     needed = [
         Reference(going_on, "run is not over"),
         Reference(training, "run is not over"),
         Reference(drawn, "a run draws from it"),
+        Reference("run-unknown", "unknown to the planner"),
     ]
     for release in (False, True, True):
         assert await find(runs, release) == needed
@@ -35,13 +41,19 @@ async def test_open_runs_and_what_they_draw_from_are_needed_and_others_not(sourc
     )
     await sources.sweep(training)
     assert (await sources.run(training)).state is RunState.CANCELLED
-    assert await find([drawn], False) == []
+    assert await find([drawn, training], False) == [
+        Reference(training, "run ended less than a day ago"),
+        Reference(drawn, "a run draws from it"),
+    ]
+    sources.planner.now += MIN_AGE + timedelta(microseconds=1)
+    assert await find([drawn, training], False) == []
 
 
 async def test_no_run_begins_to_draw_from_a_released_one(sources: SourcesHarness) -> None:
     await sources.register()
     released, asked = await sources.evaluation(), await sources.evaluation()
     find = FindReferences(sources.planner.plan)
+    sources.planner.now += 2 * MIN_AGE
     await find([asked], False)
     await find([released], True)
     with pytest.raises(Refused, match=f"source run {released} was released to retention"):
@@ -57,6 +69,7 @@ async def test_a_run_that_draws_and_a_release_at_once_never_both_succeed(sources
     find = FindReferences(sources.planner.plan)
     for _ in range(3):
         source = await sources.evaluation()
+        sources.planner.now += 2 * MIN_AGE
         submitted, found = await asyncio.gather(
             sources.submit(train_spec(source)), find([source], True), return_exceptions=True
         )
@@ -69,6 +82,13 @@ async def test_a_run_that_draws_and_a_release_at_once_never_both_succeed(sources
             await sources.sweep(submitted)
 
 
+async def test_a_planner_that_lost_its_database_needs_every_run(sources: SourcesHarness) -> None:
+    """A row of a run is kept for ever, so one that is not there was planned by another database."""
+    find = FindReferences(sources.planner.plan)
+    found = await find(["run-b", "interactive-m", "run-a"], True)
+    assert found == [Reference(name, "unknown to the planner") for name in ("run-a", "run-b")]
+
+
 async def test_the_running_service_answers(runner: Runner) -> None:
     """Over gRPC: the trajectory store asks about an open run, and an operator for what is old."""
     await register(runner, arith())
@@ -77,7 +97,10 @@ async def test_the_running_service_answers(runner: Runner) -> None:
         references, retention = ReferenceServiceStub(channel), RetentionServiceStub(channel)
         asked = pb.ListReferencesRequest(run_ids=[run_id, "run-none"], release=True)
         answer = await references.ListReferences(asked)
-        assert [(one.run_id, one.why) for one in answer.references] == [(run_id, "run is not over")]
+        assert [(one.run_id, one.why) for one in answer.references] == [
+            (run_id, "run is not over"),
+            ("run-none", "unknown to the planner"),
+        ]
         swept = await retention.SweepRetention(pb.SweepRetentionRequest(what="runs", older_than_s=86400))
         assert (swept.policy, swept.number, swept.next) == ("older than 1 days", 0, "")
         for wrong in (

@@ -8,11 +8,12 @@ import asyncio
 import logging
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import suppress
+from datetime import datetime
 from typing import Any, Final
 
 from google.protobuf.message import Message
 
-from event_bus import codec, replays
+from event_bus import codec, replays, unread
 from event_bus.attempts import AttemptNotes
 from event_bus.batches import BatchConsumer
 from event_bus.codec import Encoded
@@ -220,6 +221,14 @@ class EventBus:
     def alarms(self) -> list[str]:
         """What any reader lost, and what is missing or about to be removed; one sentence each."""
         return self._watch.of_all_readers()
+
+    async def unread(self, before: datetime) -> str | None:
+        """Why the readers of this service may not have handled all that was stored before a moment: they do
+        not read, lag, lost something, or gave a message up; None: they have. Raises Unavailable.
+        """
+        if (why := self.ready()) is not None:
+            return why
+        return await unread.unread(self._connection.jetstream(), self._topology, self._durables, before)
 
     def ready(self) -> str | None:
         """`unable`; else what the server lacks; else the alarms, with which it works all the same."""

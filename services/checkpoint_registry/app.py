@@ -25,6 +25,7 @@ from checkpoint_registry.usecases.rollback import RollbackPolicy, WatchHead
 from event_bus import EventBus
 from grpc_edge import GrpcServer, Peer
 from retention.servicer import ReferenceServicer
+from retention.up_to_date import UpToDate
 from service_kit.background import Worker
 from service_kit.clock import utc_now
 from service_kit.main import run_main
@@ -64,7 +65,8 @@ def build_app(settings: CheckpointRegistrySettings) -> Service:
     gate_loop = GateLoop(GateLoopDeps(gate, head, models, gates, wakeups), poll_s=settings.gate_poll_s)
     manage = ManageModels(models, _policy_store(settings, blobs), wakeups.wake, now=utc_now)
     servicer = RegistryServicer(manage, models, versions, EngineLeases(leases, now=utc_now))
-    references = FindReferences(SqlReferences(database), unread=bus.ready)
+    up_to_date = UpToDate(NAME, bus.unread, now=utc_now)
+    references = up_to_date.finding(FindReferences(SqlReferences(database)))
     grpc_server = GrpcServer(settings.host, settings.grpc_port)
     bus.include_router(registry_router(gate, evidence, versions, wakeups.wake))
     for component in (

@@ -10,6 +10,7 @@ from retention.loop import SweepLoop as RetentionLoop
 from retention.references import IDEMPOTENT as ASKED_AGAIN
 from retention.references import GrpcReferences
 from retention.servicer import ReferenceServicer, RetentionServicer
+from retention.up_to_date import UpToDate
 from scenario_runner.adapters.forked_host import ForkedHost
 from scenario_runner.adapters.hosts import Hosts
 from scenario_runner.adapters.peers import BusGauge, GrpcRegistry, PeerFacts
@@ -144,16 +145,23 @@ def _add_planner(
     service.add(Worker("planner", loop.run))
     service.add(Worker("sweeps", sweeps.run))
     server.add(add_TasksetServiceServicer_to_server, servicer, TASKSET_STATUSES)
-    _add_retention(service, settings, plan, registry, server)
+    up_to_date = UpToDate(NAME, bus.unread, now=utc_now)
+    _add_retention(service, settings, plan, registry, server, up_to_date)
 
 
 def _add_retention(
-    service: Service, settings: ScenarioRunnerSettings, plan: SqlPlan, registry: Peer, server: GrpcServer
+    service: Service,
+    settings: ScenarioRunnerSettings,
+    plan: SqlPlan,
+    registry: Peer,
+    server: GrpcServer,
+    up_to_date: UpToDate,
 ) -> None:
-    references = ReferenceServicer(FindReferences(plan))
+    references = ReferenceServicer(up_to_date.finding(FindReferences(plan)))
     server.add(add_ReferenceServiceServicer_to_server, references, TASKSET_STATUSES)
     others = GrpcReferences({"checkpoint_registry": registry})
-    sweeps = {"runs": RemoveRuns(plan, others, age_of_days(settings.retention_runs_days), now=utc_now)}
+    remove = RemoveRuns(plan, others, age_of_days(settings.retention_runs_days), now=utc_now)
+    sweeps = up_to_date.sweeping({"runs": remove})
     if settings.retention_every_s:
         service.add(Worker("retention", RetentionLoop(sweeps, every_s=settings.retention_every_s).run))
     server.add(add_RetentionServiceServicer_to_server, RetentionServicer(sweeps), TASKSET_STATUSES)

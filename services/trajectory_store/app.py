@@ -7,6 +7,7 @@ from retention import age_of_days
 from retention.loop import SweepLoop
 from retention.references import IDEMPOTENT, GrpcReferences
 from retention.servicer import RetentionServicer
+from retention.up_to_date import UpToDate
 from service_kit.background import Worker
 from service_kit.clock import utc_now
 from service_kit.component import Closing
@@ -58,7 +59,8 @@ def build_app(settings: TrajectoryStoreSettings) -> Service:
     server = GrpcServer(settings.host, settings.grpc_port)
     servicer = TrajectoryServicer(usecases, now=utc_now)
     server.add(add_TrajectoryServiceServicer_to_server, servicer, STATUS_OF)
-    _add_retention(service, settings, SqlRetention(db), store, server)
+    up_to_date = UpToDate("trajectory_store", bus.unread, now=utc_now)
+    _add_retention(service, settings, SqlRetention(db), store, server, up_to_date)
     service.add(server)
     return service
 
@@ -69,6 +71,7 @@ def _add_retention(
     rows: SqlRetention,
     bodies: S3BlobStore,
     server: GrpcServer,
+    up_to_date: UpToDate,
 ) -> None:
     planner = service.add(Peer("tasksets", settings.peers.tasksets, idempotent=IDEMPOTENT))
     registry = service.add(Peer("registry", settings.peers.registry, idempotent=IDEMPOTENT))
@@ -78,9 +81,9 @@ def _add_retention(
         age_of_days(settings.retention_episodes_days),
         settings.retention_bodies_bytes,
     )
-    sweeps = {
-        what.value: RemoveOld(what, rows, bodies, references, policy, now=utc_now) for what in Removable
-    }
+    sweeps = up_to_date.sweeping(
+        {what.value: RemoveOld(what, rows, bodies, references, policy, now=utc_now) for what in Removable}
+    )
     if settings.retention_every_s:
         service.add(Worker("retention", SweepLoop(sweeps, every_s=settings.retention_every_s).run))
     server.add(add_RetentionServiceServicer_to_server, RetentionServicer(sweeps), STATUS_OF)

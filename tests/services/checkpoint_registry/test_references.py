@@ -2,23 +2,24 @@
 
 from dataclasses import replace
 
-import pytest
 from tests.services.checkpoint_registry.conftest import MODEL, RegistryHarness, checkpoint
 from tests.services.checkpoint_registry.running_registry import TRAINING_RUN, Stack, policy, upload
+from tests.support.waiting import until
 
 from checkpoint_registry.adapters.sql_references import SqlReferences
 from checkpoint_registry.usecases.references import FindReferences
 from identities.entities import interactive_run_id
 from retention import Reference
+from upcycle.api.common.v1.common_pb2 import BlobRef
 from upcycle.api.registry.v1.events_pb2 import CheckpointPromoted
 from upcycle.api.retention.v1.service_pb2 import ListReferencesRequest
 from upcycle.api.retention.v1.service_pb2_grpc import ReferenceServiceStub
 from upcycle.errors import Unavailable
-from upcycle.rpc import connect
+from upcycle.rpc import connect, peer_errors
 
 
-def finder(harness: RegistryHarness, unread: str | None = None) -> FindReferences:
-    return FindReferences(SqlReferences(harness.database), unread=lambda: unread)
+def finder(harness: RegistryHarness) -> FindReferences:
+    return FindReferences(SqlReferences(harness.database))
 
 
 async def test_what_a_checkpoint_trained_on_is_needed(harness: RegistryHarness) -> None:
@@ -47,12 +48,6 @@ async def test_what_a_gate_ordered_and_judged_by_is_needed_before_and_after(harn
     assert set(found) == {Reference(run_id, "evidence of a gate") for run_id in ordered}
 
 
-async def test_nothing_is_answered_while_facts_are_unread(harness: RegistryHarness) -> None:
-    await harness.save(1)
-    with pytest.raises(Unavailable, match="may not know all checkpoints, its bus: not connected"):
-        await finder(harness, "not connected")(["run-train"], False)
-
-
 async def test_the_running_registry_answers(stack: Stack) -> None:
     async with stack.registry() as stub:
         base = (await upload(stub, "referred", policy())).base
@@ -62,3 +57,23 @@ async def test_the_running_registry_answers(stack: Stack) -> None:
             asked = ListReferencesRequest(run_ids=[TRAINING_RUN, "run-none"])
             answer = await ReferenceServiceStub(channel).ListReferences(asked)
     assert [(one.run_id, one.only_trained) for one in answer.references][:1] == [(TRAINING_RUN, True)]
+
+
+async def test_a_registry_that_gave_a_checkpoint_up_answers_nothing(stack: Stack) -> None:
+    """It cannot know what the checkpoint trained on."""
+    async with stack.registry(), connect(f"127.0.0.1:{stack.settings.grpc_port}") as channel:
+        base = BlobRef(key="x", sha256="0" * 64, size_bytes=1)
+        await stack.save("unheard-of", 1, base, {})
+        asked = ListReferencesRequest(run_ids=[TRAINING_RUN])
+
+        async def refusal() -> str:
+            try:
+                with peer_errors("refused", ()):
+                    await ReferenceServiceStub(channel).ListReferences(asked)
+            except Unavailable as error:
+                return str(error)
+            return ""
+
+        why = await until(refusal)
+    assert "checkpoint_registry may not know all that is needed, its bus: " in why
+    assert "gave up 1 messages, see upcycle bus dead show" in why

@@ -20,6 +20,7 @@ from retention import Reference
 from retention.servicer import ReferenceServicer
 from service_kit.groups import PeerSettings, S3Settings
 from upcycle.api.retention.v1.service_pb2_grpc import add_ReferenceServiceServicer_to_server
+from upcycle.api.taskset.v1.events_pb2 import EpisodeFailed
 from upcycle.api.trajectory.v1 import service_pb2 as pb
 from upcycle.cli.main import run
 from upcycle.platform import PEERS
@@ -142,6 +143,20 @@ async def test_a_peer_that_does_not_answer_stops_it_and_is_named(
     assert await asyncio.to_thread(run, ["retention", "bodies", "--older-than", "1d", "--apply"]) == 4
     assert "nothing is removed before scenario_runner says which runs it needs" in capsys.readouterr().err
     assert len(await store.blobs.list("default/trajectories/")) == 1
+
+
+async def test_a_store_that_gave_a_fact_up_removes_nothing(
+    store: Store, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """It may be a step that trained on the episode."""
+    await evaluated(store, 0)
+    await store.publish(EpisodeFailed(kind="timeout"))
+
+    async def is_refused() -> bool:
+        return await asyncio.to_thread(run, ["retention", "bodies", "--older-than", "1d"]) == 4
+
+    await until(is_refused)
+    assert "trajectory_store may not know all that is needed" in capsys.readouterr().err
 
 
 async def test_a_peer_of_an_older_version_stops_it(

@@ -1,0 +1,68 @@
+"""What durables have not read, or gave up: asked before an answer about what is not there is believed."""
+
+from collections.abc import Collection
+from datetime import datetime
+from typing import Final
+
+from nats.errors import Error as NatsError
+from nats.js import JetStreamContext
+from nats.js.errors import NotFoundError
+
+from event_bus.dead_letter_box import LOOKED_AT, DeadLetterBox
+from event_bus.topology import DLQ, ConsumerSpec, Topology
+from upcycle.errors import Unavailable
+
+_NAMED: Final = 3
+"""Dead letters that a sentence names."""
+
+
+async def unread(
+    jetstream: JetStreamContext, topology: Topology, durables: Collection[ConsumerSpec], before: datetime
+) -> str | None:
+    """What some durable has not handled of what was stored before a moment; None: everything is. Raises
+    Unavailable."""
+    try:
+        for spec in durables:
+            if (why := await _behind(jetstream, topology, spec, before)) is not None:
+                return why
+        return await _given_up(jetstream, {spec.durable for spec in durables})
+    except (NatsError, TimeoutError) as error:
+        raise Unavailable(f"NATS does not say what is unread: {error!r}") from error
+
+
+async def _behind(
+    jetstream: JetStreamContext, topology: Topology, spec: ConsumerSpec, before: datetime
+) -> str | None:
+    info = await jetstream.consumer_info(spec.stream, spec.durable)
+    number = (info.num_pending or 0) + (info.num_ack_pending or 0)
+    if not number:
+        return None
+    read = (info.ack_floor.stream_seq if info.ack_floor is not None else 0) or 0
+    oldest = [
+        moment
+        for subject in topology.filters_of(spec)
+        if (moment := await _first_after(jetstream, spec.stream, subject, read)) is not None
+    ]
+    if not oldest or min(oldest) >= before:
+        return None
+    return f"{spec.durable} has {number} messages unread, the oldest of {min(oldest):%Y-%m-%d %H:%M} UTC"
+
+
+async def _first_after(
+    jetstream: JetStreamContext, stream: str, subject: str, sequence: int
+) -> datetime | None:
+    try:
+        return (await jetstream.get_msg(stream, sequence + 1, subject, next=True)).time
+    except NotFoundError:
+        return None
+
+
+async def _given_up(jetstream: JetStreamContext, readers: Collection[str]) -> str | None:
+    if not (await jetstream.stream_info(DLQ)).state.messages:
+        return None
+    letters = await DeadLetterBox(jetstream).letters(limit=LOOKED_AT)
+    mine = [letter for letter in letters if letter.reader in readers]
+    if not mine:
+        return None
+    numbers = ", ".join(str(letter.number) for letter in mine[:_NAMED])
+    return f"{mine[0].reader} gave up {len(mine)} messages, see upcycle bus dead show {numbers}"

@@ -31,6 +31,7 @@ NAMES: Final = (
     "assembler",
     "staleness",
     "ledger",
+    "scale",
     "decisions",
     "wall_clock",
 )

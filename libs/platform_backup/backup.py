@@ -5,6 +5,7 @@ made equal by messages; copied one after another beside running services, the pa
 moments, and a fact that is in none of them would be lost without a trace.
 """
 
+import asyncio
 import shutil
 from collections.abc import Callable
 from importlib.metadata import version
@@ -12,16 +13,24 @@ from pathlib import Path
 
 from nats.aio.client import Client
 
+from blob_store.provision import refuse_unfinished_restore
 from blob_store.ref import ref_of_file
 from event_bus.connection import connected
 from event_bus.topology import STREAMS
 from platform_backup import manifest, objects, quiet, streams, tables
-from platform_backup.errors import BackupFailed, BackupRefused
-from platform_backup.manifest import DatabasePart, FileDigest, Manifest, StreamPart
+from platform_backup.errors import BackupFailed, BackupRefused, written_to
+from platform_backup.manifest import (
+    DATABASES,
+    SNAPSHOTS,
+    DatabasePart,
+    FileDigest,
+    Manifest,
+    StoredObject,
+    StreamPart,
+)
 from platform_backup.places import Places
 from service_kit.clock import utc_now
 
-DATABASES, SNAPSHOTS = "databases", "streams"
 Say = Callable[[str], None]
 
 
@@ -29,9 +38,16 @@ async def back_up(places: Places, folder: Path, *, say: Say = lambda _: None) ->
     """Write a backup of a stopped platform to a new or empty folder, or to one in which a backup was not
     finished, whose files are removed first. say: called with what is done next.
 
-    Raises BackupRefused (nothing was changed), BackupFailed, Unavailable (the folder is marked unfinished).
+    Raises BackupRefused, RestoreUnfinished (nothing was changed), BackupFailed, Unavailable (the folder is
+    marked unfinished).
     """
+    with written_to(folder):
+        return await _backed_up(places, folder, say)
+
+
+async def _backed_up(places: Places, folder: Path, say: Say) -> Manifest:
     _refuse_taken(folder)
+    await asyncio.to_thread(refuse_unfinished_restore, places.s3)  # else half a platform would count as one
     async with connected(places.bus, "upcycle backup") as client:
         await quiet.refuse_unless_stopped(client, places)
         before = await quiet.traces(client)
@@ -48,7 +64,15 @@ async def back_up(places: Places, folder: Path, *, say: Say = lambda _: None) ->
             raise BackupFailed(
                 "the platform changed while it was copied", "stop every service, then repeat the command"
             )
-    made = Manifest(
+    made = _described(folder, databases, parts, stored)
+    manifest.write(folder, made)
+    return made
+
+
+def _described(
+    folder: Path, databases: dict[str, DatabasePart], parts: dict[str, StreamPart], stored: list[StoredObject]
+) -> Manifest:
+    return Manifest(
         made_at=utc_now().isoformat(timespec="seconds"),
         version=version("upcycle-platform"),
         files=_digests(folder),
@@ -57,8 +81,6 @@ async def back_up(places: Places, folder: Path, *, say: Say = lambda _: None) ->
         num_objects=len(stored),
         object_bytes=sum(one.size_bytes for one in stored),
     )
-    manifest.write(folder, made)
-    return made
 
 
 async def _save_databases(places: Places, folder: Path) -> dict[str, DatabasePart]:

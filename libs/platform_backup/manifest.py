@@ -18,8 +18,12 @@ FILE: Final = "backup.json"
 BEGUN: Final = "unfinished"
 """In a folder of a backup that was begun and not finished."""
 FORMAT: Final = 1
+SQLITE: Final = "sqlite"
 OBJECTS: Final = "objects"
 INDEX: Final = "objects.jsonl"
+DATABASES: Final = "databases"
+SNAPSHOTS: Final = "streams"
+_UNCHANGED: Final = "nothing was changed; use another backup"
 
 
 class _Part(BaseModel):
@@ -54,6 +58,12 @@ class DatabasePart(_Part):
     """Table -> columns in the order of its file; Postgres only."""
     sequences: dict[str, int] = {}
     """Sequence -> the last number it gave; Postgres only."""
+
+    def files(self, service: str) -> list[str]:
+        """Paths in the backup."""
+        if self.backend == SQLITE:
+            return [f"{DATABASES}/{service}.sqlite"]
+        return [f"{DATABASES}/{service}/{table}.copy.zst" for table in self.columns]
 
 
 class Manifest(_Part):
@@ -128,34 +138,59 @@ def read(folder: Path) -> Manifest:
 
 
 def objects_of(folder: Path) -> Iterator[StoredObject]:
-    """The objects of a backup whose index was verified."""
+    """The objects of a backup. Raises BackupDamaged for a line that is none."""
     with (folder / INDEX).open() as lines:
-        for line in lines:
-            yield StoredObject(**json.loads(line))
+        for number, line in enumerate(lines, start=1):
+            try:
+                yield StoredObject(**json.loads(line))
+            except (ValueError, TypeError) as error:
+                raise BackupDamaged(
+                    f"line {number} of {INDEX} in {folder} is no object", _UNCHANGED
+                ) from error
 
 
 def verify(folder: Path, manifest: Manifest) -> None:
-    """Read every file of a backup. Raises BackupDamaged, which names the first that is missing or differs."""
+    """Read every file of a backup. Raises BackupDamaged, which names the first that is not listed, is missing
+    or differs."""
+    for name in _needed(manifest):
+        if name not in manifest.files:
+            raise BackupDamaged(f"{FILE} of {folder} does not list {name}", _UNCHANGED)
     for name, wanted in manifest.files.items():
         _compare(folder, folder / name, wanted)
     seen: set[str] = set()
+    number = size_bytes = 0
     for one in objects_of(folder):
+        number, size_bytes = number + 1, size_bytes + one.size_bytes
         if one.sha256 not in seen:
             seen.add(one.sha256)
             wanted = FileDigest(sha256=one.sha256, size_bytes=one.size_bytes)
             _compare(folder, one.path_in(folder), wanted, f" (object {one.key})")
+    if (number, size_bytes) != (manifest.num_objects, manifest.object_bytes):
+        raise BackupDamaged(
+            f"{INDEX} of {folder} has {number} objects of {size_bytes} bytes, {FILE} says "
+            f"{manifest.num_objects} of {manifest.object_bytes}",
+            _UNCHANGED,
+        )
+
+
+def _needed(manifest: Manifest) -> Iterator[str]:
+    """What a restore reads."""
+    yield INDEX
+    yield from (f"{SNAPSHOTS}/{stream}" for stream in manifest.streams)
+    for service, part in manifest.databases.items():
+        yield from part.files(service)
 
 
 def _compare(folder: Path, path: Path, wanted: FileDigest, what: str = "") -> None:
     name = f"{path.relative_to(folder)}{what}"
     if not path.is_file():
-        raise BackupDamaged(f"{folder} lacks {name}", "nothing was changed; use another backup")
+        raise BackupDamaged(f"{folder} lacks {name}", _UNCHANGED)
     found = ref_of_file(name, path)
     if (found.sha256, found.size_bytes) != (wanted.sha256, wanted.size_bytes):
         raise BackupDamaged(
             f"{name} of {folder} is damaged: {found.size_bytes} bytes with sha256 {found.sha256}, "
             f"{wanted.size_bytes} with {wanted.sha256} were written",
-            "nothing was changed; use another backup",
+            _UNCHANGED,
         )
 
 

@@ -16,9 +16,8 @@ from blob_store.s3 import S3BlobStore
 from event_bus.connection import connected
 from event_bus.topology import STREAMS
 from platform_backup import manifest, objects, quiet, streams, tables
-from platform_backup.backup import DATABASES, SNAPSHOTS
 from platform_backup.errors import BackupRefused
-from platform_backup.manifest import Manifest
+from platform_backup.manifest import DATABASES, SNAPSHOTS, Manifest
 from platform_backup.places import Places
 from sql_store.migrations import knows
 
@@ -59,6 +58,15 @@ async def restore(places: Places, folder: Path, *, say: Say = lambda _: None) ->
 
 def _refuse_foreign(places: Places, kept: Manifest) -> None:
     """A backup that this version, or these places, cannot take."""
+    for what, names, known in (
+        ("stream", kept.streams.keys(), {spec.name for spec in STREAMS}),
+        ("database of service", kept.databases.keys(), places.databases.keys()),
+    ):
+        if foreign := sorted(names - known):
+            raise BackupRefused(
+                f"the backup has a {what} {foreign[0]!r:.80}, which this version does not have",
+                f"restore with version {kept.version}",
+            )
     for service, url in places.databases.items():
         part = kept.databases.get(service)
         if part is None:
@@ -82,7 +90,10 @@ async def _goes_on(store: S3BlobStore, kept: Manifest) -> bool:
     marker = await store.read(RESTORE_MARKER)
     if marker is None:
         return False
-    began = json.loads(marker).get("backup")
+    try:
+        began = json.loads(marker)["backup"]
+    except (ValueError, KeyError, TypeError):
+        began = "one that its marker does not name"
     if began != kept.id:
         raise BackupRefused(
             f"a restore of another backup, {began}, was interrupted here",

@@ -14,12 +14,11 @@ import zstandard
 from pydantic import SecretStr
 from sqlalchemy import Connection, MetaData, make_url, text
 
-from platform_backup.errors import BackupFailed, BackupRefused
-from platform_backup.manifest import DatabasePart
+from platform_backup.errors import BackupFailed, BackupRefused, refused_below, written_to
+from platform_backup.manifest import SQLITE, DatabasePart
 from sql_store.database import Database
 from sql_store.migrations import migrate
 
-SQLITE: Final = "sqlite"
 _CHUNK_BYTES: Final = 256 * 1024
 
 
@@ -90,24 +89,50 @@ def _save_sqlite(service: str, path: Path, target: Path) -> DatabasePart:
     if not path.is_file():
         raise BackupRefused(f"there is no database {path}", "name the folder of a platform that has run")
     target.unlink(missing_ok=True)
-    with closing(sqlite3.connect(path)) as source, closing(sqlite3.connect(target)) as copy:
-        source.backup(copy)
-        copy.execute("PRAGMA journal_mode=DELETE")  # one file, without a second one beside it
+    try:
+        with closing(sqlite3.connect(path)) as source, closing(sqlite3.connect(target)) as copy:
+            source.backup(copy)
+            copy.execute("PRAGMA journal_mode=DELETE")  # one file, without a second one beside it
+    except sqlite3.OperationalError as error:  # a full disk, and what else writing meets
+        raise refused_below(target.parent, f"{path}: {error}") from error
+    except sqlite3.DatabaseError as error:
+        raise BackupRefused(f"{path} is no database: {error}", "name the folder of a platform") from error
     _sync(target)
     with closing(sqlite3.connect(target)) as copy:
-        (revision,) = copy.execute(f"SELECT version_num FROM {service}_version").fetchone()  # noqa: S608
+        revision = _sqlite_revision(copy, service)
     return DatabasePart(backend=SQLITE, revision=revision, rows=_sqlite_rows(target))
 
 
+def _sqlite_revision(copy: sqlite3.Connection, service: str) -> str:
+    try:
+        row = copy.execute(f"SELECT version_num FROM {service}_version").fetchone()  # noqa: S608
+    except sqlite3.OperationalError:
+        row = None
+    if row is None:
+        raise _unmigrated(service)
+    return str(row[0])
+
+
+def _unmigrated(service: str) -> BackupRefused:
+    return BackupRefused(
+        f"the database of {service} says no revision of its tables",
+        f"start {service} once, which ends its migrations, stop it, and repeat the command",
+    )
+
+
 def _load_sqlite(path: Path, source: Path) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    partial = path.with_name(f"{path.name}.partial")
-    with partial.open("wb") as target, source.open("rb") as content:
-        while chunk := content.read(_CHUNK_BYTES):
-            target.write(chunk)
-        target.flush()
-        os.fsync(target.fileno())
-    partial.replace(path)
+    """What is left of a database that was here is removed first: SQLite would play it over this one."""
+    with written_to(path.parent):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        partial = path.with_name(f"{path.name}.partial")
+        with partial.open("wb") as target, source.open("rb") as content:
+            while chunk := content.read(_CHUNK_BYTES):
+                target.write(chunk)
+            target.flush()
+            os.fsync(target.fileno())
+        for left in ("-wal", "-shm", "-journal"):
+            path.with_name(f"{path.name}{left}").unlink(missing_ok=True)
+        partial.replace(path)
 
 
 def _sqlite_rows(path: Path) -> dict[str, int]:
@@ -130,7 +155,9 @@ def _save_postgres(connection: Connection, service: str, folder: Path) -> Databa
         )
     connection.exec_driver_sql("SET LOCAL statement_timeout = 0")
     folder.mkdir(parents=True, exist_ok=True)
-    revision = connection.exec_driver_sql(f"SELECT version_num FROM {version}").scalar_one()  # noqa: S608
+    revision = connection.exec_driver_sql(f"SELECT version_num FROM {version}").scalar()  # noqa: S608
+    if revision is None:
+        raise _unmigrated(service)
     columns = {
         table.name: [column.name for column in table.columns if column.computed is None]
         for table in metadata.sorted_tables  # a table comes after those that it refers to

@@ -24,6 +24,8 @@ if TYPE_CHECKING:
 LOSS: Final = "cross_entropy"
 _PAGE: Final = 1000
 _CLAIM_S: Final = 30.0
+_LIKE_TASK: Final = re.compile("tasks?_?(digest)?", re.IGNORECASE)
+"""Fields that a line would have for its task, and that no one would read."""
 
 
 class SftRefused(UpcycleError, ValueError):
@@ -215,8 +217,8 @@ def _conversation(name: str, line: str) -> "Conversation":
     from upcycle.train import Conversation
 
     try:
-        record = json.loads(line)
-    except json.JSONDecodeError as error:
+        record = json.loads(line, object_pairs_hook=_once_each)
+    except (ValueError, RecursionError) as error:
         raise SftRefused(f"{name} is not JSON: {error}") from error
     messages = _messages(record)
     if messages is None:
@@ -226,13 +228,24 @@ def _conversation(name: str, line: str) -> "Conversation":
         )
     if not any(message.get("role") == "assistant" for message in messages):
         raise SftRefused(f"{name} has no assistant message: there is nothing to train on")
+    if meant := next((key for key in record if key != "task" and _LIKE_TASK.fullmatch(key)), None):
+        raise SftRefused(f"{name} has a field {meant!r:.80}", "the field that names its task is `task`")
     task = _task(name, record.get("task"))
     return Conversation(messages=messages, tools=record.get("tools") or (), name=name, task=task)
 
 
+def _once_each(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) != len(pairs):
+        names = [key for key, _ in pairs]
+        raise ValueError(f"{next(key for key in names if names.count(key) > 1)!r:.80} is there twice")
+    return found
+
+
 def _task(name: str, given: Any) -> str:
     """The digest of the task that a line names; empty where it names none. Raises SftRefused."""
-    from upcycle.task_rows import canonical_json, task_digest
+    from upcycle.errors import TasksetInvalid
+    from upcycle.task_rows import EnvironmentRef, Task, canonical_json, check_name
 
     match given:
         case None | "":
@@ -240,7 +253,11 @@ def _task(name: str, given: Any) -> str:
         case str() if re.fullmatch("[0-9a-f]{64}", given):
             return given
         case {"environment": str(environment), "scenario": str(scenario), **rest} if rest.keys() <= {"args"}:
-            return task_digest(environment, scenario, canonical_json(rest.get("args") or {}))
+            try:  # as a taskset takes it: what no taskset can hold would be compared with nothing
+                ref = EnvironmentRef(check_name("environment", environment))
+                return Task(ref, scenario, canonical_json(rest.get("args", {}))).digest
+            except TasksetInvalid as error:
+                raise SftRefused(f"{name}: `task` is none: {error}") from error
     raise SftRefused(
         f"{name}: `task` is {str(given)[:80]!r}",
         "give the digest that `upcycle trajectories export` writes, or environment, scenario and args",

@@ -81,7 +81,8 @@ def _rows(connection: Connection, query: Any) -> Any:
 def _old_row(row: Any) -> OldRow:
     state, size = LedgerState(row["state"]), row["body_size_bytes"] or 0
     names = ("episode_id", "run_id", "trained_by_run", "at_us", "tenant")
-    return OldRow(**{name: row[name] for name in names}, state=state, size_bytes=size)
+    doubtful = row["in_conflict"] or row["trained_twice"]
+    return OldRow(**{name: row[name] for name in names}, state=state, size_bytes=size, is_doubtful=doubtful)
 
 
 def _mark(connection: Connection, reasons: Mapping[str, str], at_us: int) -> set[str]:

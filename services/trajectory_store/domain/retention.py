@@ -4,9 +4,12 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from enum import StrEnum
+from typing import Final
 
 from retention import Reference
 from trajectory_store.domain.facts import LedgerState
+
+_IN_DOUBT: Final = "facts that contradict each other"
 
 
 class Removable(StrEnum):
@@ -29,6 +32,8 @@ class OldRow:
     at_us: int
     size_bytes: int
     tenant: str
+    is_doubtful: bool = False
+    """Its facts deny each other, or two steps claim it: a promise was broken, and this is what shows how."""
 
     @property
     def runs(self) -> set[str]:
@@ -62,8 +67,9 @@ def reasons_to_keep(rows: Iterable[OldRow], references: Sequence[Reference]) -> 
 
 
 def _reason(row: OldRow, whole: Mapping[str, str], trained: Mapping[str, str]) -> str:
-    """Of a run that is needed as a whole each episode stays, and each on which such a run trained."""
+    """Of a run that is needed as a whole each episode stays, and each on which such a run trained. A gradient
+    that was taken counts whatever state the row is in."""
     for run_id in sorted(row.runs):
         if run_id in whole:
             return whole[run_id]
-    return trained.get(row.trained_by_run, "") if row.state is LedgerState.TRAINED else ""
+    return trained.get(row.trained_by_run, "") or (_IN_DOUBT if row.is_doubtful else "")

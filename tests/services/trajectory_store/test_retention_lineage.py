@@ -1,0 +1,43 @@
+"""What a gradient was taken on keeps its body as long as a checkpoint has the gradient."""
+
+import pytest
+from google.protobuf.message import Message
+from tests.services.trajectory_store import events
+from tests.services.trajectory_store.events import EVAL
+from tests.services.trajectory_store.retention_harness import RetentionHarness, facts
+
+from identities import objects
+from retention import Reference
+from sql_store import Database
+from trajectory_store.domain.retention import Removable
+
+BODIES = Removable.BODIES
+
+
+@pytest.fixture
+def both(db: Database) -> RetentionHarness:
+    return RetentionHarness(db)
+
+
+async def test_what_trained_although_it_was_settled_otherwise_keeps_its_lineage(
+    both: RetentionHarness,
+) -> None:
+    """A failed episode in a step, and one that two steps claim: each body is one that a checkpoint needs."""
+    old = both
+    for number in (0, 1, 2):
+        key = objects.trajectory_body("run-e", events.episode_id(number, "run-e"))
+        body = await old.bodies.put(key, b"x")
+        ended: Message = events.graded(number, run="run-e", purpose=EVAL, body=body)
+        if number == 0:
+            ended = events.failed(number, run="run-e", purpose=EVAL)
+        recorded = events.recorded(number, run="run-e", purpose=EVAL, body=body)
+        await old.index.project(facts(events.requested(number, run="run-e", purpose=EVAL), recorded, ended))
+    await old.index.project(facts(events.stepped([0, 1], 3, run="run-e", by="run-t")))
+    await old.index.project(facts(events.stepped([1], 4, run="run-e", by="run-u")))
+    old.references.needed = [Reference("run-t", "lineage of a checkpoint", only_trained=True)]
+    report = await old.sweep(BODIES, apply=True)
+    assert (report.number, report.kept) == (1, {"lineage of a checkpoint": 2})
+    old.references.needed = []
+    report = await old.sweep(BODIES, apply=True)
+    assert (report.number, report.kept) == (0, {"facts that contradict each other": 2})
+    assert len(old.memory.objects) == 2

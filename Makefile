@@ -95,7 +95,7 @@ lines: ## lines of our own Python, without generated code
 
 .PHONY: nightly
 nightly: $(VENV)/.dev ## the long studies: learning, chaos, parity, benchmarks, vLLM, containers
-	pytest -q -m study -n $(JOBS) --dist loadfile --ignore tests/e2e
+	pytest -q -m study -n $(JOBS) --dist loadfile --ignore tests/e2e --ignore tests/upgrade
 	pytest -q -m study tests/e2e
 	$(MAKE) chaos DURATION_S=600
 	$(MAKE) chaos DURATION_S=600 REPLICAS=2 BACKEND=postgres BUS=3
@@ -103,6 +103,7 @@ nightly: $(VENV)/.dev ## the long studies: learning, chaos, parity, benchmarks, 
 	$(MAKE) bench
 	$(MAKE) test-vllm
 	$(MAKE) test-docker
+	$(MAKE) upgrade-test
 	$(MAKE) soak MINUTES=30
 
 .PHONY: examples
@@ -145,6 +146,10 @@ simulate-bugs: $(VENV)/.dev ## put known bugs back, one by one, into a copy: how
 chaos: $(VENV)/.dev ## break things for DURATION_S seconds, count what was lost (SEED=n REPLICAS=2 BACKEND=postgres BUS=3 KINDS=kill,cut)
 	$(BIN)/python -m tests.chaos --duration-s $(DURATION_S) $(if $(SEED),--seed $(SEED)) $(if $(REPLICAS),--replicas $(REPLICAS)) \
 	  $(if $(BACKEND),--backend $(BACKEND)) $(if $(BUS),--bus $(BUS)) $(if $(KINDS),--kinds $(KINDS)) $(if $(LOGS),--logs $(LOGS))
+
+.PHONY: upgrade-test
+upgrade-test: $(VENV)/.dev ## build the last release from git and upgrade it under a training run, service by service and beside replicas of today
+	pytest -q -m study tests/upgrade
 
 .PHONY: soak
 soak: $(VENV)/.dev ## train for MINUTES without faults, fail when a process would double in a day (REPLICAS=2 BACKEND=postgres BUS=3)

@@ -55,6 +55,8 @@ BODY_RETRY_S: Final = 5.0
 """How long a read of a trajectory body is repeated while the object store is unavailable."""
 BEFORE_COMMANDS: Final = (RunSubmitted,)
 """The trainer begins to read a run at its run.submitted: no episode of it may be played before that."""
+_DRAIN_SHARE: Final = 0.75
+"""Of the time to stop: what episodes get to end, before the server stops answering them."""
 _IDEMPOTENT: Final = ("GetModel", "GetVersion", *ASKED_AGAIN)
 
 
@@ -78,6 +80,7 @@ def build_app(settings: ScenarioRunnerSettings, server: GrpcServer | None = None
         servicer = EnvironmentServicer(leases, address=lambda: settings.advertised_address or server.address)
         server.add(add_EnvironmentServiceServicer_to_server, servicer, ENVIRONMENT_STATUSES)
     service.add(server)
+    service.add(Closing("open environments", lambda: leases.drain(_DRAIN_SHARE * settings.drain_s)))
     return service
 
 

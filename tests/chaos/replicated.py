@@ -79,6 +79,14 @@ class ReplicatedStack(Stack):
         urls = ",".join(f"nats://{host}:{port}" for host, port in self._nats)
         return self._planned.bus.model_copy(update={"url": urls})
 
+    async def up(self) -> None:
+        """As of one stack; what it mounted is gone when it cannot start."""
+        try:
+            await super().up()
+        except BaseException:
+            await self.down()
+            raise
+
     async def down(self) -> None:
         """Stop everything."""
         await super().down()

@@ -103,6 +103,12 @@ class Shorten:
     """The member failed for good: the group goes on without it."""
 
 
+def is_first_loss(attempt: int, failure: str) -> bool:
+    """Whether an episode went only because the process that played it did, for the first time: one restart
+    of ours takes many at once and says nothing about those that are played again."""
+    return failure == EpisodeFailure.ENVIRONMENT_LOST and attempt == 0
+
+
 def after_failure(attempt: int, run_state: RunState, *, group_is_open: bool) -> Refill | Shorten | None:
     """What a failed attempt leads to; None when its run or group is over."""
     if run_state not in OPEN_RUN_STATES or not group_is_open:

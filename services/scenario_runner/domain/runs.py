@@ -105,7 +105,7 @@ class RunRecord:
     """Groups planned so far."""
     recent_ends: str = ""
     """How its last 64 episodes that were graded or failed ended, newest last: FAILED for a failure that was
-    not the policy's doing. Empty again when it is resumed."""
+    not the policy's doing; first losses are left out. Empty again when it is resumed."""
     num_graded: int = 0
     num_successes: int = 0
     reward_sum: float = 0.0

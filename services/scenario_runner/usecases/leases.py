@@ -38,6 +38,7 @@ from scenario_runner.ports import EnvironmentHost, LiveEnvironment, PlannedEpiso
 log = logging.getLogger(__name__)
 
 MAX_LEASES_PER_EPISODE = 2
+_DRAIN_POLL_S = 0.05
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,6 +89,8 @@ class Leases:
         self._by_episode: dict[str, list[str]] = {}
         self._starting = 0
         self._alive = 0
+        self._is_draining = False
+        self._last_asked = 0.0
         self._opened: list[str] = []
 
     @property
@@ -100,6 +103,8 @@ class Leases:
 
         Raises EpisodeNotOpen, FleetFull, and what starting an environment raises.
         """
+        if self._is_draining:
+            raise FleetFull("this replica is being stopped and opens no more environments; ask again later")
         if self.num_alive >= self._rules.capacity:
             raise FleetFull(
                 f"fleet full: {self.num_alive} environments are alive, limit {self._rules.capacity}; "
@@ -172,6 +177,17 @@ class Leases:
             log.warning("lease_lapsed", extra={"lease_id": lease.lease_id, "episode_id": lease.episode_id})
         await asyncio.gather(*(self.close(lease.lease_id) for lease in overdue))
         return len(abandoned)
+
+    async def drain(self, limit_s: float) -> None:
+        """Open nothing more, and let episodes that are being played end: for `limit_s` seconds, or until no
+        environment was asked for anything for a third of them."""
+        self._is_draining = True
+        loop = asyncio.get_running_loop()
+        began = self._last_asked = loop.time()
+        while self.num_alive and loop.time() < min(began + limit_s, self._last_asked + limit_s / 3):
+            await asyncio.sleep(_DRAIN_POLL_S)
+        if self.num_alive:
+            log.warning("environments_cut_off", extra={"environments": self.num_alive, "limit_s": limit_s})
 
     async def close_all(self) -> None:
         """At shutdown."""
@@ -256,6 +272,7 @@ class Leases:
             await self.close(lease_ids[0])
 
     def _known(self, lease_id: str) -> _Lease:
+        self._last_asked = asyncio.get_running_loop().time()
         lease = self._leases.get(lease_id)
         if lease is None or lease.expires_at <= self._now():
             raise UnknownLease(f"no lease {lease_id!r}: it lapsed, was closed, or its replica was restarted")

@@ -328,8 +328,10 @@ def _on_failed(unit: PlanUnit, run: RunRecord, fact: Failed) -> None:
 
 def _fail(unit: PlanUnit, run: RunRecord, episode: EpisodeRow, failure: str, detail: str) -> None:
     settle(unit, episode, EpisodeState.FAILED, failure, detail)
-    run = (unit.run(run.run_id) or run).ended(is_failure=failure not in ATTRIBUTABLE)
-    unit.update_run(run)
+    run = unit.run(run.run_id) or run
+    if not plan.is_first_loss(episode.attempt, failure):
+        run = run.ended(is_failure=failure not in ATTRIBUTABLE)
+        unit.update_run(run)
     group = unit.group(episode.group_id)
     if group is None:
         return

@@ -31,12 +31,12 @@ async def test_the_33rd_failure_of_64_pauses_the_run_and_the_32nd_does_not(plann
     await planner.begin(big(), num_tasks=50)
     await fail(planner, 32, 0)
     assert (await planner.run()).state is RunState.RUNNING
-    await fail(planner, 1, 0, kind="environment_lost")
+    await fail(planner, 1, 0, kind="external_failure")
     run = await planner.run()
     assert run.state is RunState.PAUSED
     assert run.failure == (
         "paused itself: 33 of the last 33 episodes failed without the policy's doing; failures until now: "
-        "32 scenario_error, 1 environment_lost; the newest: detail"
+        "32 scenario_error, 1 external_failure; the newest: detail"
     )
     view = await planner.do(lambda unit: view_of(unit, run))
     assert view.notice == run.failure
@@ -88,3 +88,24 @@ async def test_an_evaluation_plays_on(planner: PlannerHarness) -> None:
         await fail(planner, 6, 0)
         await planner.plan_all()
     assert (await planner.run()).state is RunState.RUNNING
+
+
+async def test_a_restart_that_takes_every_episode_once_pauses_nothing(planner: PlannerHarness) -> None:
+    await planner.begin(big(), num_tasks=50)
+    await fail(planner, 80, 0, kind="environment_lost")
+    run = await planner.run()
+    assert (run.state, run.recent_ends) == (RunState.RUNNING, "")
+    again = [row for row in await planner.episodes() if row.state is EpisodeState.PLANNED]
+    assert {row.attempt for row in again} == {1}
+    await planner.apply(*(planner.graded(row.episode_id) for row in again))
+    assert (await planner.run()).state is RunState.RUNNING
+    await check_conservation(planner)
+
+
+async def test_episodes_that_are_lost_again_and_again_pause_the_run(planner: PlannerHarness) -> None:
+    await planner.begin(big(), num_tasks=50)
+    await fail(planner, 80, 0, kind="environment_lost")
+    await fail(planner, 32, 0, kind="environment_lost")
+    assert (await planner.run()).state is RunState.RUNNING
+    await fail(planner, 1, 0, kind="environment_lost")
+    assert (await planner.run()).state is RunState.PAUSED

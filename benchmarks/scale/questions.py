@@ -149,7 +149,7 @@ def facts_about(on: Platform, run_id: str, number: int) -> tuple[EpisodeFact, ..
 async def watch(on: Platform) -> None:
     """What a watcher of one run asks when something else changed."""
     wanted = TrajectoryFilter(run_id=on.a_run())
-    await on.index.changes(wanted, await on.index.position() - 10_000, 200)
+    await on.index.changes(wanted, await on.index.position() - 1_000, 200)
 
 
 async def gate(on: Platform) -> None:

@@ -32,7 +32,7 @@ TASKSET: Final = "tasks"
 DIGEST: Final = "9f86d081884c7d659a2feaa0c55ad015a3bf4f1b2b0b822cd15d6c15b0f00a08"
 PROFILE: Final = "t1/p1/n6/k32/e0"
 _GROUPS_PER_RUN: Final = EPISODES_PER_RUN // GROUP_SIZE
-_PUBLISHED: Final = 100_000
+_PUBLISHED_PER_RUN: Final = 10
 """Announcements of the last day, which no outbox has pruned yet."""
 _US: Final = 1_000_000
 
@@ -107,7 +107,7 @@ def fill_planner(names: Names) -> None:
         },
     )  # fmt: skip
     _fill_planned_episodes(names)
-    _fill_outbox(sql)
+    _fill_outbox(sql, names.size)
 
 
 def _fill_taskset(sql: Filler, source: str) -> None:
@@ -148,12 +148,12 @@ def _body_key(names: Names) -> str:
     return f"'default/trajectories/' || {run} || '/' || {names.episode('n')} || '.pb.zst'"
 
 
-def _fill_outbox(sql: Filler) -> None:
+def _fill_outbox(sql: Filler, size: Size) -> None:
     at = sql.moment("1760000000 + n / 10")
     payload = '{"episode": "' + "x" * 600 + '"}'
     sql.fill(
         OUTBOX,
-        _PUBLISHED,
+        size.runs * _PUBLISHED_PER_RUN,
         {"stream": "'EVENTS'", "subject": "'up.default.evt.episode.requested.model-00001'",
          "event_id": f"'e-' || {sql.padded('n', 9)}", "schema": "'s'", "payload": f"'{payload}'",
          "trace": "'{}'", "enqueued_at": at, "published_at": at, "refusal": "NULL"},
@@ -186,7 +186,7 @@ def fill_store(names: Names) -> None:
               "state": f"CASE WHEN {_is_train('n')} THEN {trained} ELSE {evaluated} END"}  # fmt: skip
     sql.fill(store.LEDGER, size.runs, counts)
     sql.run(f"UPDATE feed SET position = {size.episodes + 1}")
-    _fill_outbox(sql)
+    _fill_outbox(sql, names.size)
 
 
 def fill_registry(names: Names) -> None:
@@ -222,7 +222,7 @@ def fill_registry(names: Names) -> None:
          "gate": sql.json(f"'{gate}'"), "profile": "NULL", "created_at": at, "active_for_model": "NULL"},
     )  # fmt: skip
     _fill_evidence(names, count, checkpoint, run)
-    _fill_outbox(sql)
+    _fill_outbox(sql, names.size)
 
 
 def _fill_models(names: Names) -> None:

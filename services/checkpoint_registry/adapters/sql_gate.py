@@ -204,18 +204,17 @@ class SqlGateStore:
 
 def newest_gates(connection: Connection, model: str | None) -> dict[str, GateJob]:
     """By model (None: of all), the job of the newest checkpoint that a gate judged, or is to judge."""
-    jobs = tables.gate_job
+    jobs, name = tables.gate_job, tables.model.c.model
     one = {} if model is None else {"model": model}
-    gated = owned(jobs, **one) & (jobs.c.taskset_digest != "")
-    newest = (
-        select(jobs.c.model, func.max(jobs.c.version).label("version"))
-        .where(gated)
-        .group_by(jobs.c.model)
-        .subquery()
+    newest = (  # the end of an index, unless the newest checkpoints have no gate
+        select(func.max(jobs.c.version))
+        .where(owned(jobs, model=name), jobs.c.taskset_digest != "")
+        .correlate(tables.model)
+        .scalar_subquery()
     )
-    is_newest = (newest.c.model == jobs.c.model) & (newest.c.version == jobs.c.version)
-    query = select(jobs).join(newest, is_newest).where(gated)
-    return {row["model"]: job_of(row) for row in connection.execute(query).mappings()}
+    query = select(jobs).join_from(tables.model, jobs, owned(jobs, model=name, version=newest))
+    rows = connection.execute(query.where(owned(tables.model, **one))).mappings()
+    return {row["model"]: job_of(row) for row in rows}
 
 
 def _job(connection: Connection, checkpoint_id: str) -> GateJob | None:

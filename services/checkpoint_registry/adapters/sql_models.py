@@ -25,6 +25,21 @@ from checkpoint_registry.domain.models import Checkpoint, EngineLease, HeadMove,
 from identities.entities import interactive_run_id
 from sql_store import Database, owned
 
+# Of a row of `model`. Each of these is the end of an index, however many rows the model has.
+_NEWEST_CHECKPOINT = (
+    select(func.max(tables.checkpoint.c.version))
+    .where(owned(tables.checkpoint, model=tables.model.c.model))
+    .correlate(tables.model)
+    .scalar_subquery()
+)
+_NEWEST_SET = (
+    select(func.max(tables.head_move.c.revision))
+    .where(owned(tables.head_move, model=tables.model.c.model), tables.head_move.c.actor != GATE_ACTOR)
+    .correlate(tables.model)
+    .scalar_subquery()
+)
+_IS_LAST_MOVE = owned(tables.head_move, model=tables.model.c.model, revision=tables.model.c.head_revision)
+
 
 class SqlModelStore:
     """Models, checkpoints, heads; an event leaves with the transaction that makes it true."""
@@ -207,36 +222,19 @@ def _require_model(connection: Connection, model: str) -> None:
 
 def _models(connection: Connection, model: str | None) -> list[Model]:
     one = {} if model is None else {"model": model}
-    newest = (
-        select(tables.checkpoint.c.model, func.max(tables.checkpoint.c.version).label("newest_version"))
-        .where(owned(tables.checkpoint, **one))
-        .group_by(tables.checkpoint.c.model)
-        .subquery()
-    )
-    moves = tables.head_move.c
-    newest_set = (
-        select(moves.model, func.max(moves.revision).label("head_set_revision"))
-        .where(owned(tables.head_move, **one), moves.actor != GATE_ACTOR)
-        .group_by(moves.model)
-        .subquery()
-    )
-    of_model = tables.model.c
-    is_last = owned(tables.head_move, model=of_model.model, revision=of_model.head_revision)
     query = (
         select(
             tables.model,
-            newest.c.newest_version,
+            _NEWEST_CHECKPOINT.label("newest_version"),
             tables.head_move.c.moved_at.label("promoted_at"),
-            newest_set.c.head_set_revision,
+            _NEWEST_SET.label("head_set_revision"),
         )
-        .join(newest, newest.c.model == tables.model.c.model)
-        .join(newest_set, newest_set.c.model == tables.model.c.model)
-        .join(tables.head_move, is_last)
+        .join(tables.head_move, _IS_LAST_MOVE)
         .where(owned(tables.model, **one))
+        .order_by(tables.model.c.model)
     )
-    rows: Sequence[RowMapping] = connection.execute(query.order_by(tables.model.c.model)).mappings().all()
-    latest = latest_versions(connection, [row["model"] for row in rows])
-    gates = newest_gates(connection, model)
+    rows: Sequence[RowMapping] = connection.execute(query).mappings().all()
+    latest, gates = latest_versions(connection, model), newest_gates(connection, model)
     return [model_of(row, latest[row["model"]], gates.get(row["model"])) for row in rows]
 
 

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import Final
 
-from sqlalchemy import Connection, select
+from sqlalchemy import Connection, exists, select, text
 
 from checkpoint_registry.adapters import tables
 from checkpoint_registry.domain.jobs import RequestState
@@ -14,6 +14,8 @@ from sql_store import Database, owned
 _CHUNK: Final = 500
 _EVIDENCE: Final = "evidence of a gate"
 _LINEAGE: Final = "lineage of a checkpoint"
+# This very text: SQLite takes a partial index only for the condition it was made with.
+_IS_INTERACTIVE: Final = text(f"run_id LIKE '{interactive_run_id('%')}'")
 
 
 class SqlReferences:
@@ -45,9 +47,7 @@ def _lineages(connection: Connection, run_ids: Sequence[str]) -> list[Reference]
 def _sources(connection: Connection, run_ids: set[str]) -> list[Reference]:
     """Runs that interactive training drew from. The ledger does not know which of their episodes trained."""
     columns = tables.checkpoint.c
-    query = select(columns.sources).where(
-        owned(tables.checkpoint), columns.run_id.like(interactive_run_id("%"))
-    )
+    query = select(columns.sources).where(owned(tables.checkpoint), _IS_INTERACTIVE)
     named = {run_id for sources in connection.execute(query).scalars() for run_id in sources or {}}
     return [Reference(run_id, _LINEAGE) for run_id in sorted(named & run_ids)]
 
@@ -55,9 +55,8 @@ def _sources(connection: Connection, run_ids: set[str]) -> list[Reference]:
 def _evidence(connection: Connection, run_ids: Sequence[str]) -> list[Reference]:
     """Evaluations on a taskset that a gate judges by: those that it judged by, and those that it may."""
     columns = tables.evaluation.c
-    gates = select(tables.gate_job.c.taskset_digest).where(owned(tables.gate_job))
-    mine = owned(tables.evaluation) & columns.run_id.in_(run_ids)
-    query = select(columns.run_id).where(mine, columns.taskset_digest.in_(gates))
+    judges = exists().where(owned(tables.gate_job, taskset_digest=columns.taskset_digest))
+    query = select(columns.run_id).where(owned(tables.evaluation), columns.run_id.in_(run_ids), judges)
     return [Reference(run_id, _EVIDENCE) for run_id in connection.execute(query).scalars()]
 
 

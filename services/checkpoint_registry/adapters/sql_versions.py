@@ -4,7 +4,7 @@ Facts may come late, twice and out of order. A row is inserted once, latest is t
 not removed, and a removed version keeps its row, so that its fact cannot bring it back.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import asdict
 from datetime import datetime
 
@@ -76,17 +76,20 @@ def record_version(connection: Connection, published: PublishedVersion) -> bool:
     raise VersionConflict(published.model, published.version, known, published.digest)
 
 
-def latest_versions(connection: Connection, models: Sequence[str]) -> Mapping[str, PublishedVersion]:
-    """The highest version of each model that was published and not removed."""
-    highest = (
-        select(_ROW.model, func.max(_ROW.version).label("version"))
-        .where(owned(tables.published_version), _ROW.model.in_(models), _ROW.removed_at.is_(None))
-        .group_by(_ROW.model)
-        .subquery()
+def latest_versions(connection: Connection, model: str | None) -> Mapping[str, PublishedVersion]:
+    """The highest version of a model (None: of each) that was published and not removed."""
+    one = {} if model is None else {"model": model}
+    name = tables.model.c.model
+    highest = (  # the end of an index, however many versions the model has
+        select(func.max(_ROW.version))
+        .where(owned(tables.published_version, model=name), _ROW.removed_at.is_(None))
+        .correlate(tables.model)
+        .scalar_subquery()
     )
-    is_highest = (highest.c.model == _ROW.model) & (highest.c.version == _ROW.version)
-    query = select(tables.published_version).join(highest, owned(tables.published_version) & is_highest)
-    return {row["model"]: version_of(row) for row in connection.execute(query).mappings()}
+    is_highest = owned(tables.published_version, model=name, version=highest)
+    query = select(tables.published_version).join_from(tables.model, tables.published_version, is_highest)
+    rows = connection.execute(query.where(owned(tables.model, **one))).mappings()
+    return {row["model"]: version_of(row) for row in rows}
 
 
 def _row_of(connection: Connection, model: str, version: int) -> RowMapping | None:

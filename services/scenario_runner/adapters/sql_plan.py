@@ -112,7 +112,7 @@ class PlanUnit(SqlAnnouncements):
         """Newest first."""
         self.flush()
         wanted = sa.select(RUN).where(owned(RUN, **({"model": model} if model else {})))
-        wanted = wanted.order_by(RUN.c.submitted_at.desc(), RUN.c.run_id).limit(limit)
+        wanted = wanted.order_by(RUN.c.submitted_at.desc(), RUN.c.run_id.desc()).limit(limit)
         return [run_of(row) for row in self._sql.execute(wanted).mappings()]
 
     def active_runs(self) -> list[RunRecord]:

@@ -15,12 +15,6 @@ _GROUPS_AT_ONCE: Final = 100
 # These very texts: SQLite takes a partial index only for the condition it was made with.
 _FINISHED: Final = sa.text("finished_at IS NOT NULL AND removed_at IS NULL")
 _EMPTYING: Final = sa.text("removed_at IS NOT NULL AND NOT is_emptied")
-_DRAWING: Final = RUN.alias("drawing")
-_IS_DRAWN_FROM: Final = (
-    sa.exists()
-    .where(SOURCE_GROUP.c.source_run_id == RUN.c.run_id, SOURCE_GROUP.c.run_id == _DRAWING.c.run_id)
-    .where(_DRAWING.c.removed_at.is_(None))
-)
 
 
 class OldRuns:
@@ -32,18 +26,26 @@ class OldRuns:
     def finished(self, before: datetime, after: tuple[datetime, str] | None, limit: int) -> list[FinishedRun]:
         """Runs that were over before a moment, oldest first, beginning after a key."""
         at, run_id = RUN.c.finished_at, RUN.c.run_id
-        query = sa.select(run_id, at, _IS_DRAWN_FROM).where(_FINISHED, owned(RUN), at < before)
+        query = sa.select(run_id, at).where(_FINISHED, owned(RUN), at < before)
         if after is not None:
             query = query.where((at > after[0]) | ((at == after[0]) & (run_id > after[1])))
-        rows = self._sql.execute(query.order_by(at, run_id).limit(limit))
-        return [FinishedRun(name, moment, bool(drawn)) for name, moment, drawn in rows]
+        rows = self._sql.execute(query.order_by(at, run_id).limit(limit)).all()
+        # Asked apart: as a column of the rows, Postgres looks at every group that any run ever drew.
+        drawn = self._drawn_from([name for name, _ in rows])
+        return [FinishedRun(name, moment, name in drawn) for name, moment in rows]
+
+    def _drawn_from(self, run_ids: Sequence[str]) -> set[str]:
+        """Of these, those from which a run drew that is still there."""
+        source = SOURCE_GROUP.c.source_run_id
+        query = sa.select(source).join_from(SOURCE_GROUP, RUN, RUN.c.run_id == SOURCE_GROUP.c.run_id)
+        query = query.where(source.in_(run_ids), RUN.c.removed_at.is_(None)).distinct()
+        return set(self._sql.execute(query).scalars())
 
     def removable(self, run_ids: Collection[str]) -> list[str]:
         """Of these, the runs that are over, not removed, and from which no run that is still there drew."""
-        query = sa.select(RUN.c.run_id).where(
-            _FINISHED, RUN.c.run_id.in_(sorted(run_ids)), sa.not_(_IS_DRAWN_FROM)
-        )
-        return sorted(self._sql.execute(query).scalars())
+        query = sa.select(RUN.c.run_id).where(_FINISHED, RUN.c.run_id.in_(sorted(run_ids)))
+        finished = set(self._sql.execute(query).scalars())
+        return sorted(finished - self._drawn_from(sorted(finished)))
 
     def remove(self, run_id: str, summary: RunSummary, moment: datetime) -> None:
         """From now on its summary stands for its rows, and no run may draw from it."""

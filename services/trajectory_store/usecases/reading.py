@@ -128,11 +128,14 @@ class WatchTrajectories:
         position = await self._index.position() if after is None else after
         while True:
             changed = self._changed
+            newest = await self._index.position()  # what is newer than this the next look finds
             changes = await self._index.changes(wanted, position, _CHANGES_PER_READ)
             for change in changes:
                 yield change
                 position = change.position
             if len(changes) < _CHANGES_PER_READ:
+                # Changes that it does not want are not looked at again, or each look would be longer.
+                position = max(position, newest)
                 with suppress(TimeoutError):
                     await asyncio.wait_for(changed.wait(), self._poll_s)
 

@@ -63,7 +63,8 @@ class Decisions:
     async def publish(self, message: Encoded, subject: str, event_id: str, *, again: bool = False) -> PubAck:
         """Decide, unless it is decided: then the ack is a duplicate, with the sequence of what stands.
 
-        again: the stream of facts may have lost its copy of what stands; it gets another.
+        again: the stream of facts may have lost its copy of what stands; it gets another. It does also where
+        another author's stands: who decides so late may not have read it.
         """
         deadline = time.monotonic() + self._timings.publish_budget_s
         outgoing = _outgoing(message, subject, event_id)
@@ -72,7 +73,7 @@ class Decisions:
                 return await self._alone(outgoing)
             except AlreadyDecided as error:
                 if (stands := await self._newest(subject)) is not None:
-                    if again:
+                    if again or stands.subject != subject:
                         await self._copy(stands)
                     metrics.DECIDED_BEFORE.labels(subjects.template_of(subject)).inc()
                     return PubAck(DECISIONS, stands.seq or 0, duplicate=True)
@@ -80,7 +81,8 @@ class Decisions:
 
     async def decide(self, decisions: Sequence[Decision]) -> list[Message | None]:
         """Publish all or, where something stands about one of them, none. Returns what stands about each, in
-        order: None where nothing does, because another one was refused.
+        order: None where nothing does, because another one was refused. Of what stands, the stream of facts
+        gets another copy: whoever decides it again may do so because readers lack the first.
 
         Raises EventTooLarge, UnknownEvent; Unavailable.
         """
@@ -91,16 +93,15 @@ class Decisions:
                 await self._together(batch)
                 return [one.event for one in decisions]
             except AlreadyDecided as error:
-                stand = [await self._standing(one.subject) for one in batch]
-                if any(stand):
-                    for one in batch:
-                        metrics.DECIDED_BEFORE.labels(subjects.template_of(one.subject)).inc()
-                    return stand
+                found = [await self._newest(one.subject) for one in batch]
+                if any(found):
+                    return [None if raw is None else await self._repeated(raw) for raw in found]
                 await _pause(deadline, error)
 
     async def standing(self, decision: Decision) -> Message | None:
         """What stands about the same thing, of any author; None: nothing yet. Raises Unavailable."""
-        return await self._standing(self._addressed(decision).subject)
+        stands = await self._newest(self._addressed(decision).subject)
+        return None if stands is None else self._decoded(stands)
 
     async def repeat(self, decision: Decision) -> bool:
         """Give the stream of facts another copy of what stands about the same thing, of any author. Returns
@@ -109,6 +110,12 @@ class Decisions:
         if stands is not None:
             await self._copy(stands)
         return stands is not None
+
+    async def _repeated(self, stands: RawStreamMsg) -> Message:
+        """What stands, copied to the facts once more."""
+        metrics.DECIDED_BEFORE.labels(subjects.template_of(stands.subject or "")).inc()
+        await self._copy(stands)
+        return self._decoded(stands)
 
     async def _together(self, batch: Sequence[Outgoing]) -> None:
         """Raises AlreadyDecided where something stands about one of them."""
@@ -137,10 +144,7 @@ class Decisions:
         _, subject = self._topology.address(type(event), model, event_id, tenant=tenant, author=author)
         return _outgoing(codec.encoded(event), subject, event_id)
 
-    async def _standing(self, subject: str) -> Message | None:
-        raw = await self._newest(subject)
-        if raw is None:
-            return None
+    def _decoded(self, raw: RawStreamMsg) -> Message:
         try:
             decided = self._topology.decided_by(raw.subject or "")
             return codec.decode(decided, raw.data or b"", raw.headers or {})

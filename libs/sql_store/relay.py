@@ -96,12 +96,13 @@ class OutboxRelay:
         *,
         poll_s: float = 0.5,
         keep: timedelta = timedelta(days=1),
-        before_commands: Sequence[type[Message]] = (),
+        never_overtaken: Sequence[type[Message]] = (),
     ) -> None:
-        """before_commands: facts that no command which was stored later overtakes. Whatever a worker reports
-        stands after them in the stream, so a reader that begins with them misses nothing."""
+        """never_overtaken: facts that no command and no decision which was stored later overtakes. Whatever a
+        worker reports stands after them in the stream, and whatever is decided is copied behind them, so a
+        reader that begins with them misses nothing."""
         self._db = db
-        self._before_commands = tuple(fact.DESCRIPTOR.full_name for fact in before_commands)
+        self._never_overtaken = tuple(fact.DESCRIPTOR.full_name for fact in never_overtaken)
         self._bus = bus
         self._poll_s = poll_s
         self._idle_s = poll_s * (_SQLITE_POLLS_RARELY if db.dialect == "sqlite" else 1)
@@ -161,7 +162,7 @@ class OutboxRelay:
         full: set[str] = set()
         num_full = -1
         try:
-            held = self._before_commands if stream == TASKS else ()
+            held = self._never_overtaken if stream != EVENTS else ()
             while len(full) > num_full:  # read past the rows of each queue that turned out to be full
                 num_full = len(full)
                 rows = await self._db.run(
@@ -169,8 +170,8 @@ class OutboxRelay:
                 )
                 WAITING.labels(stream).set(len(rows))
                 confirmed = await self._published(rows, full)
-            if confirmed and stream == EVENTS and self._before_commands:
-                self._wakeups[TASKS].set()
+            if confirmed and stream == EVENTS and self._never_overtaken:
+                self._wake()
         except Unavailable as error:
             _LOG.error("outbox_unreadable", extra={"stream": stream, "error": str(error)})
             return self._poll_s

@@ -11,6 +11,7 @@ from retention.references import IDEMPOTENT as ASKED_AGAIN
 from retention.references import GrpcReferences
 from retention.servicer import ReferenceServicer, RetentionServicer
 from retention.up_to_date import UpToDate
+from scenario_runner.adapters.bus_outcomes import BusOutcomes
 from scenario_runner.adapters.forked_host import ForkedHost
 from scenario_runner.adapters.hosts import Hosts
 from scenario_runner.adapters.peers import BusGauge, GrpcRegistry, PeerFacts
@@ -53,8 +54,9 @@ from upcycle.api.taskset.v1.service_pb2_grpc import add_TasksetServiceServicer_t
 NAME: Final = "scenario_runner"
 BODY_RETRY_S: Final = 5.0
 """How long a read of a trajectory body is repeated while the object store is unavailable."""
-BEFORE_COMMANDS: Final = (RunSubmitted,)
-"""The trainer begins to read a run at its run.submitted: no episode of it may be played before that."""
+NEVER_OVERTAKEN: Final = (RunSubmitted,)
+"""The trainer begins to read a run at its run.submitted: no episode of it may be played, and nothing about it
+be decided, before that."""
 _DRAIN_SHARE: Final = 0.75
 """Of the time to stop: what episodes get to end, before the server stops answering them."""
 _IDEMPOTENT: Final = ("GetModel", "GetVersion", *ASKED_AGAIN)
@@ -126,7 +128,8 @@ def _add_planner(
     service.add(Closing("bus gauge", gauge.stop))
     peer_facts = PeerFacts(registry, trajectories, training, gauge)
     loop = PlannerLoop(plan, rules)
-    sweeps = SweepLoop(plan, gauge, peer_facts, rules, now=utc_now)
+    bus = EventBus(settings.bus, client_name=NAME)
+    sweeps = SweepLoop(plan, gauge, peer_facts, BusOutcomes(bus), rules, now=utc_now)
     servicer = TasksetServicer(
         RegisterTaskset(plan, hosts, SourceRules(settings.environment_roots, settings.allow_tcp)),
         Tasksets(plan),
@@ -141,10 +144,9 @@ def _add_planner(
         ClaimTasks(plan),
         prices=Prices(settings.engine_price, settings.trainer_price, settings.environment_price),
     )
-    bus = EventBus(settings.bus, client_name=NAME)
     bus.include_router(plan_router(plan, wake=loop.wake))
     service.add(bus)
-    service.add(OutboxRelay(database, bus, before_commands=BEFORE_COMMANDS))
+    service.add(OutboxRelay(database, bus, never_overtaken=NEVER_OVERTAKEN))
     service.add(Worker("planner", loop.run))
     service.add(Worker("sweeps", sweeps.run))
     server.add(add_TasksetServiceServicer_to_server, servicer, TASKSET_STATUSES)

@@ -1,19 +1,22 @@
 """The loops of the service: planning, sweeping, and housekeeping of leases."""
 
 import asyncio
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Sequence
 from datetime import datetime, timedelta
 from typing import Final
 
 from episodes import Purpose
 from scenario_runner import telemetry
+from scenario_runner.adapters.bus_outcomes import BusOutcomes
 from scenario_runner.adapters.peers import BusGauge, PeerFacts
 from scenario_runner.adapters.sql_plan import PlanUnit, SqlPlan
+from scenario_runner.domain.facts import Fact
 from scenario_runner.domain.peer_facts import GraderBacklog
 from scenario_runner.domain.runs import RunRecord
 from scenario_runner.ports import PlannedEpisodes
 from scenario_runner.usecases.leases import Leases
-from scenario_runner.usecases.planning import PlanRules, has_overdue, plan_more, sweep
+from scenario_runner.usecases.overdue import has_overdue, overdue
+from scenario_runner.usecases.planning import PlanRules, plan_more, sweep
 from scenario_runner.usecases.reconciling import Reconcile
 from scenario_runner.usecases.supply import offer_more
 from service_kit.loops import one_piece, until_stopped
@@ -74,6 +77,7 @@ class SweepLoop:
         plan: SqlPlan,
         gauge: BusGauge,
         peer_facts: PeerFacts,
+        outcomes: BusOutcomes,
         rules: PlanRules,
         *,
         now: Callable[[], datetime],
@@ -83,6 +87,7 @@ class SweepLoop:
         self._reconcile = Reconcile(plan, peer_facts, deadline_s=rules.settle_deadline_s)
         self._gauge = gauge
         self._peer_facts = peer_facts
+        self._outcomes = outcomes
         self._backlog = GraderBacklog()
         self._rules = rules
         self._asking = asyncio.Semaphore(_RUNS_AT_ONCE)
@@ -112,20 +117,27 @@ class SweepLoop:
     async def _sweep(self, run: RunRecord) -> None:
         run_id = run.run_id
         queue_is_idle = await self._gauge.is_idle(run.spec.purpose, run.spec.policy.model)
-        at_grader: Collection[str] = ()
-        if await self._plan.read(lambda unit: has_overdue(unit, run)):
-            deadline = timedelta(seconds=run.spec.episode_deadline_s)
-            found = await self._peer_facts.at_grader(run_id)
-            at_grader = self._backlog.waiting(found, deadline, self._now())
+        outcomes = await self._overdue(run)
 
         def work(unit: PlanUnit) -> int:
-            sweep(unit, run_id, self._rules, queue_is_idle=queue_is_idle, at_grader=at_grader)
+            sweep(unit, run_id, self._rules, queue_is_idle=queue_is_idle, outcomes=outcomes)
             return unit.counts(run_id).in_flight
 
         with telemetry.PLAN_S.labels("sweep").time():
             in_flight = await self._plan.transact(work)
         telemetry.EPISODES_IN_FLIGHT.labels(run_id).set(in_flight)
         self._swept.add(run_id)
+
+    async def _overdue(self, run: RunRecord) -> Sequence[Fact]:
+        """Decide that episodes failed that were not graded in time; returns what stands about them. Raises
+        Unavailable."""
+        if not await self._plan.read(lambda unit: has_overdue(unit, run)):
+            return ()
+        found = await self._peer_facts.at_grader(run.run_id)
+        deadline = timedelta(seconds=run.spec.episode_deadline_s)
+        at_grader = self._backlog.waiting(found, deadline, self._now())
+        failures = await self._plan.read(lambda unit: overdue(unit, run, at_grader))
+        return await self._outcomes.decide(run, failures)
 
 
 class FleetLoop:

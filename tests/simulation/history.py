@@ -37,7 +37,7 @@ from tests.simulation.virtual_time import (
     running_process,
 )
 
-from event_bus.topology import EVENTS, UPCYCLE
+from event_bus.topology import CHECKPOINT_REGISTRY, EVENTS, UPCYCLE
 from grpo_trainer.domain.states import BasePolicy
 from scenario_runner.adapters.sql_plan import SqlPlan
 from scenario_runner.domain.runs import FINAL_RUN_STATES
@@ -124,11 +124,12 @@ class _History:
         folder: Path,
     ) -> None:
         """Empty tables, an empty stream, and one policy in the object store."""
+        without = () if services.REGISTRY in self._plan.replicas else (CHECKPOINT_REGISTRY,)
         self._given = Infrastructure(
             loop=self._loop,
             rng=self._rng,
             network=self._network,
-            server=SimulatedServer(self._loop, UPCYCLE, [services.MODEL]),
+            server=SimulatedServer(self._loop, UPCYCLE, [services.MODEL], without=without),
             peers=SimulatedPeers(self._loop, self._network),
             databases=databases,
             objects=objects,

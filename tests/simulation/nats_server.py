@@ -13,7 +13,7 @@ from nats.js.errors import BadRequestError, ServiceUnavailableError
 from tests.simulation.virtual_time import SimulatedProcess, VirtualLoop
 
 from event_bus import Topology
-from event_bus.topology import Keep, StreamSpec
+from event_bus.topology import ConsumerSpec, Keep, StreamSpec
 
 SERVER: Final = "nats"
 _NOT_EXPECTED: Final = 10071
@@ -128,8 +128,8 @@ class SimulatedConsumer:
 
     @property
     def is_durable(self) -> bool:
-        """Whether it waits for answers, and anybody reads it."""
-        return self._ack_wait_s is not None and self._delivered > 0
+        """Whether it waits for answers, also where its reader has not come to read yet."""
+        return self._ack_wait_s is not None
 
     def floor(self) -> int:
         """All messages up to this one are answered."""
@@ -206,7 +206,15 @@ class SimulatedConsumer:
 class SimulatedServer:
     """One nats-server, with the streams and durables of a topology, and the queues of some models."""
 
-    def __init__(self, loop: VirtualLoop, topology: Topology, models: Collection[str] = ()) -> None:
+    def __init__(
+        self,
+        loop: VirtualLoop,
+        topology: Topology,
+        models: Collection[str] = (),
+        *,
+        without: Collection[ConsumerSpec] = (),
+    ) -> None:
+        """without: durables whose service does not run; nothing waits for them."""
         self.loop = loop
         self.on_stored: Callable[[StoredMessage, str], None] = _nothing
         self.loses: Callable[[StoredMessage, str], bool] = _never
@@ -214,7 +222,7 @@ class SimulatedServer:
         self.streams = {spec.name: SimulatedStream(spec) for spec in topology.streams}
         self._numbers = itertools.count(1)
         queues = [spec.of_model(model) for spec in topology.queues for model in models]
-        for spec in (*topology.consumers, *queues):
+        for spec in [one for one in (*topology.consumers, *queues) if one not in without]:
             filters = [subject for subject, _ in topology.bound_by(spec)]
             self.add(
                 spec.stream,

@@ -59,8 +59,8 @@ BUGS: Final = (
     Bug(
         "a command overtakes run.submitted (found by this simulator)",
         "services/scenario_runner/app.py",
-        "BEFORE_COMMANDS: Final = (RunSubmitted,)",
-        "BEFORE_COMMANDS: Final = ()",
+        "NEVER_OVERTAKEN: Final = (RunSubmitted,)",
+        "NEVER_OVERTAKEN: Final = ()",
     ),
     Bug(
         "a body is stored over the one of another sampler",

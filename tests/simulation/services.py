@@ -47,11 +47,12 @@ from rollout_sampler.adapters.trajectories import StoredTrajectories
 from rollout_sampler.handlers import episode_router
 from rollout_sampler.usecases.play_episode import PlayEpisode, SamplerDeps
 from rollout_sampler.usecases.turns import PlayLimits
+from scenario_runner.adapters.bus_outcomes import BusOutcomes
 from scenario_runner.adapters.peers import BusGauge, GrpcRegistry, PeerFacts
 from scenario_runner.adapters.planned_episodes import SqlPlannedEpisodes
 from scenario_runner.adapters.sql_plan import SqlPlan
 from scenario_runner.adapters.stored_transcripts import ScenarioTranscripts
-from scenario_runner.app import BEFORE_COMMANDS
+from scenario_runner.app import NEVER_OVERTAKEN
 from scenario_runner.domain.runs import Prices
 from scenario_runner.handlers import plan_router
 from scenario_runner.loops import FleetLoop, PlannerLoop, SweepLoop
@@ -155,9 +156,9 @@ async def planner(given: Infrastructure, process: SimulatedProcess) -> None:
     registry, ledger, training = (given.peer(one) for one in ("registry", STORE, TRAINER))
     peer_facts = PeerFacts(registry, ledger, training, gauge)
     loop = PlannerLoop(plan, RULES)
-    sweeps = SweepLoop(plan, gauge, peer_facts, RULES, now=given.now)
     given.wake_planner.append(loop.wake)
     bus = given.bus()
+    sweeps = SweepLoop(plan, gauge, peer_facts, BusOutcomes(bus), RULES, now=given.now)
     bus.include_router(plan_router(plan, wake=loop.wake))
     episodes = SqlPlannedEpisodes(database, now=given.now)
     host: Any = stubs.StubHost(given.luck)
@@ -175,7 +176,7 @@ async def planner(given: Infrastructure, process: SimulatedProcess) -> None:
     for address in (PLANNER, own_address):
         given.peers.serve(address, process, servicer, {**ENVIRONMENT_STATUSES, **TASKSET_STATUSES})
     await bus.start()
-    await OutboxRelay(database, bus, poll_s=1.0, before_commands=BEFORE_COMMANDS).start()
+    await OutboxRelay(database, bus, poll_s=1.0, never_overtaken=NEVER_OVERTAKEN).start()
     forever(loop.run)
     forever(sweeps.run)
     forever(FleetLoop(leases, episodes).run)

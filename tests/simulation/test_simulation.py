@@ -2,6 +2,7 @@
 
 import json
 import os
+import random
 import subprocess
 import sys
 import tempfile
@@ -11,10 +12,22 @@ from unittest.mock import patch
 import pytest
 from tests.simulation.history import Simulation
 from tests.simulation.many import Wanted, play
+from tests.simulation.nats_server import SimulatedConsumer, SimulatedServer
 from tests.simulation.plans import plan_of
 from tests.simulation.put_back import BUGS, Bug
 from tests.simulation.stubs import StubLearner
 from tests.simulation.study import find
+from tests.simulation.virtual_time import VirtualLoop
+
+from event_bus.topology import (
+    CHECKPOINT_REGISTRY,
+    EVENTS,
+    REWARD_GRADER,
+    SCENARIO_RUNNER_PLAN,
+    TRAJECTORY_STORE_LEDGER,
+    UPCYCLE,
+)
+from upcycle.api.taskset.v1.events_pb2 import RunFinished, RunStopping
 
 _ROOT = Path(__file__).parents[2]
 
@@ -41,6 +54,29 @@ def test_a_chunk_whose_result_is_kept_is_not_played_again(tmp_path: Path) -> Non
     with patch.object(Simulation, "play", side_effect=AssertionError):
         assert play(wanted) == played
     assert sum(played.ends.values()) == played.histories == 3
+
+
+def read(durable: SimulatedConsumer) -> None:
+    ((message, _, _),) = durable.take(5)
+    durable.done(message.sequence)
+
+
+def test_a_stream_at_its_bounds_keeps_what_a_durable_has_not_read_also_before_its_first_delivery() -> None:
+    """Services that start late would otherwise find a stream without the facts before."""
+    loop = VirtualLoop(random.Random(0), lambda process: None)
+    server = SimulatedServer(loop, UPCYCLE, without=(CHECKPOINT_REGISTRY, REWARD_GRADER))
+    for fact in (RunStopping, RunFinished):
+        server.store(EVENTS, UPCYCLE.fact_subject(fact, "m"), b"{}", {})
+    stream = server.streams[EVENTS]
+    planner = stream.consumers[SCENARIO_RUNNER_PLAN.durable]
+    ledger = stream.consumers[TRAJECTORY_STORE_LEDGER.durable]
+    read(planner)
+    server.forget(EVENTS)
+    assert stream.messages
+    read(ledger)
+    server.forget(EVENTS)
+    assert not stream.messages
+    loop.close()
 
 
 def test_a_bug_that_a_service_survives_ends_the_history() -> None:

@@ -16,7 +16,8 @@ from scenario_runner.domain.sources import Offer
 from scenario_runner.domain.tasksets import RunnableTask
 from scenario_runner.wire import published
 from sql_store import enqueue, enqueue_again, enqueue_command, publish_again
-from upcycle.api.common.v1.common_pb2 import EpisodeIdentity
+from upcycle.api.common.v1.common_pb2 import EpisodeIdentity, Usage
+from upcycle.api.taskset.v1.events_pb2 import EpisodeFailed
 
 
 class SqlAnnouncements(SqlTasksets):
@@ -53,11 +54,14 @@ class SqlAnnouncements(SqlTasksets):
     def announce_finished(self, run: RunRecord, counts: Counts) -> None:
         self._announce(run, published.run_finished(run, counts, self.now), event_ids.run_finished(run.run_id))
 
-    def announce_failed(self, run: RunRecord, episode: EpisodeRow, failure: str, detail: str) -> None:
-        fact = episode_failed(
-            self._identity(run, episode), failure, detail, reported_by="scenario_runner", at=self.now
+    def failure_of(
+        self, run: RunRecord, episode: EpisodeRow, failure: str, detail: str, *, environment_s: float
+    ) -> EpisodeFailed:
+        """What this service decides about an episode; it is not announced here."""
+        identity, usage = self._identity(run, episode), Usage(environment_s=environment_s)
+        return episode_failed(
+            identity, failure, detail, reported_by="scenario_runner", at=self.now, usage=usage
         )
-        self._announce(run, fact, event_ids.episode_outcome(episode.episode_id))
 
     def announce_graded_again(self, run: RunRecord, episode: EpisodeRow) -> None:
         """The grader's fact once more, from the row of the episode."""

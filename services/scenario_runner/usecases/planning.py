@@ -5,12 +5,12 @@ requested = settled + in flight.
 """
 
 import logging
-from collections.abc import Collection, Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from datetime import timedelta
 from typing import TypeVar
 
-from episodes import ATTRIBUTABLE, EpisodeFailure, GroupOutcome, GroupReason, Purpose
+from episodes import ATTRIBUTABLE, GroupOutcome, GroupReason, Purpose
 from identities.entities import episode_id, group_id
 from scenario_runner.adapters.sql_plan import PlanUnit
 from scenario_runner.domain import plan
@@ -55,13 +55,11 @@ from scenario_runner.usecases.futile_runs import (
     settled_without_step,
 )
 from scenario_runner.usecases.offering import add_waiting, announce_released, settle_offer
+from scenario_runner.usecases.overdue import OVERDUE
 from scenario_runner.usecases.revisions import take_revision
 
 log = logging.getLogger(__name__)
 R = TypeVar("R", RunRecord, EpisodeRow)
-
-OVERDUE = EpisodeFailure.TIMEOUT
-"""Failure of an episode that was not graded in time: the only one that this service publishes itself."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,23 +156,18 @@ def resume(unit: PlanUnit, run: RunRecord) -> None:
             unit.dispatch_again(running, episode)
 
 
-def has_overdue(unit: PlanUnit, run: RunRecord) -> bool:
-    """Whether an episode was opened too long ago."""
-    return bool(unit.overdue(run.run_id, unit.now - timedelta(seconds=run.spec.episode_deadline_s)))
-
-
 def sweep(
-    unit: PlanUnit, run_id: str, rules: PlanRules, *, queue_is_idle: bool, at_grader: Collection[str] = ()
+    unit: PlanUnit, run_id: str, rules: PlanRules, *, queue_is_idle: bool, outcomes: Sequence[Fact] = ()
 ) -> None:
-    """Handle what is overdue: fail episodes by name, dispatch lost ones again, end the grace period.
+    """Handle what is overdue: end episodes by name, dispatch lost ones again, end the grace period.
 
-    at_grader: episodes that were played and wait to be graded; their deadline waits for the grader.
+    outcomes: what stands about episodes that were not graded in time.
     """
     run = unit.run(run_id)
     if run is None:
         return
     _close_left_open(unit, run_id)
-    run = _fail_overdue(unit, unit.run(run_id) or run, at_grader)
+    run = _end_overdue(unit, unit.run(run_id) or run, outcomes)
     pause_if_failing(unit, run_id)
     run = unit.run(run_id) or run
     if queue_is_idle and run.state in OPEN_RUN_STATES:
@@ -192,18 +185,11 @@ def _close_left_open(unit: PlanUnit, run_id: str) -> None:
         _close_if_empty(unit, run_id, left_open)
 
 
-def _fail_overdue(unit: PlanUnit, run: RunRecord, at_grader: Collection[str]) -> RunRecord:
+def _end_overdue(unit: PlanUnit, run: RunRecord, outcomes: Sequence[Fact]) -> RunRecord:
     """Returns the run as it is then: one more failure may have ended it, and an ended run is not refilled."""
-    deadline = timedelta(seconds=run.spec.episode_deadline_s)
-    for episode in unit.overdue(run.run_id, unit.now - deadline):
-        if episode.episode_id in at_grader:
-            continue
-        detail = f"not graded within {run.spec.episode_deadline_s} s after its environment was opened"
-        unit.announce_failed(run, episode, OVERDUE, detail)
-        alive_s = (unit.now - (episode.opened_at or unit.now)).total_seconds()
-        fact = Failed(episode.episode_id, run.run_id, OVERDUE, detail, environment_s=alive_s)
-        run = _with_usage(unit, run, fact)
-        _fail(unit, run, unit.episode(episode.episode_id) or episode, OVERDUE, detail)
+    unit.prefetch({group for fact in outcomes for group in groups_of(fact)})
+    for fact in outcomes:
+        _apply(unit, run, fact)
         run = unit.run(run.run_id) or run
     return run
 
@@ -304,7 +290,7 @@ def _grade(unit: PlanUnit, run: RunRecord, episode: EpisodeRow, fact: Graded) ->
 
 
 def _on_graded_too_late(unit: PlanUnit, run: RunRecord, episode: EpisodeRow, fact: Graded) -> None:
-    """The grade was stored before the planner's timeout event, so the grade counts: both have one event id.
+    """A planner of an older version, which fails an episode before it is decided, lost to its grader.
 
     While the group is open, the reward counts and the replacement of the episode is cancelled.
     """
@@ -314,6 +300,9 @@ def _on_graded_too_late(unit: PlanUnit, run: RunRecord, episode: EpisodeRow, fac
         unit.announce_cancelled(run, episode, "group_settled")
         return
     newer = [row for row in unit.members(group.group_id) if row.member == episode.member]
+    if any(row.state is EpisodeState.GRADED for row in newer):
+        unit.announce_cancelled(run, episode, "graded_before")
+        return
     for row in newer:
         if row.state is EpisodeState.PLANNED:
             call_off(unit, run, row, "graded_after_all")

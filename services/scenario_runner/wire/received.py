@@ -13,7 +13,7 @@ from upcycle.api.training.v1 import events_pb2 as training
 from upcycle.api.trajectory.v1.events_pb2 import TrajectoryGraded
 
 
-def graded(event: TrajectoryGraded, _: Delivery[Any]) -> Graded:
+def graded(event: TrajectoryGraded, _: Delivery[Any] | None = None) -> Graded:
     """The reward of an episode."""
     span = event.sampled_by
     return Graded(
@@ -33,7 +33,7 @@ def graded(event: TrajectoryGraded, _: Delivery[Any]) -> Graded:
     )
 
 
-def failed(event: taskset.EpisodeFailed, _: Delivery[Any]) -> Failed:
+def failed(event: taskset.EpisodeFailed, _: Delivery[Any] | None = None) -> Failed:
     """An episode without a reward."""
     spent = (event.usage.engine_s, event.usage.environment_s)
     return Failed(event.episode.episode_id, event.episode.run_id, event.kind, event.detail, *spent)

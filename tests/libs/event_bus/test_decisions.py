@@ -102,7 +102,9 @@ async def test_the_first_outcome_of_an_episode_stands_after_the_duplicate_window
         assert (ack.stream, ack.sequence, ack.duplicate) == (DECISIONS, 1, True)
         assert await grader.decide([graded(reward=0.5)]) == [graded().event]
         await planner.publish(RunStopping(run_id="r"), model=MODEL, event_id="run.stopping/r")
-        assert await facts(grader, 2) == [graded().event, RunStopping(run_id="r")]
+        *copies, last = await facts(grader, 3)
+        assert last == RunStopping(run_id="r")
+        assert copies == [graded().event] * len(copies)
 
 
 async def test_a_decision_is_addressed_by_what_it_is_about_and_by_its_author(server: NatsServer) -> None:
@@ -232,6 +234,23 @@ async def test_authors_and_ids_that_decide_nothing_are_refused_by_name(server: N
             await bus.decide([settled("g", "trained", "sampler")])
         with pytest.raises(UnknownEvent, match=r"'episode.outcome' says 'episode.outcome', and not what"):
             await bus.publish(graded().event, model=MODEL, event_id="episode.outcome")
+
+
+@pytest.mark.parametrize("ends", ["decided again", "published by another author"])
+async def test_who_decides_too_late_gives_the_facts_another_copy_of_what_stands(
+    server: NatsServer, ends: str
+) -> None:
+    """It may decide only because the stream of facts lost the first copy."""
+    theirs, ours = settled("g", "excluded", "planner"), settled("g", "trained", "trainer")
+    async with Running(server, 2) as (trainer, planner):
+        await planner.decide([theirs])
+        assert await facts(trainer, 1) == [theirs.event]
+        await forget_ids(server)
+        if ends == "decided again":
+            assert await planner.decide([theirs, settled("h", "excluded", "planner")]) == [theirs.event, None]
+        else:
+            await trainer.publish(ours.event, model=MODEL, event_id=ours.event_id, author="trainer")
+        assert await facts(trainer, 2) == [theirs.event, theirs.event]
 
 
 async def test_a_reader_that_lacks_a_decision_gets_another_copy_of_what_stands(server: NatsServer) -> None:

@@ -202,7 +202,7 @@ async def test_no_command_overtakes_a_fact_that_it_rests_on(sql_url: str) -> Non
         await put_command(db, "earlier task")
         await put(db, "a")
         await put_command(db, "task")
-        relay = OutboxRelay(db, bus, poll_s=0.02, before_commands=(EpisodeCancelled,))
+        relay = OutboxRelay(db, bus, poll_s=0.02, never_overtaken=(EpisodeCancelled,))
         await relay.start()
         await eventually(db, unpublished, ["a", "task"])
         del bus.refuses["a"]
@@ -211,12 +211,29 @@ async def test_no_command_overtakes_a_fact_that_it_rests_on(sql_url: str) -> Non
     assert [event_id for _, _, event_id in bus.published] == ["earlier task", "a", "task"]
 
 
+async def test_no_decision_overtakes_a_fact_that_it_rests_on(sql_url: str) -> None:
+    """It is copied to the facts, and would stand before the fact from which its readers begin."""
+    bus = Remembering()
+    bus.refuses["a"] = Unavailable("the stream elects a leader")
+    async with opened(sql_url) as db:
+        await db.run(partial(enqueue, event=EXCLUDED, event_id="settled/before", **BY_PLANNER))
+        await put(db, "a")
+        await db.run(partial(enqueue, event=EXCLUDED, event_id="settled/after", **BY_PLANNER))
+        relay = OutboxRelay(db, bus, poll_s=0.02, never_overtaken=(EpisodeCancelled,))
+        await relay.start()
+        await eventually(db, unpublished, ["a", "settled/after"])
+        del bus.refuses["a"]
+        await eventually(db, unpublished, list[str]())
+        await relay.stop()
+    assert [event_id for _, _, event_id in bus.published] == ["settled/before", "a", "settled/after"]
+
+
 async def test_commands_do_not_wait_for_the_next_poll_once_the_fact_is_out(sql_url: str) -> None:
     bus = Remembering()
     async with opened(sql_url) as db:
         await put(db, "a")
         await put_command(db, "task")
-        relay = OutboxRelay(db, bus, poll_s=3600, before_commands=(EpisodeCancelled,))
+        relay = OutboxRelay(db, bus, poll_s=3600, never_overtaken=(EpisodeCancelled,))
         await relay.start()
         await until(lambda: len(bus.published) == 2)
         await relay.stop()

@@ -19,7 +19,9 @@ from scenario_runner.domain.runs import FINAL_RUN_STATES, EpisodeRow, EpisodeSta
 from scenario_runner.domain.tasksets import RegisteredTaskset, RunnableTask
 from scenario_runner.handlers import FACTS
 from scenario_runner.usecases.ending import conclude, end_run, stop_early
+from scenario_runner.usecases.overdue import overdue
 from scenario_runner.usecases.planning import PlanRules, apply_facts, pause, plan_more, resume, sweep
+from scenario_runner.wire import received
 from sql_store import Database, migrate
 from upcycle.api.training.v1 import events_pb2 as training_events
 from upcycle.run_config import PolicyChoice, RunSpec, Training
@@ -70,9 +72,8 @@ class PlannerHarness:
         await self.do(lambda unit: apply_facts(unit, facts))
 
     async def sweep(self, *, queue_is_idle: bool = False, at_grader: Collection[str] = ()) -> None:
-        await self.do(
-            lambda unit: sweep(unit, self.run_id, RULES, queue_is_idle=queue_is_idle, at_grader=at_grader)
-        )
+        """What the planner decides about overdue episodes is the first that is decided about them."""
+        await self.do(lambda unit: swept(unit, self.run_id, queue_is_idle=queue_is_idle, at_grader=at_grader))
 
     async def cancel(self, *, is_delivered: bool = True) -> None:
         """is_delivered: `run.stopping` came back through the stream."""
@@ -155,6 +156,16 @@ class PlannerHarness:
     def settled(self, group_id: str, episode_ids: list[str], outcome: str = "trained") -> GroupSettled:
         reason = "" if outcome == "trained" else "zero_spread"
         return GroupSettled(group_id, self.run_id, outcome, reason, 1, tuple(episode_ids))
+
+
+def swept(
+    unit: PlanUnit, run_id: str, *, queue_is_idle: bool = False, at_grader: Collection[str] = ()
+) -> None:
+    """A sweep; nothing was decided about overdue episodes before it."""
+    run = unit.run(run_id)
+    assert run is not None
+    outcomes = [received.failed(one) for one in overdue(unit, run, at_grader)]
+    sweep(unit, run_id, RULES, queue_is_idle=queue_is_idle, outcomes=outcomes)
 
 
 def _all_episodes(unit: PlanUnit, run_id: str) -> list[EpisodeRow]:

@@ -9,7 +9,7 @@ from typing import Any
 import sqlalchemy as sa
 from google.protobuf import json_format
 from tests.services.deliveries import delivered
-from tests.services.scenario_runner.planning import RULES, PlannerHarness
+from tests.services.scenario_runner.planning import RULES, PlannerHarness, swept
 
 from blob_store import BlobRef
 from episodes import Purpose, Split
@@ -20,7 +20,7 @@ from scenario_runner.domain.runs import EpisodeRow, RunRecord, RunState, RunView
 from scenario_runner.domain.source_groups import SourceReport
 from scenario_runner.domain.tasksets import RegisteredTaskset, RunnableTask
 from scenario_runner.handlers import FACTS
-from scenario_runner.usecases.planning import plan_more, sweep
+from scenario_runner.usecases.planning import plan_more
 from scenario_runner.usecases.revisions import store
 from scenario_runner.usecases.source_runs import take_sources
 from scenario_runner.usecases.submitting import SubmitRun, TraceContext
@@ -149,7 +149,7 @@ class SourcesHarness:
         return count
 
     async def sweep(self, run_id: str) -> None:
-        await self.planner.do(lambda unit: sweep(unit, run_id, RULES, queue_is_idle=False))
+        await self.planner.do(lambda unit: swept(unit, run_id))
 
     async def view(self, run_id: str) -> RunView:
         return await self.planner.do(lambda unit: view_of(unit, find_run(unit, run_id)))

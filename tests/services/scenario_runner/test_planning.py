@@ -125,7 +125,8 @@ async def test_what_is_overdue_fails_by_name_and_what_was_lost_is_queued_again(
     planner.now += timedelta(seconds=11)
     await planner.sweep(queue_is_idle=False)
     announced = await planner.announced()
-    assert announced[f"episode.outcome/{opened}"] == 1
+    (failed,) = [row for row in await planner.episodes() if row.episode_id == opened]
+    assert (failed.state, failed.reason) == (EpisodeState.FAILED, "timeout")
     assert announced[f"episode.requested/{opened[:-1]}1"] == 1
     assert f"episode.requested/{lost}/2" not in announced  # it may still be in the queue
     await planner.sweep(queue_is_idle=True)
@@ -134,7 +135,7 @@ async def test_what_is_overdue_fails_by_name_and_what_was_lost_is_queued_again(
     assert f"episode.requested/{lost}/3" not in await planner.announced()
 
 
-async def test_a_grade_that_crossed_our_own_timeout_stands(planner: PlannerHarness) -> None:
+async def test_a_grade_that_crossed_the_timeout_of_an_older_planner_stands(planner: PlannerHarness) -> None:
     await planner.begin(replace(train_spec(), episode_deadline_s=10), num_tasks=3)
     slow, other = planner.members(0)[0], planner.members(1)[0]
     await planner.do(lambda unit: unit.note_opened([slow, other]))
@@ -143,7 +144,7 @@ async def test_a_grade_that_crossed_our_own_timeout_stands(planner: PlannerHarne
     states = {row.episode_id: row.state for row in await planner.episodes()}
     assert states[slow] is EpisodeState.FAILED
     assert states[slow[:-1] + "1"] is EpisodeState.PLANNED
-    # The grade was in the stream first, so our failure was dropped there as its duplicate.
+    # The grade was decided first, so the failure was dropped as its duplicate.
     await planner.apply(planner.graded(slow), planner.graded(slow))
     episodes = {row.episode_id: row for row in await planner.episodes()}
     assert (episodes[slow].state, episodes[slow].reason) == (EpisodeState.GRADED, "")

@@ -1,24 +1,37 @@
 """The sweep: what goes wrong with one run, or is slow, is no other run's concern."""
 
 import asyncio
+from collections.abc import Sequence
 from datetime import timedelta
 from typing import Any
 
 import pytest
+from google.protobuf.message import Message
 from tests.services.scenario_runner.planning import RULES
 from tests.services.scenario_runner.source_runs import SourcesHarness, eval_spec, train_spec
 
 from episodes import Purpose
+from event_bus import Decision
+from identities import events as event_ids
+from scenario_runner.adapters.bus_outcomes import BusOutcomes
+from scenario_runner.adapters.sql_plan import PlanUnit
 from scenario_runner.domain.peer_facts import GraderFact
+from scenario_runner.domain.runs import EpisodeRow, EpisodeState
 from scenario_runner.loops import SweepLoop
+from scenario_runner.usecases.ending import stop_early
+from scenario_runner.usecases.views import find_run
+from upcycle.api.common.v1.common_pb2 import EpisodeIdentity
+from upcycle.api.taskset.v1.events_pb2 import EpisodeFailed
+from upcycle.api.trajectory.v1.events_pb2 import TrajectoryGraded
 from upcycle.errors import Unavailable
 
 
 class Others:
-    """The bus, ledger and trainer: about training runs they are asked in vain."""
+    """The bus, ledger and trainer: about training runs they are asked in vain. stands: what was decided."""
 
-    def __init__(self, answer: Any) -> None:
+    def __init__(self, answer: Any = None) -> None:
         self.answer = answer
+        self.stands: dict[str, Message] = {}
 
     async def is_idle(self, purpose: Purpose, model: str) -> bool:
         if purpose is Purpose.TRAIN:
@@ -27,6 +40,12 @@ class Others:
 
     async def at_grader(self, run_id: str) -> GraderFact:
         return GraderFact()
+
+    async def decide(self, decisions: Sequence[Decision]) -> list[Message | None]:
+        """As EventBus: all, or none where something stands about one."""
+        if not any(one.event_id in self.stands for one in decisions):
+            self.stands |= {one.event_id: one.event for one in decisions}
+        return [self.stands.get(one.event_id) for one in decisions]
 
 
 @pytest.fixture
@@ -42,8 +61,20 @@ async def evaluation(sources: SourcesHarness) -> str:
 
 
 def sweeps(sources: SourcesHarness, answer: Any) -> SweepLoop:
-    others: Any = Others(answer)
-    return SweepLoop(sources.planner.plan, others, others, RULES, now=lambda: sources.planner.now)
+    return swept_by(sources, Others(answer))
+
+
+def swept_by(sources: SourcesHarness, others: Any) -> SweepLoop:
+    planner = sources.planner
+    return SweepLoop(planner.plan, others, others, BusOutcomes(others), RULES, now=lambda: planner.now)
+
+
+async def first_attempts(sources: SourcesHarness, run_id: str) -> list[EpisodeRow]:
+    def read(unit: PlanUnit) -> list[EpisodeRow]:
+        groups = sorted({row.group_id for row in unit.results(run_id)})
+        return [row for group_id in groups for row in unit.members(group_id) if row.attempt == 0]
+
+    return await sources.planner.do(read)
 
 
 async def is_swept(sources: SourcesHarness, run_id: str) -> bool:
@@ -76,3 +107,41 @@ async def test_a_run_that_waits_for_an_answer_holds_up_no_other(
     assert not sweeping.done()
     go_on.set()
     await sweeping
+
+
+async def test_an_overdue_episode_ends_as_what_stands_about_it_says(
+    sources: SourcesHarness, evaluation: str
+) -> None:
+    """The planner has not read the grade of one and the failure of another: both were decided before it."""
+    graded, broken, *silent = [row.episode_id for row in await sources.episodes(evaluation)]
+    identity = EpisodeIdentity(episode_id=graded, run_id=evaluation)
+    others = Others()
+    others.stands = {
+        event_ids.episode_outcome(graded): TrajectoryGraded(episode=identity, reward=0.5),
+        event_ids.episode_outcome(broken): EpisodeFailed(
+            episode=EpisodeIdentity(episode_id=broken, run_id=evaluation), kind="engine_error"
+        ),
+    }
+    run = await sources.run(evaluation)
+    await swept_by(sources, others)._sweep(run)
+    rows = {row.episode_id: row for row in await first_attempts(sources, evaluation)}
+    assert (rows[graded].state, rows[graded].reward) == (EpisodeState.EVALUATED, 0.5)
+    assert (rows[broken].state, rows[broken].reason) == (EpisodeState.FAILED, "engine_error")
+    assert {(rows[one].state, rows[one].reason) for one in silent} == {(EpisodeState.FAILED, "timeout")}
+    said = others.stands[event_ids.episode_outcome(silent[0])]
+    assert isinstance(said, EpisodeFailed)
+    assert (said.kind, said.reported_by) == ("timeout", "scenario_runner")
+    assert said.usage.environment_s == eval_spec().episode_deadline_s + 1
+
+
+async def test_nothing_is_decided_about_what_a_stopping_run_left_ungraded(sources: SourcesHarness) -> None:
+    """The position of run.stopping in the stream says which grades count."""
+    run_id = await sources.submit(train_spec())
+    await sources.plan(run_id)
+    opened = [row.episode_id for row in await sources.episodes(run_id)]
+    await sources.planner.do(lambda unit: unit.note_opened(opened))
+    await sources.planner.do(lambda unit: stop_early(unit, find_run(unit, run_id), "enough"))
+    sources.planner.now += timedelta(seconds=train_spec().episode_deadline_s + 1)
+    others, run = Others(), await sources.run(run_id)
+    assert not await swept_by(sources, others)._overdue(run)
+    assert others.stands == {}

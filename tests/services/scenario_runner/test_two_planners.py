@@ -17,7 +17,7 @@ from tests.services.scenario_runner.source_runs import SourcesHarness, eval_spec
 from scenario_runner.adapters.sql_plan import PlanUnit, SqlPlan
 from scenario_runner.domain.facts import Advanced, GroupSettled
 from scenario_runner.domain.runs import EpisodeState, Refused, RunState, RunView
-from scenario_runner.usecases.planning import apply_facts, sweep
+from scenario_runner.usecases.planning import apply_facts
 from scenario_runner.usecases.submitting import SubmitRun, TraceContext
 from scenario_runner.usecases.supply import offer_more
 from sql_store import Database
@@ -100,7 +100,7 @@ async def test_a_grade_beside_a_sweep_is_either_in_time_or_too_late(
     def overdue(unit: PlanUnit) -> None:
         unit.prefetch([planner.group_id(0)])
         time.sleep(0.2 if first == "sweep" else 0.05)
-        sweep(unit, planner.run_id, RULES, queue_is_idle=False)
+        planning.swept(unit, planner.run_id)
 
     async with second_plan(planner, sql_url) as other:
         await asyncio.gather(planner.plan.transact(grade), other.transact(overdue))

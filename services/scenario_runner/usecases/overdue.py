@@ -1,0 +1,44 @@
+"""Episodes that were not graded in time. The planner decides that they failed, and follows what stands.
+
+A grade may stand already and not have been read yet: an episode of the plan changes only once it is decided.
+"""
+
+from collections.abc import Collection
+from datetime import timedelta
+
+from episodes import EpisodeFailure
+from scenario_runner.adapters.sql_plan import PlanUnit
+from scenario_runner.domain.runs import EpisodeRow, RunRecord
+from upcycle.api.taskset.v1.events_pb2 import EpisodeFailed
+
+OVERDUE = EpisodeFailure.TIMEOUT
+"""Failure of an episode that was not graded in time: the only one that this service decides."""
+
+
+def has_overdue(unit: PlanUnit, run: RunRecord) -> bool:
+    """Whether an episode was opened too long ago."""
+    return bool(_opened_too_long_ago(unit, run))
+
+
+def overdue(unit: PlanUnit, run: RunRecord, at_grader: Collection[str] = ()) -> list[EpisodeFailed]:
+    """What is to be decided about episodes that were not graded in time.
+
+    at_grader: episodes that were played and wait to be graded; their deadline waits for the grader. Nothing
+    while a training run is to end early: the position of `run.stopping` in the stream says which grades
+    count, and what is not graded by then is cancelled.
+    """
+    found = () if run.awaits_trainer else _opened_too_long_ago(unit, run)
+    detail = f"not graded within {run.spec.episode_deadline_s} s after its environment was opened"
+    return [
+        unit.failure_of(run, episode, OVERDUE, detail, environment_s=_alive_s(unit, episode))
+        for episode in found
+        if episode.episode_id not in at_grader
+    ]
+
+
+def _opened_too_long_ago(unit: PlanUnit, run: RunRecord) -> list[EpisodeRow]:
+    return unit.overdue(run.run_id, unit.now - timedelta(seconds=run.spec.episode_deadline_s))
+
+
+def _alive_s(unit: PlanUnit, episode: EpisodeRow) -> float:
+    return (unit.now - (episode.opened_at or unit.now)).total_seconds()

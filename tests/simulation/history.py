@@ -46,8 +46,11 @@ from scenario_runner.usecases.submitting import Runs, SubmitRun, TraceContext
 from upcycle.retrying import retry
 
 T = TypeVar("T")
-_CALM_S: Final = 900.0
+_CALM_S: Final = 450.0
 """What a run gets to end once nothing fails any more: longer than every deadline of the platform."""
+_REMEMBERS_S: Final = 60.0
+"""How long a stream knows the id of a message: a tenth of production, so that more comes twice, and a run that
+waits until it may repeat something waits for less."""
 _POLLS_S: Final = {
     "scenario_runner.loops.SWEEP_S": 4.0,
     "scenario_runner.loops.PLAN_S": 4.0,
@@ -129,7 +132,9 @@ class _History:
             loop=self._loop,
             rng=self._rng,
             network=self._network,
-            server=SimulatedServer(self._loop, UPCYCLE, [services.MODEL], without=without),
+            server=SimulatedServer(
+                self._loop, UPCYCLE, [services.MODEL], without=without, remembers_s=_REMEMBERS_S
+            ),
             peers=SimulatedPeers(self._loop, self._network),
             databases=databases,
             objects=objects,

@@ -2,6 +2,7 @@
 
 import asyncio
 import itertools
+import math
 from collections import OrderedDict
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -213,8 +214,11 @@ class SimulatedServer:
         models: Collection[str] = (),
         *,
         without: Collection[ConsumerSpec] = (),
+        remembers_s: float = math.inf,
     ) -> None:
-        """without: durables whose service does not run; nothing waits for them."""
+        """without: durables whose service does not run; nothing waits for them. remembers_s: for how long a
+        stream knows an id, where its specification does not say less."""
+        self._remembers_s = remembers_s
         self.loop = loop
         self.on_stored: Callable[[StoredMessage, str], None] = _nothing
         self.loses: Callable[[StoredMessage, str], bool] = _never
@@ -277,7 +281,7 @@ class SimulatedServer:
 
     def _seen(self, kept: SimulatedStream, headers: Mapping[str, str]) -> int | None:
         sequence, at_s = kept.seen.get(headers.get(_EVENT_ID, ""), (0, 0.0))
-        is_known = sequence and self.loop.time() - at_s < kept.spec.duplicate_window_s
+        is_known = sequence and self.loop.time() - at_s < min(kept.spec.duplicate_window_s, self._remembers_s)
         return sequence if is_known else None
 
     def _copy(self, there: SimulatedStream, here: SimulatedStream) -> None:

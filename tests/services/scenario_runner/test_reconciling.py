@@ -31,7 +31,7 @@ from tests.services.scenario_runner.test_two_planners import second_plan
 from blob_store import ref as blob_ref
 from event_bus.provision import provision
 from scenario_runner.adapters.peers import PeerFacts
-from scenario_runner.domain.facts import Graded
+from scenario_runner.domain.facts import Graded, Stopping
 from scenario_runner.domain.peer_facts import NOT_STARTED, SessionFact
 from scenario_runner.domain.runs import RunState
 from scenario_runner.usecases.reconciling import Reconcile
@@ -316,14 +316,12 @@ async def test_a_run_goes_on_when_the_bus_lost_everything_while_its_trainer_was_
 async def test_decisions_that_wait_in_the_outbox_are_counted_for_why(planner: PlannerHarness) -> None:
     """Their subjects end with their author, the others with the model."""
     await planner.begin(train_spec(prompts=1, staleness=0), num_tasks=3)
-    members = planner.members(0)
-    await planner.do(lambda unit: unit.note_opened(members))
+    await planner.apply(*map(planner.graded, planner.members(0)))
     await Outside(planner).published()
-    planner.now += timedelta(seconds=train_spec().episode_deadline_s + 1)
-    await planner.sweep()
+    await planner.cancel()
+    await planner.apply(Stopping(planner.run_id, is_final=True))
     model = (await planner.run()).spec.policy.model
     waiting = await Outside(planner).waiting()
-    decided = [event_id for event_id in waiting if event_id.startswith("episode.outcome/")]
-    assert len(decided) == 2
+    assert f"group.settled/{planner.group_id(0)}" in waiting
     assert await planner.do(lambda unit: unit.outbox_waiting(model)) == len(waiting)
     assert await planner.do(lambda unit: unit.outbox_waiting("another")) == 0

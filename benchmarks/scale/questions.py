@@ -16,7 +16,8 @@ from identities import entities, objects
 from scenario_runner.adapters.sql_plan import PlanUnit
 from scenario_runner.domain.facts import Graded
 from scenario_runner.domain.runs import EpisodeState
-from scenario_runner.usecases.planning import PlanRules, apply_facts, has_overdue, plan_more, sweep
+from scenario_runner.usecases.overdue import has_overdue
+from scenario_runner.usecases.planning import PlanRules, apply_facts, plan_more, sweep
 from scenario_runner.usecases.submitting import TraceContext
 from service_kit.clock import utc_now
 from trajectory_store.domain.facts import (

@@ -49,8 +49,8 @@ T = TypeVar("T")
 _CALM_S: Final = 450.0
 """What a run gets to end once nothing fails any more: longer than every deadline of the platform."""
 _REMEMBERS_S: Final = 60.0
-"""How long a stream knows the id of a message: a tenth of production, so that more comes twice, and a run that
-waits until it may repeat something waits for less."""
+"""How long a stream knows the id of a message: a tenth of production, so that more comes twice, and a run
+that waits until it may repeat something waits for less."""
 _POLLS_S: Final = {
     "scenario_runner.loops.SWEEP_S": 4.0,
     "scenario_runner.loops.PLAN_S": 4.0,

@@ -1,6 +1,6 @@
 """Asks every service that may refer to a run. One that cannot answer stops the sweep: it may need all."""
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Final
 
 from grpc_edge import Peer
@@ -20,19 +20,22 @@ class GrpcReferences:
         last: they are asked only about runs that no service before them needs."""
         self._stubs = {name: ReferenceServiceStub(peer.channel) for name, peer in peers.items()}
 
-    async def to_runs(self, run_ids: Collection[str], *, release: bool) -> Sequence[Reference]:
-        """Which of these runs are needed. release: those that are not will not be from now on. Raises
-        Unavailable when one of the services does not answer, a service of an older version too."""
-        left, found = set(run_ids), list[Reference]()
+    async def to_runs(self, runs: Mapping[str, str], *, release: bool) -> Sequence[Reference]:
+        """Which of these runs, by id with their models, are needed. release: those that are not will not be
+        from now on. Raises Unavailable when one of the services does not answer, a service of an older
+        version too."""
+        left, found = set(runs), list[Reference]()
         for name in self._stubs:
             ordered = sorted(left)
             for start in range(0, len(ordered), MAX_RUNS):
-                found += await self._ask(name, ordered[start : start + MAX_RUNS], release=release)
+                some = {run_id: runs[run_id] for run_id in ordered[start : start + MAX_RUNS]}
+                found += await self._ask(name, some, release=release)
             left -= {one.run_id for one in found if not one.only_trained}
         return found
 
-    async def _ask(self, name: str, run_ids: Sequence[str], *, release: bool) -> list[Reference]:
-        request = ListReferencesRequest(run_ids=run_ids, release=release)
+    async def _ask(self, name: str, runs: Mapping[str, str], *, release: bool) -> list[Reference]:
+        models = {run_id: model for run_id, model in runs.items() if model}
+        request = ListReferencesRequest(run_ids=list(runs), release=release, models=models)
         with peer_errors(f"nothing is removed before {name} says which runs it needs", ()):
             answer = await self._stubs[name].ListReferences(request)
         return [Reference(one.run_id, one.why, one.only_trained) for one in answer.references]

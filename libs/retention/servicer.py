@@ -13,8 +13,9 @@ from upcycle.api.retention.v1.service_pb2_grpc import ReferenceServiceServicer, 
 Context = grpc.aio.ServicerContext[Any, Any]
 
 
-Find = Callable[[Sequence[str], bool], Awaitable[Sequence[Reference]]]
-"""Run ids, and whether those that are not needed are released, to references. Raises Unavailable."""
+Find = Callable[[Mapping[str, str], bool], Awaitable[Sequence[Reference]]]
+"""Runs by id, each with its model or "", and whether those that are not needed are released, to references.
+Raises Unavailable."""
 
 
 class ReferenceServicer(ReferenceServiceServicer):
@@ -29,7 +30,8 @@ class ReferenceServicer(ReferenceServiceServicer):
         """Which of these runs are needed."""
         if len(request.run_ids) > MAX_RUNS:
             raise InvalidRequest(f"run_ids has {len(request.run_ids)} entries, limit {MAX_RUNS}")
-        found = await self._find(request.run_ids, request.release)
+        runs = {run_id: request.models.get(run_id, "") for run_id in request.run_ids}
+        found = await self._find(runs, request.release)
         return pb.ListReferencesResponse(
             references=[
                 pb.RunReference(run_id=one.run_id, why=one.why, only_trained=one.only_trained)

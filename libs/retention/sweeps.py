@@ -2,7 +2,7 @@
 
 import json
 import math
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from typing import Any, Final, Protocol, TypeVar
@@ -53,8 +53,9 @@ class Reference:
 class References(Protocol):
     """Who refers to runs: other services, or a double."""
 
-    async def to_runs(self, run_ids: Collection[str], *, release: bool) -> Sequence[Reference]:
-        """Those that are needed. release: no other will be needed from now on. Raises Unavailable."""
+    async def to_runs(self, runs: Mapping[str, str], *, release: bool) -> Sequence[Reference]:
+        """Those that are needed, of runs by id, each with its model or "". release: no other will be needed
+        from now on. Raises Unavailable."""
 
 
 class RetentionSweep(Protocol):
@@ -82,7 +83,8 @@ def age_of_days(days: float | None) -> timedelta | None:
 
 def older_than(age: timedelta) -> str:
     """A policy by age, in words."""
-    return f"older than {age / timedelta(days=1):g} days"
+    days = age / timedelta(days=1)
+    return f"older than {days:g} {'day' if days == 1 else 'days'}"
 
 
 def after_from(text: str, read: Callable[[Any], T]) -> T:

@@ -36,9 +36,9 @@ class UpToDate:
     def finding(self, find: Find) -> Find:
         """References, once all is read."""
 
-        async def found(run_ids: Sequence[str], release: bool) -> Sequence[Reference]:
+        async def found(runs: Mapping[str, str], release: bool) -> Sequence[Reference]:
             await self.check()
-            return await find(run_ids, release)
+            return await find(runs, release)
 
         return found
 

@@ -1,12 +1,12 @@
 """Which runs the registry's rows refer to: lineages of checkpoints, and evidence of gates."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Final
 
 from sqlalchemy import Connection, exists, select, text
 
 from checkpoint_registry.adapters import tables
-from checkpoint_registry.domain.jobs import RequestState
+from checkpoint_registry.domain.jobs import JobPhase
 from identities.entities import interactive_run_id
 from retention import Reference
 from sql_store import Database, owned
@@ -16,6 +16,7 @@ _EVIDENCE: Final = "evidence of a gate"
 _LINEAGE: Final = "lineage of a checkpoint"
 # This very text: SQLite takes a partial index only for the condition it was made with.
 _IS_INTERACTIVE: Final = text(f"run_id LIKE '{interactive_run_id('%')}'")
+_STRANGER: Final = "of a model that the registry does not know"
 
 
 class SqlReferences:
@@ -24,17 +25,26 @@ class SqlReferences:
     def __init__(self, database: Database) -> None:
         self._db = database
 
-    async def to_runs(self, run_ids: Sequence[str]) -> list[Reference]:
-        """Of these runs. Raises Unavailable."""
-        return await self._db.read(lambda connection: _references(connection, run_ids))
+    async def to_runs(self, runs: Mapping[str, str]) -> list[Reference]:
+        """Of these runs, by id with their models. Raises Unavailable."""
+        return await self._db.read(lambda connection: _references(connection, runs))
 
 
-def _references(connection: Connection, run_ids: Sequence[str]) -> list[Reference]:
-    found = _sources(connection, set(run_ids))
+def _references(connection: Connection, runs: Mapping[str, str]) -> list[Reference]:
+    run_ids = list(runs)
+    found = _strangers(connection, runs) + _sources(connection, set(run_ids))
     for start in range(0, len(run_ids), _CHUNK):
         some = run_ids[start : start + _CHUNK]
         found += _lineages(connection, some) + _evidence(connection, some) + _requests(connection, some)
     return found
+
+
+def _strangers(connection: Connection, runs: Mapping[str, str]) -> list[Reference]:
+    """Runs of models that are not here. A model is never deleted, so this database is new, or an old one."""
+    named = {model for model in runs.values() if model}
+    query = select(tables.model.c.model).where(owned(tables.model), tables.model.c.model.in_(named))
+    strange = named - set(connection.execute(query).scalars())
+    return [Reference(run_id, _STRANGER) for run_id, model in runs.items() if model in strange]
 
 
 def _lineages(connection: Connection, run_ids: Sequence[str]) -> list[Reference]:
@@ -54,15 +64,21 @@ def _sources(connection: Connection, run_ids: set[str]) -> list[Reference]:
 
 def _evidence(connection: Connection, run_ids: Sequence[str]) -> list[Reference]:
     """Evaluations on a taskset that a gate judges by: those that it judged by, and those that it may."""
-    columns = tables.evaluation.c
+    columns, jobs = tables.evaluation.c, tables.gate_job.c
     judges = exists().where(owned(tables.gate_job, taskset_digest=columns.taskset_digest))
-    query = select(columns.run_id).where(owned(tables.evaluation), columns.run_id.in_(run_ids), judges)
+    # Which taskset a new job judges by is not read yet: it may be any on which its model was evaluated.
+    mine = owned(tables.checkpoint, checkpoint_id=columns.checkpoint_id)
+    waits = exists().where(
+        mine, tables.checkpoint.c.model == jobs.model, owned(tables.gate_job, phase=JobPhase.NEW.value)
+    )
+    query = select(columns.run_id).where(
+        owned(tables.evaluation), columns.run_id.in_(run_ids), judges | waits
+    )
     return [Reference(run_id, _EVIDENCE) for run_id in connection.execute(query).scalars()]
 
 
 def _requests(connection: Connection, run_ids: Sequence[str]) -> list[Reference]:
-    """Evaluations that a gate asked for and has not read yet."""
+    """Evaluations that a gate asked for: those that it has not read yet, and those whose failure decided."""
     columns = tables.evaluation_request.c
-    unread = owned(tables.evaluation_request, state=RequestState.SUBMITTED.value)
-    query = select(columns.run_id).where(unread, columns.run_id.in_(run_ids))
+    query = select(columns.run_id).where(owned(tables.evaluation_request), columns.run_id.in_(run_ids))
     return [Reference(run_id, _EVIDENCE) for run_id in connection.execute(query).scalars()]

@@ -1,6 +1,6 @@
 """Answers which runs the registry needs."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from checkpoint_registry.adapters.sql_references import SqlReferences
 from retention import Reference
@@ -12,6 +12,6 @@ class FindReferences:
     def __init__(self, rows: SqlReferences) -> None:
         self._rows = rows
 
-    async def __call__(self, run_ids: Sequence[str], release: bool) -> Sequence[Reference]:
-        """Raises Unavailable."""
-        return await self._rows.to_runs(run_ids)
+    async def __call__(self, runs: Mapping[str, str], release: bool) -> Sequence[Reference]:
+        """runs: by id, each with its model or "". Raises Unavailable."""
+        return await self._rows.to_runs(runs)

@@ -26,13 +26,13 @@ class OldRuns:
     def finished(self, before: datetime, after: tuple[datetime, str] | None, limit: int) -> list[FinishedRun]:
         """Runs that were over before a moment, oldest first, beginning after a key."""
         at, run_id = RUN.c.finished_at, RUN.c.run_id
-        query = sa.select(run_id, at).where(_FINISHED, owned(RUN), at < before)
+        query = sa.select(run_id, at, RUN.c.model).where(_FINISHED, owned(RUN), at < before)
         if after is not None:
             query = query.where((at > after[0]) | ((at == after[0]) & (run_id > after[1])))
         rows = self._sql.execute(query.order_by(at, run_id).limit(limit)).all()
         # Asked apart: as a column of the rows, Postgres looks at every group that any run ever drew.
-        drawn = self._drawn_from([name for name, _ in rows])
-        return [FinishedRun(name, moment, name in drawn) for name, moment in rows]
+        drawn = self._drawn_from([name for name, *_ in rows])
+        return [FinishedRun(name, moment, model, name in drawn) for name, moment, model in rows]
 
     def _drawn_from(self, run_ids: Sequence[str]) -> set[str]:
         """Of these, those from which a run drew that is still there."""

@@ -24,6 +24,7 @@ class FinishedRun:
 
     run_id: str
     finished_at: datetime
+    model: str
     is_drawn_from: bool = False
 
 

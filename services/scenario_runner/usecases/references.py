@@ -5,7 +5,7 @@ between is open for none of them, and its checkpoint was not there when the regi
 plan does not have may be in the plan that this one replaces.
 """
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Final
 
 from identities.entities import is_interactive_run
@@ -22,7 +22,7 @@ class FindReferences:
     def __init__(self, plan: SqlPlan) -> None:
         self._plan = plan
 
-    async def __call__(self, run_ids: Sequence[str], release: bool) -> Sequence[Reference]:
+    async def __call__(self, run_ids: Collection[str], release: bool) -> Sequence[Reference]:
         """release: of runs that are not needed, no run may begin to draw from now on. Raises Unavailable."""
         if not release:
             return await self._plan.read(lambda unit: _references(unit, run_ids))
@@ -35,7 +35,7 @@ class FindReferences:
         return await self._plan.transact(find_and_release)
 
 
-def _references(unit: PlanUnit, run_ids: Sequence[str]) -> list[Reference]:
+def _references(unit: PlanUnit, run_ids: Collection[str]) -> list[Reference]:
     before = unit.now - MIN_AGE
     known = unit.source_groups.progress_of(run_ids, before)
     whys = {run_id: _WHY[progress] for run_id, progress in known.items() if progress in _WHY}

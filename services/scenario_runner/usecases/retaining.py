@@ -71,7 +71,7 @@ class RemoveRuns:
 
     async def _kept(self, found: Sequence[FinishedRun]) -> Mapping[str, str]:
         """By id of each run that is needed: why."""
-        references = await self._references.to_runs([run.run_id for run in found], release=False)
+        references = await self._references.to_runs({run.run_id: run.model for run in found}, release=False)
         drawn = {run.run_id: _DRAWN_FROM for run in found if run.is_drawn_from}
         return {**drawn, **{one.run_id: one.why for one in references}}
 

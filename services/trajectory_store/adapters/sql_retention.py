@@ -47,10 +47,13 @@ class SqlRetention:
         newest = await self._db.run(lambda connection: connection.execute(query).scalar())
         return 0 if newest is None else int(newest) + 1
 
-    async def remove_bodies(self, reasons: Mapping[str, str], at_us: int) -> set[str]:
+    async def remove_bodies(
+        self, reasons: Mapping[str, str], rows: Mapping[str, OldRow], at_us: int
+    ) -> set[str]:
         """Mark the bodies of these episodes as removed, each with its reason; the objects go after this.
-        Returns those that were marked now: another replica may have been first."""
-        return await self._db.run(lambda connection: _mark(connection, reasons, at_us))
+        rows: as they were judged. Returns those that were marked now: another replica may have been first, or
+        a run may have trained on one since."""
+        return await self._db.run(lambda connection: _mark(connection, reasons, rows, at_us))
 
     async def bodies_going(self, limit: int) -> dict[str, str]:
         """Marked bodies whose objects may still be there: key by episode id."""
@@ -69,9 +72,10 @@ class SqlRetention:
 
         await self._db.run(work)
 
-    async def remove_episodes(self, episode_ids: Sequence[str], why: str, at_us: int) -> set[str]:
-        """Delete rows that have no body, and remember their runs in the same transaction. Counters stay."""
-        return await self._db.run(lambda connection: _delete(connection, episode_ids, why, at_us))
+    async def remove_episodes(self, rows: Mapping[str, OldRow], why: str, at_us: int) -> set[str]:
+        """Delete rows that have no body, and remember their runs in the same transaction. Counters stay. One
+        on which a run trained since it was judged stays."""
+        return await self._db.run(lambda connection: _delete(connection, rows, why, at_us))
 
 
 def _rows(connection: Connection, query: Any) -> Any:
@@ -80,18 +84,26 @@ def _rows(connection: Connection, query: Any) -> Any:
 
 def _old_row(row: Any) -> OldRow:
     state, size = LedgerState(row["state"]), row["body_size_bytes"] or 0
-    names = ("episode_id", "run_id", "trained_by_run", "at_us", "tenant")
+    names = ("episode_id", "run_id", "trained_by_run", "at_us", "tenant", "model")
     doubtful = row["in_conflict"] or row["trained_twice"]
     return OldRow(**{name: row[name] for name in names}, state=state, size_bytes=size, is_doubtful=doubtful)
 
 
-def _mark(connection: Connection, reasons: Mapping[str, str], at_us: int) -> set[str]:
+def _as_judged(row: Any, rows: Mapping[str, OldRow]) -> bool:
+    judged = rows[row.episode_id]
+    return bool((row.run_id, row.trained_by_run) == (judged.run_id, judged.trained_by_run))
+
+
+def _mark(
+    connection: Connection, reasons: Mapping[str, str], rows: Mapping[str, OldRow], at_us: int
+) -> set[str]:
     lock_feed(connection)
     marked = set[str]()
     for why in sorted(set(reasons.values())):
         ids = [episode_id for episode_id, reason in reasons.items() if reason == why]
         still = and_(BODIES, _ROW.episode_id.in_(ids))
-        now = set(connection.execute(select(_ROW.episode_id).where(still)).scalars())
+        found = connection.execute(select(_ROW.episode_id, _ROW.run_id, _ROW.trained_by_run).where(still))
+        now = {row.episode_id for row in found if _as_judged(row, rows)}
         marks = {"body_removed_us": at_us, "body_removed_why": why, "body_deleted": false()}
         mark = update(EPISODES).where(_ROW.episode_id.in_(now)).values(**marks, body_checked=true())
         connection.execute(mark)
@@ -99,10 +111,11 @@ def _mark(connection: Connection, reasons: Mapping[str, str], at_us: int) -> set
     return marked
 
 
-def _delete(connection: Connection, episode_ids: Sequence[str], why: str, at_us: int) -> set[str]:
+def _delete(connection: Connection, rows: Mapping[str, OldRow], why: str, at_us: int) -> set[str]:
     lock_feed(connection)
-    still = and_(WITHOUT_BODY, _ROW.episode_id.in_(episode_ids))
-    found = connection.execute(select(_ROW.episode_id, _ROW.tenant, _ROW.run_id).where(still)).all()
+    still = and_(WITHOUT_BODY, _ROW.episode_id.in_(rows))
+    query = select(_ROW.episode_id, _ROW.tenant, _ROW.run_id, _ROW.trained_by_run).where(still)
+    found = [row for row in connection.execute(query) if _as_judged(row, rows)]
     gone = {row.episode_id for row in found}
     connection.execute(delete(EPISODES).where(_ROW.episode_id.in_(gone)))
     insert = (postgresql if connection.dialect.name == "postgresql" else sqlite).insert(REMOVED_RUNS)
@@ -110,10 +123,10 @@ def _delete(connection: Connection, episode_ids: Sequence[str], why: str, at_us:
     known = insert.on_conflict_do_update(index_elements=["tenant", "run_id"], set_=counted)
     # A row that a step alone made has the run that trained; late facts name the episode's own.
     removed = Counter((row.tenant, run_of_episode(row.episode_id) or row.run_id) for row in found)
-    rows = [
+    counts = [
         {"tenant": tenant, "run_id": run_id, "why": why, "removed_us": at_us, "num_episodes": number}
         for (tenant, run_id), number in removed.items()
     ]
-    if rows:
-        connection.execute(known, rows)
+    if counts:
+        connection.execute(known, counts)
     return gone

@@ -32,6 +32,7 @@ class OldRow:
     at_us: int
     size_bytes: int
     tenant: str
+    model: str
     is_doubtful: bool = False
     """Its facts deny each other, or two steps claim it: a promise was broken, and this is what shows how."""
 

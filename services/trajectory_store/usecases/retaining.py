@@ -70,7 +70,7 @@ class RemoveOld:
         found = await self._rows.old_rows(self._what, cutoff.before_us, cutoff.after, self._batch)
         if not found:
             return SweepReport(words)
-        runs = {run_id for row in found for run_id in row.runs}
+        runs = {run_id: row.model for row in found for run_id in row.runs}
         kept = reasons_to_keep(found, await self._references.to_runs(runs, release=order.apply))
         going = {row.episode_id: row for row in found if row.episode_id not in kept}
         if order.apply and going:
@@ -105,13 +105,13 @@ class RemoveOld:
     ) -> set[str]:
         at_us = (self._now() - _EPOCH) // _US
         if self._what is Removable.EPISODES:
-            done = await self._rows.remove_episodes(list(going), _in_words(age, None), at_us)
+            done = await self._rows.remove_episodes(going, _in_words(age, None), at_us)
         else:
             reasons = {
                 row.episode_id: _in_words(age, None) if row.at_us < cutoff.aged_us else _in_words(None, limit)
                 for row in going.values()
             }
-            done = await self._rows.remove_bodies(reasons, at_us)
+            done = await self._rows.remove_bodies(reasons, going, at_us)
             await self.end_begun()
         telemetry.REMOVED.labels(self._what.value).inc(len(done))
         telemetry.REMOVED_BYTES.inc(self._size({name: going[name] for name in done}))

@@ -1,6 +1,6 @@
 """A service that lags answers nothing and removes nothing."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 
 import pytest
@@ -28,7 +28,7 @@ class Service:
     def __init__(self) -> None:
         self.asked = self.swept = 0
 
-    async def find(self, run_ids: Sequence[str], release: bool) -> Sequence[Reference]:
+    async def find(self, run_ids: Mapping[str, str], release: bool) -> Sequence[Reference]:
         self.asked += 1
         return [Reference(run_id, "open") for run_id in run_ids]
 
@@ -41,12 +41,12 @@ async def test_a_lag_of_an_hour_is_the_limit() -> None:
     service, bus = Service(), Bus(NOW - timedelta(hours=1))
     guard = UpToDate("planner", bus.unread, now=lambda: NOW)
     find, sweeps = guard.finding(service.find), guard.sweeping({"runs": service.sweep})
-    assert await find(["run-1"], True) == [Reference("run-1", "open")]
+    assert await find({"run-1": "m"}, True) == [Reference("run-1", "open")]
     assert (await sweeps["runs"](SweepOrder(apply=True))).number == 1
     bus.stored_at -= timedelta(microseconds=1)
     why = "planner may not know all that is needed, its bus: ledger has 1 messages unread"
     with pytest.raises(Unavailable, match=why):
-        await find(["run-1"], True)
+        await find({"run-1": "m"}, True)
     with pytest.raises(Unavailable, match=why):
         await sweeps["runs"](SweepOrder(apply=True))
     assert (service.asked, service.swept) == (1, 1)

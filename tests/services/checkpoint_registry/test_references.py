@@ -1,11 +1,14 @@
 """Which runs the registry needs: lineages of checkpoints and evidence of gates, as long as it reads facts."""
 
+from collections.abc import Sequence
 from dataclasses import replace
 
+from sqlalchemy import Connection, delete, update
 from tests.services.checkpoint_registry.conftest import MODEL, RegistryHarness, checkpoint
 from tests.services.checkpoint_registry.running_registry import TRAINING_RUN, Stack, policy, upload
 from tests.support.waiting import until
 
+from checkpoint_registry.adapters import tables
 from checkpoint_registry.adapters.sql_references import SqlReferences
 from checkpoint_registry.usecases.references import FindReferences
 from identities.entities import interactive_run_id
@@ -22,12 +25,16 @@ def finder(harness: RegistryHarness) -> FindReferences:
     return FindReferences(SqlReferences(harness.database))
 
 
+def of_model(run_ids: Sequence[str], model: str = MODEL) -> dict[str, str]:
+    return dict.fromkeys(run_ids, model)
+
+
 async def test_what_a_checkpoint_trained_on_is_needed(harness: RegistryHarness) -> None:
     await harness.save(1)
     await harness.gate.record(
         replace(checkpoint(2, interactive_run_id(MODEL)), sources={"run-sft": 3, "run-other": 1}), ""
     )
-    found = await finder(harness)(["run-train", "run-sft", "run-none", "run-evaluated"], True)
+    found = await finder(harness)(of_model(["run-train", "run-sft", "run-none", "run-evaluated"]), True)
     assert set(found) == {
         Reference("run-train", "lineage of a checkpoint", only_trained=True),
         Reference("run-sft", "lineage of a checkpoint"),
@@ -39,12 +46,42 @@ async def test_what_a_gate_ordered_and_judged_by_is_needed_before_and_after(harn
     await harness.drive()
     ordered = {harness.planner.order_of(1)}
     evidence = {Reference(run_id, "evidence of a gate") for run_id in ordered}
-    assert set(await finder(harness)([*ordered, "run-none"], False)) == evidence
+    assert set(await finder(harness)(of_model([*ordered, "run-none"]), False)) == evidence
     await harness.finish(1, 0.9)
     await harness.finish(0, 0.3)
     ordered.add(harness.planner.order_of(0))
     assert await harness.head() == 1
-    found = await finder(harness)([*ordered, "run-none"], False)
+    found = await finder(harness)(of_model([*ordered, "run-none"]), False)
+    assert set(found) == {Reference(run_id, "evidence of a gate") for run_id in ordered}
+
+
+async def test_a_registry_that_lost_its_database_needs_every_run_of_its_models(
+    harness: RegistryHarness,
+) -> None:
+    """Runs of a caller of an older version have no model here: they are judged by rows alone."""
+    runs = {"run-1": "lost-model", "run-2": MODEL, "run-3": ""}
+    stranger = Reference("run-1", "of a model that the registry does not know")
+    assert list(await finder(harness)(runs, True)) == [stranger]
+
+
+async def test_while_a_gate_is_not_read_every_evaluation_of_its_model_is_evidence(
+    harness: RegistryHarness,
+) -> None:
+    """Its taskset is known only once the planner said what the run asks for."""
+    await harness.save(1)
+    await harness.drive()
+    await harness.finish(1, 0.9)
+    await harness.finish(0, 0.3)
+    ordered = [harness.planner.order_of(1), harness.planner.order_of(0)]
+
+    def forget(connection: Connection) -> None:
+        connection.execute(update(tables.gate_job).values(taskset_digest=""))
+        connection.execute(delete(tables.evaluation_request))
+
+    await harness.database.run(forget)
+    assert list(await finder(harness)(of_model(ordered), False)) == []
+    await harness.save(2)
+    found = await finder(harness)(of_model(ordered), False)
     assert set(found) == {Reference(run_id, "evidence of a gate") for run_id in ordered}
 
 

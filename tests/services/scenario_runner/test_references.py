@@ -102,7 +102,7 @@ async def test_the_running_service_answers(runner: Runner) -> None:
             ("run-none", "unknown to the planner"),
         ]
         swept = await retention.SweepRetention(pb.SweepRetentionRequest(what="runs", older_than_s=86400))
-        assert (swept.policy, swept.number, swept.next) == ("older than 1 days", 0, "")
+        assert (swept.policy, swept.number, swept.next) == ("older than 1 day", 0, "")
         for wrong in (
             pb.SweepRetentionRequest(what="bodies"),
             pb.SweepRetentionRequest(what="runs", older_than_s=-1, apply=True),

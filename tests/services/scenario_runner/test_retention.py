@@ -1,7 +1,7 @@
 """Removal of old runs from the plan: what stays, what is refused, kills, replicas, late facts."""
 
 import asyncio
-from collections.abc import Collection, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
 
@@ -32,7 +32,7 @@ class RegistryDouble:
     needed: list[Reference] = field(default_factory=list)
     away: str = ""
 
-    async def to_runs(self, run_ids: Collection[str], *, release: bool) -> Sequence[Reference]:
+    async def to_runs(self, run_ids: Mapping[str, str], *, release: bool) -> Sequence[Reference]:
         if self.away:
             raise Unavailable(self.away)
         return [one for one in self.needed if one.run_id in run_ids]

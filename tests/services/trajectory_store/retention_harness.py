@@ -1,6 +1,6 @@
 """An index with old episodes, a store of objects, and the services that may refer to their runs."""
 
-from collections.abc import Collection, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 
@@ -31,6 +31,9 @@ def facts(*messages: Message) -> list[EpisodeFact]:
     return [fact for message in messages for fact in FACTS.handle(delivered(message, START, ""))]
 
 
+async def _nothing() -> None: ...
+
+
 @dataclass
 class ReferencesDouble:
     """Answers what a test sets, or that it cannot."""
@@ -38,13 +41,16 @@ class ReferencesDouble:
     needed: list[Reference] = field(default_factory=list)
     away: str = ""
     released: set[str] = field(default_factory=set)
+    meanwhile: Callable[[], Awaitable[None]] = _nothing
+    """What happens while they are asked."""
 
-    async def to_runs(self, run_ids: Collection[str], *, release: bool) -> Sequence[Reference]:
+    async def to_runs(self, runs: Mapping[str, str], *, release: bool) -> Sequence[Reference]:
         if self.away:
             raise Unavailable(self.away)
-        found = [one for one in self.needed if one.run_id in run_ids]
+        await self.meanwhile()
+        found = [one for one in self.needed if one.run_id in runs]
         if release:
-            self.released |= set(run_ids) - {one.run_id for one in found}
+            self.released |= set(runs) - {one.run_id for one in found}
         return found
 
 

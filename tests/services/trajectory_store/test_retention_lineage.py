@@ -41,3 +41,24 @@ async def test_what_trained_although_it_was_settled_otherwise_keeps_its_lineage(
     report = await old.sweep(BODIES, apply=True)
     assert (report.number, report.kept) == (0, {"facts that contradict each other": 2})
     assert len(old.memory.objects) == 2
+
+
+@pytest.mark.parametrize("what", list(Removable))
+async def test_what_a_run_trains_on_while_others_are_asked_stays(
+    both: RetentionHarness, what: Removable
+) -> None:
+    """Nobody was asked about that run: the episode is judged again by the next sweep."""
+    old = both
+    await old.settle(0, 1)
+    if what is Removable.EPISODES:
+        await old.sweep(BODIES, apply=True)
+
+    async def trained() -> None:
+        await old.index.project(facts(events.stepped([0], 3, run="run-e", by="run-t")))
+
+    old.references.meanwhile = trained
+    assert (await old.sweep(what, apply=True)).number == 1
+    row = await old.index.find_episode(events.episode_id(0, "run-e"))
+    assert row is not None
+    assert row.trained_by_run == "run-t"
+    assert (row.body_removed_us is None) == (what is BODIES)

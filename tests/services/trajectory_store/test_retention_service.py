@@ -2,7 +2,7 @@
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -35,10 +35,12 @@ class Peer:
     def __init__(self) -> None:
         self.needed: list[Reference] = []
         self.released: set[str] = set()
+        self.asked: dict[str, str] = {}
         self.server = GrpcServer("127.0.0.1", 0)
         self.server.add(add_ReferenceServiceServicer_to_server, ReferenceServicer(self._find))
 
-    async def _find(self, run_ids: Sequence[str], release: bool) -> Sequence[Reference]:
+    async def _find(self, run_ids: Mapping[str, str], release: bool) -> Sequence[Reference]:
+        self.asked |= run_ids
         found = [one for one in self.needed if one.run_id in run_ids]
         self.released |= set(run_ids) - {one.run_id for one in found} if release else set()
         return found
@@ -127,6 +129,7 @@ async def test_a_dry_run_then_the_removal_then_a_typed_error(
     removed = await retention(capsys, *BOTH, "--older-than", "30d", "--apply")
     assert [one["removed"] for one in removed] == [3, 3]
     assert planner.released == {"run-1"}
+    assert registry.asked == {"run-1": events.MODEL}
     assert await store.blobs.list("default/trajectories/") == ()
     request = pb.GetTrajectoryRequest(trajectory_id=events.episode_id(0))
     with pytest.raises(RemoteRefused, match=r"TRAJECTORY_REMOVED.*older than 30 days"), remote_errors():

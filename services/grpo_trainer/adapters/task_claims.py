@@ -23,12 +23,18 @@ class PlannerClaims:
         self._stub = TasksetServiceStub(tasksets.channel)
         self._address = tasksets.address
 
-    async def claim(self, digests: Sequence[str], claimed_by: str) -> None:
-        """Claim tasks for good; safe to repeat. Raises HeldOutInput if the planner holds one of them out;
-        InvalidInput; Unavailable."""
-        for at in range(0, len(digests), MAX_CLAIMED):
-            part = digests[at : at + MAX_CLAIMED]
-            request = taskset_pb2.ClaimTasksRequest(task_digests=part, claimed_by=claimed_by)
+    async def claim(
+        self, digests: Sequence[str], claimed_by: str, source_run_ids: Sequence[str] = ()
+    ) -> None:
+        """Claim tasks for good, and keep the runs that they were played in from retention for a day; safe to
+        repeat. Raises HeldOutInput if the planner holds one of them out; InvalidInput, also for a run that
+        was released; Unavailable."""
+        for at in range(0, max(len(digests), len(source_run_ids)), MAX_CLAIMED):
+            request = taskset_pb2.ClaimTasksRequest(
+                task_digests=digests[at : at + MAX_CLAIMED],
+                claimed_by=claimed_by,
+                source_run_ids=source_run_ids[at : at + MAX_CLAIMED],
+            )
             try:
                 with peer_errors(f"the planner at {self._address}"):
                     await self._stub.ClaimTasks(request)

@@ -42,9 +42,11 @@ class Trajectories(Protocol):
 class TaskClaims(Protocol):
     """The planner's record of which tasks are training data."""
 
-    async def claim(self, digests: Sequence[str], claimed_by: str) -> None:
-        """Make tasks training data for good; safe to repeat. Raises HeldOutInput if one is held out;
-        InvalidInput; Unavailable."""
+    async def claim(
+        self, digests: Sequence[str], claimed_by: str, source_run_ids: Sequence[str] = ()
+    ) -> None:
+        """Make tasks training data for good, and keep runs from retention for a day; safe to repeat. Raises
+        HeldOutInput if one is held out; InvalidInput; Unavailable."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -193,12 +193,13 @@ class InteractiveSession:
         return batch
 
     async def _claim(self, batch: PreparedBatch) -> None:
-        """Claim the tasks as training data before anything is computed on them. The planner decides, not the
-        split in the stored body: a task may have been held out since. Raises HeldOutInput."""
+        """Claim the tasks as training data, and keep the runs from retention, before anything is computed on
+        them. The planner decides, not the split in the stored body: a task may have been held out since.
+        Raises HeldOutInput."""
         claims, by = self._deps.claims, f"interactive training of {self.model}"
         try:
-            if batch.tasks:
-                await self.retry.until_available(lambda: claims.claim(batch.tasks, by))
+            if batch.tasks or batch.runs:
+                await self.retry.until_available(lambda: claims.claim(batch.tasks, by, batch.runs))
         except HeldOutInput as error:
             raise HeldOutInput(f"{batch.named_in(str(error))}: {error}") from error
 

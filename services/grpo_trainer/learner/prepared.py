@@ -127,6 +127,11 @@ class PreparedBatch:
         """Digests of the tasks that are known, sorted."""
         return tuple(sorted({one.task for one in self.inputs if one.task}))
 
+    @property
+    def runs(self) -> tuple[str, ...]:
+        """Runs of its stored trajectories, sorted."""
+        return tuple(sorted({one.run_id for one in self.inputs if one.run_id}))
+
     def metrics_at(self, version: int) -> dict[str, float]:
         """Of its inputs, when weights of this version train on them."""
         versions = [one.oldest_version for one in self.inputs if one.oldest_version is not None]

@@ -103,9 +103,12 @@ OPEN_RUNS = (
 _IS_OVER = RUN.c.state.in_([state.value for state in FINAL_RUN_STATES])
 _RUN_IDS: sa.BindParameter[Any] = sa.bindparam("run_ids", expanding=True)
 _IS_LONG_OVER = _IS_OVER & (RUN.c.finished_at < sa.bindparam("moment"))
-KNOWN = sa.select(RUN.c.run_id, _IS_OVER, sa.func.coalesce(_IS_LONG_OVER, sa.false())).where(
-    RUN.c.run_id.in_(_RUN_IDS)
-)
+KNOWN = sa.select(
+    RUN.c.run_id,
+    _IS_OVER,
+    sa.func.coalesce(_IS_LONG_OVER, sa.false()),
+    sa.func.coalesce(RUN.c.held_at >= sa.bindparam("moment"), sa.false()),
+).where(RUN.c.run_id.in_(_RUN_IDS))
 DRAWN_FROM = (
     sa.select(SOURCE_GROUP.c.source_run_id)
     .join_from(RUN, SOURCE_GROUP, SOURCE_GROUP.c.run_id == RUN.c.run_id)
@@ -117,6 +120,8 @@ RELEASE = (
     .where(RUN.c.run_id.in_(_RUN_IDS), RUN.c.released_at.is_(None))
     .values(released_at=sa.bindparam("moment"))
 )
+RELEASED = sa.select(RUN.c.run_id).where(RUN.c.run_id.in_(_RUN_IDS), RUN.c.released_at.is_not(None))
+HOLD = sa.update(RUN).where(RUN.c.run_id.in_(_RUN_IDS)).values(held_at=sa.bindparam("moment"))
 RELEASED_AT = sa.select(RUN.c.released_at).where(RUN.c.run_id == sa.bindparam("run_id_"))
 _WITHOUT_BODY = sa.case((EPISODE.c.body_key == "", 1), else_=0)
 ENDED_GROUPS = (
@@ -231,8 +236,8 @@ class SourceGroups:
         """Of these runs, those that the plan has."""
         wanted = {"run_ids": sorted(run_ids), "moment": ended_before}
         return {
-            run_id: Progress.LONG_OVER if is_long_over else Progress.OVER if is_over else Progress.OPEN
-            for run_id, is_over, is_long_over in self._sql.execute(KNOWN, wanted)
+            run_id: _progress(is_over=is_over, is_long_over=is_long_over, is_held=is_held)
+            for run_id, is_over, is_long_over, is_held in self._sql.execute(KNOWN, wanted)
         }
 
     def drawn_from(self, run_ids: Collection[str], ended_before: datetime) -> set[str]:
@@ -244,6 +249,15 @@ class SourceGroups:
         """From now on no run may begin to draw from these: their trajectories may be removed."""
         self._sql.execute(RELEASE, {"run_ids": sorted(run_ids), "moment": moment})
 
+    def hold(self, run_ids: Collection[str], moment: datetime) -> list[str]:
+        """A gradient is taken on trajectories of these runs. Returns those that were released, sorted; then
+        none is held."""
+        wanted = sorted(run_ids)
+        released = sorted(self._sql.execute(RELEASED, {"run_ids": wanted}).scalars())
+        if wanted and not released:
+            self._sql.execute(HOLD, {"run_ids": wanted, "moment": moment})
+        return released
+
     def released_at(self, run_id: str) -> datetime | None:
         """When a run was released; None: it was not."""
         found: datetime | None = self._sql.execute(RELEASED_AT, {"run_id_": run_id}).scalar()
@@ -253,6 +267,14 @@ class SourceGroups:
         """Runs of a model that are running or paused, oldest first."""
         wanted = {"model_": model, "purpose_": purpose.value}
         return [run_of(row) for row in self._sql.execute(OPEN_RUNS, wanted).mappings()]
+
+
+def _progress(*, is_over: bool, is_long_over: bool, is_held: bool) -> Progress:
+    if not is_over:
+        return Progress.OPEN
+    if not is_long_over:
+        return Progress.OVER
+    return Progress.HELD if is_held else Progress.LONG_OVER
 
 
 def _source_group(row: Any) -> SourceGroup:

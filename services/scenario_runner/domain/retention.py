@@ -29,8 +29,10 @@ class FinishedRun:
 
 
 class Progress(Enum):
-    """OVER: too short a time ago for every service to have read of it; LONG_OVER: before that."""
+    """OVER: too short a time ago for every service to have read of it; LONG_OVER: before that. HELD: that,
+    and an interactive session trained on it so short a time ago that no checkpoint may say so yet."""
 
     OPEN = auto()
     OVER = auto()
     LONG_OVER = auto()
+    HELD = auto()

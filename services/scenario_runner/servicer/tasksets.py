@@ -66,7 +66,7 @@ class TasksetServicer(TasksetServiceServicer):
 
     async def ClaimTasks(self, request: pb.ClaimTasksRequest, context: Context) -> pb.ClaimTasksResponse:
         """Mark tasks as training data before a gradient is taken on them."""
-        claimed = await self._claim(request.task_digests, request.claimed_by)
+        claimed = await self._claim(request.task_digests, request.claimed_by, request.source_run_ids)
         return pb.ClaimTasksResponse(claimed=claimed)
 
     async def GetTaskset(self, request: pb.GetTasksetRequest, context: Context) -> pb.GetTasksetResponse:

@@ -13,7 +13,11 @@ from retention import MIN_AGE, Reference
 from scenario_runner.adapters.sql_plan import PlanUnit, SqlPlan
 from scenario_runner.domain.retention import Progress
 
-_WHY: Final = {Progress.OPEN: "run is not over", Progress.OVER: "run ended less than a day ago"}
+_WHY: Final = {
+    Progress.OPEN: "run is not over",
+    Progress.OVER: "run ended less than a day ago",
+    Progress.HELD: "interactive training drew from it less than a day ago",
+}
 
 
 class FindReferences:

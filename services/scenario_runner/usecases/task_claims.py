@@ -24,25 +24,37 @@ class ClaimTasks:
     def __init__(self, plan: SqlPlan) -> None:
         self._plan = plan
 
-    async def __call__(self, digests: Sequence[str], claimed_by: str) -> int:
+    async def __call__(
+        self, digests: Sequence[str], claimed_by: str, source_run_ids: Sequence[str] = ()
+    ) -> int:
         """How many were unassigned until now; all are training data afterwards. claimed_by: who takes the
-        gradient. Raises InvalidRequest, and Refused when one is held out: then none is claimed."""
+        gradient. source_run_ids: runs whose trajectories it is taken on, kept from retention for a day.
+        Raises InvalidRequest, also for a released run, and Refused when a task is held out: then none is
+        claimed."""
         if not claimed_by.strip() or len(claimed_by) > MAX_NAME_CHARS or not claimed_by.isprintable():
             raise InvalidRequest(
                 f"claimed_by {claimed_by!r:.80} is not printable text of 1 to {MAX_NAME_CHARS} characters"
             )
-        if len(digests) > MAX_CLAIMED:
-            raise InvalidRequest(
-                f"task_digests has {len(digests)} entries, limit {MAX_CLAIMED}; claim them in several calls"
-            )
+        for what, given in (("task_digests", digests), ("source_run_ids", source_run_ids)):
+            if len(given) > MAX_CLAIMED:
+                raise InvalidRequest(
+                    f"{what} has {len(given)} entries, limit {MAX_CLAIMED}; claim them in several calls"
+                )
         wrong = [digest for digest in digests if not _DIGEST.fullmatch(digest)]
         if wrong:
             raise InvalidRequest(f"task_digests: {wrong[0]!r:.80} is not a sha256 in 64 hex digits")
-        wanted = set(digests)
-        return await self._plan.transact(lambda unit: _claim(unit, wanted, claimed_by), turn="claims")
+        wanted, sources = set(digests), set(source_run_ids)
+        return await self._plan.transact(
+            lambda unit: _claim(unit, wanted, claimed_by, sources), turn="claims"
+        )
 
 
-def _claim(unit: PlanUnit, digests: set[str], claimed_by: str) -> int:
+def _claim(unit: PlanUnit, digests: set[str], claimed_by: str, source_run_ids: set[str]) -> int:
+    if released := unit.source_groups.hold(source_run_ids, unit.now):
+        raise InvalidRequest(
+            f"source run {released[0]} was released to retention: its trajectories may be gone; "
+            "take those of a newer evaluation"
+        )
     before = unit.splits(digests)
     against = unit.claim(digests, Split.TRAIN, f"gradient of {claimed_by}")
     if against is not None:

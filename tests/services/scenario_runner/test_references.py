@@ -11,6 +11,8 @@ from retention import MIN_AGE, Reference
 from scenario_runner.domain.runs import Refused, RunState
 from scenario_runner.usecases.ending import end_run
 from scenario_runner.usecases.references import FindReferences
+from scenario_runner.usecases.task_claims import ClaimTasks
+from service_kit.errors import InvalidRequest
 from upcycle.api.retention.v1 import service_pb2 as pb
 from upcycle.api.retention.v1.service_pb2_grpc import ReferenceServiceStub, RetentionServiceStub
 from upcycle.rpc import RemoteRefused, connect, remote_errors
@@ -80,6 +82,25 @@ async def test_a_run_that_draws_and_a_release_at_once_never_both_succeed(sources
                 submitted, lambda unit, run: end_run(unit, run, RunState.CANCELLED, "run_cancelled")
             )
             await sources.sweep(submitted)
+
+
+async def test_what_an_interactive_session_trains_on_is_needed_for_a_day(sources: SourcesHarness) -> None:
+    """Its checkpoint names its sources, and may be a while away."""
+    await sources.register()
+    drawn, released = await sources.evaluation(), await sources.evaluation()
+    find, claim = FindReferences(sources.planner.plan), ClaimTasks(sources.planner.plan)
+    sources.planner.now += 2 * MIN_AGE
+    await find([released], True)
+    with pytest.raises(InvalidRequest, match=f"source run {released} was released to retention"):
+        await claim([], "interactive training of m", [drawn, released])
+    assert await find([drawn], False) == []
+    await claim([], "interactive training of m", [drawn, "run-unknown"])
+    held = [Reference(drawn, "interactive training drew from it less than a day ago")]
+    assert await find([drawn], True) == held
+    sources.planner.now += MIN_AGE
+    assert await find([drawn], True) == held
+    sources.planner.now += timedelta(microseconds=1)
+    assert await find([drawn], True) == []
 
 
 async def test_a_planner_that_lost_its_database_needs_every_run(sources: SourcesHarness) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -22,6 +22,7 @@ from grpo_trainer.domain.errors import (
     PartialGroup,
     UnknownTrajectory,
 )
+from grpo_trainer.interactive.claiming import RememberedClaims
 from grpo_trainer.interactive.inputs import StoredInput
 from grpo_trainer.interactive.stored_trajectories import PlatformTrajectories
 from upcycle import TrainingClient
@@ -61,6 +62,7 @@ async def test_every_kind_of_pass_claims_its_stored_tasks_once_each(world: World
         inputs += [inline(1, 0.0), inline(2, 1.0)]
         await trainer.forward_backward("f", inputs, group_size=2)
         assert trainer.claims.made == [(("a", "b", "sure"), WHO)]
+        assert trainer.claims.held_runs == {one.run_id for one in trainer.library.known.values()} - {""}
         asked = passing(stored(trainer, "c"), group_size=2)
         await trainer.sessions.once(MODEL, "w", b"", lambda one: one.forward(asked))
         await trainer.forward_backward("x", stored(trainer, "d"), loss="cross_entropy")
@@ -161,6 +163,7 @@ class Planner(TasksetServiceServicer):
     def __init__(self) -> None:
         self.answer: grpc.StatusCode | None = None
         self.asked: list[int] = []
+        self.held: list[str] = []
 
     async def ClaimTasks(
         self, request: taskset_pb2.ClaimTasksRequest, context: Any
@@ -168,6 +171,7 @@ class Planner(TasksetServiceServicer):
         if self.answer is not None:
             await context.abort(self.answer, "because of the test")
         self.asked.append(len(request.task_digests))
+        self.held += request.source_run_ids
         return taskset_pb2.ClaimTasksResponse(claimed=len(request.task_digests))
 
 
@@ -218,6 +222,8 @@ async def test_each_refusal_of_the_planner_becomes_its_error_class(
     assert planner.asked == [10_000, 10_000, 1]
     await claims.claim([], "me")
     assert len(planner.asked) == 3
+    await claims.claim([], "me", ["run-1"])
+    assert (planner.asked[3:], planner.held) == ([0], ["run-1"])
     expected: list[tuple[grpc.StatusCode, type[Exception]]] = [
         (grpc.StatusCode.FAILED_PRECONDITION, HeldOutInput),
         (grpc.StatusCode.INVALID_ARGUMENT, InvalidInput),
@@ -244,3 +250,22 @@ async def test_the_split_is_read_from_the_body(services: tuple[Planner, Store, P
     store.split = common_pb2.SPLIT_UNSPECIFIED
     with pytest.raises(UnknownTrajectory, match="its split is 0"):
         await trajectories.get("traj-1")
+
+
+async def test_a_run_is_held_again_after_an_hour_and_not_at_every_step() -> None:
+    """The planner keeps it for a day after each claim, and the next checkpoint may be days away."""
+    clock = [0.0]
+
+    asked: list[tuple[tuple[str, ...], tuple[str, ...]]] = []
+
+    class Counted:
+        async def claim(
+            self, digests: Sequence[str], claimed_by: str, source_run_ids: Sequence[str] = ()
+        ) -> None:
+            asked.append((tuple(digests), tuple(source_run_ids)))
+
+    claims = RememberedClaims(Counted(), clock=lambda: clock[0])
+    for moment in (0.0, 10.0, 3600.0, 3700.0):
+        clock[0] = moment
+        await claims.claim(["task"], "me", ["run-1"])
+    assert asked == [(("task",), ("run-1",)), ((), ("run-1",))]

@@ -142,16 +142,21 @@ class Claims:
 
     made: list[tuple[tuple[str, ...], str]] = field(default_factory=list)
     held_out: set[str] = field(default_factory=set)
+    held_runs: set[str] = field(default_factory=set)
     absences: int = 0
 
-    async def claim(self, digests: Sequence[str], claimed_by: str) -> None:
+    async def claim(
+        self, digests: Sequence[str], claimed_by: str, source_run_ids: Sequence[str] = ()
+    ) -> None:
         if self.absences:
             self.absences -= 1
             raise Unavailable("the planner is away")
         for digest in digests:
             if digest in self.held_out:
                 raise HeldOutInput(f"task {digest} is held out: it must never train")
-        self.made.append((tuple(digests), claimed_by))
+        self.held_runs.update(source_run_ids)
+        if digests:
+            self.made.append((tuple(digests), claimed_by))
 
 
 @dataclass

@@ -117,21 +117,27 @@ class ClaimTasksRequest(_message.Message):
 
     TASK_DIGESTS_FIELD_NUMBER: _builtins.int
     CLAIMED_BY_FIELD_NUMBER: _builtins.int
+    SOURCE_RUN_IDS_FIELD_NUMBER: _builtins.int
     claimed_by: _builtins.str
     """who takes the gradient, for people"""
     @_builtins.property
     def task_digests(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """at most 10,000"""
 
+    @_builtins.property
+    def source_run_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """runs whose trajectories it is taken on, at most 10,000: retention keeps them for a day, until a checkpoint names them"""
+
     def __init__(
         self,
         *,
         task_digests: _abc.Iterable[_builtins.str] | None = ...,
         claimed_by: _builtins.str = ...,
+        source_run_ids: _abc.Iterable[_builtins.str] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["claimed_by", b"claimed_by", "task_digests", b"task_digests"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["claimed_by", b"claimed_by", "source_run_ids", b"source_run_ids", "task_digests", b"task_digests"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

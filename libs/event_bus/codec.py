@@ -16,7 +16,7 @@ from google.protobuf import json_format
 from google.protobuf.descriptor import Descriptor, FieldDescriptor
 from google.protobuf.message import Message
 
-from event_bus import metrics
+from event_bus import canonical_json, metrics
 from event_bus.errors import EventTooLarge, MalformedEvent, UnknownEvent
 from event_bus.topology import MAX_EVENT_BYTES
 from identities import subjects
@@ -115,7 +115,7 @@ def decode(message_type: type[Message], payload: bytes, headers: Mapping[str, st
 
 def _parsed_strictly(message_type: type[Message], payload: bytes) -> Message:
     """No publisher of ours leaves the type header out: an unknown field is a mistake there."""
-    return json_format.Parse(payload, message_type())
+    return canonical_json.loads(message_type, payload)
 
 
 def _parsed(message_type: type[Message], payload: bytes) -> Message:

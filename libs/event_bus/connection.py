@@ -68,6 +68,7 @@ class BusConnection:
             graceful_timeout=timings.drain_s + timings.close_s,
             logger=logging.getLogger("event_bus.faststream"),
             log_level=logging.DEBUG,
+            apply_types=False,  # the decoder makes the types; nothing is left to validate
         )
 
     @property

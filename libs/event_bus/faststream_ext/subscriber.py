@@ -8,8 +8,8 @@ once, for all models; only the durables that it reads come and go.
 
 import asyncio
 import logging
-from collections.abc import Collection, Iterable
-from typing import Any, Final
+from collections.abc import Awaitable, Callable, Collection, Iterable
+from typing import Any, Final, TypeVar, overload
 
 from faststream._internal.endpoint.subscriber.call_item import CallsCollection
 from faststream.message import StreamMessage
@@ -29,10 +29,12 @@ from event_bus.deps import ConsumerDeps
 from event_bus.errors import BusError
 from event_bus.faststream_ext.filters import Carries
 from event_bus.incoming import Decoder, in_work, nack
+from event_bus.middlewares.decoding import with_delivery
 from event_bus.pulls import fetched, unsubscribe
 from event_bus.topology import ConsumerSpec, Topology
 
 _LOG = logging.getLogger(__name__)
+Handler = TypeVar("Handler", bound=Callable[..., Awaitable[Any]])
 _PAUSE_S: Final = 0.25
 DEPS: Final = "bus_deps"
 """Key of the ConsumerDeps in the broker's context."""
@@ -74,6 +76,18 @@ class DurableSubscriber(PullStreamSubscriber):
             stream=JStream(spec.stream, declare=False),
         )
         self.add_call(parser_=None, decoder_=self._decoded, dependencies_=())
+
+    @overload  # type: ignore[override]  # of fewer forms than FastStream's
+    def __call__(self, func: Handler, **options: Any) -> Handler: ...
+
+    @overload
+    def __call__(self, func: None = None, **options: Any) -> Callable[[Handler], Handler]: ...
+
+    def __call__(self, func: Any = None, **options: Any) -> Any:
+        """Decorates a handler of (event) or (event, delivery). options: FastStream's, `filter` above all."""
+        if func is None:
+            return lambda declared: self(declared, **options)
+        return super().__call__(with_delivery(func), **options)
 
     async def start(self) -> None:
         """Begin to pull. Raises BusError when a type that the durable reads has no handler."""

@@ -19,6 +19,7 @@ import traceback
 from pathlib import Path
 from typing import Any, NoReturn
 
+from scenario_runner.adapters.rehearsal import rehearse
 from scenario_runner.adapters.sandbox import Limits, Sandbox
 from upcycle.environment import Environment, load_environment
 from upcycle.environment.channel.server import ChannelServer
@@ -161,13 +162,9 @@ def describe(environment: Environment, sandbox: Sandbox) -> dict[str, Any]:
 
 
 def warm_up() -> None:
-    """Import what an event loop imports lazily, then `gc.freeze()`: a garbage collection in a child would
-    otherwise write to, and thereby copy, the memory pages that it shares with the zygote."""
-
-    async def nothing() -> None:
-        await asyncio.sleep(0)
-
-    asyncio.run(nothing())
+    """Play an episode of ours, then `gc.freeze()`: a garbage collection in a child would otherwise write to,
+    and thereby copy, the memory pages that it shares with the zygote."""
+    rehearse()
     gc.collect()
     gc.freeze()
 

@@ -1,6 +1,7 @@
 """RetentionService over the sweeps of one service, ReferenceService over what it refers to."""
 
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from datetime import datetime
 from typing import Any
 
 import grpc.aio
@@ -21,8 +22,9 @@ Raises Unavailable."""
 class ReferenceServicer(ReferenceServiceServicer):
     """See proto/upcycle/api/retention/v1/service.proto."""
 
-    def __init__(self, find: Find) -> None:
+    def __init__(self, find: Find, *, now: Callable[[], datetime]) -> None:
         self._find = find
+        self._now = now
 
     async def ListReferences(
         self, request: pb.ListReferencesRequest, context: Context
@@ -32,12 +34,14 @@ class ReferenceServicer(ReferenceServiceServicer):
             raise InvalidRequest(f"run_ids has {len(request.run_ids)} entries, limit {MAX_RUNS}")
         runs = {run_id: request.models.get(run_id, "") for run_id in request.run_ids}
         found = await self._find(runs, request.release)
-        return pb.ListReferencesResponse(
+        response = pb.ListReferencesResponse(
             references=[
                 pb.RunReference(run_id=one.run_id, why=one.why, only_trained=one.only_trained)
                 for one in found
             ]
         )
+        response.now.FromDatetime(self._now())
+        return response
 
 
 class RetentionServicer(RetentionServiceServicer):

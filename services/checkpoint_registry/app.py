@@ -74,7 +74,7 @@ def build_app(settings: CheckpointRegistrySettings) -> Service:
         blobs,
         planner,
         grpc_server.add(add_RegistryServiceServicer_to_server, servicer, STATUS_OF).add(
-            add_ReferenceServiceServicer_to_server, ReferenceServicer(references), STATUS_OF
+            add_ReferenceServiceServicer_to_server, ReferenceServicer(references, now=utc_now), STATUS_OF
         ),
         bus,
         OutboxRelay(database, bus),

@@ -162,9 +162,9 @@ def _add_retention(
     server: GrpcServer,
     up_to_date: UpToDate,
 ) -> None:
-    references = ReferenceServicer(up_to_date.finding(FindReferences(plan)))
+    references = ReferenceServicer(up_to_date.finding(FindReferences(plan)), now=utc_now)
     server.add(add_ReferenceServiceServicer_to_server, references, TASKSET_STATUSES)
-    others = GrpcReferences({"checkpoint_registry": registry})
+    others = GrpcReferences({"checkpoint_registry": registry}, now=utc_now)
     remove = RemoveRuns(plan, others, age_of_days(settings.retention_runs_days), now=utc_now)
     sweeps = up_to_date.sweeping({"runs": remove})
     if settings.retention_every_s:

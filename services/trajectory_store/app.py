@@ -75,7 +75,7 @@ def _add_retention(
 ) -> None:
     planner = service.add(Peer("tasksets", settings.peers.tasksets, idempotent=IDEMPOTENT))
     registry = service.add(Peer("registry", settings.peers.registry, idempotent=IDEMPOTENT))
-    references = GrpcReferences({"checkpoint_registry": registry, "scenario_runner": planner})
+    references = GrpcReferences({"checkpoint_registry": registry, "scenario_runner": planner}, now=utc_now)
     policy = StorePolicy(
         age_of_days(settings.retention_bodies_days),
         age_of_days(settings.retention_episodes_days),

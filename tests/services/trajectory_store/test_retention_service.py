@@ -3,7 +3,7 @@
 import asyncio
 import json
 from collections.abc import AsyncIterator, Mapping, Sequence
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +18,7 @@ from event_bus.provision import provision
 from grpc_edge import GrpcServer
 from retention import Reference
 from retention.servicer import ReferenceServicer
+from service_kit.clock import utc_now
 from service_kit.groups import PeerSettings, S3Settings
 from upcycle.api.retention.v1.service_pb2_grpc import add_ReferenceServiceServicer_to_server
 from upcycle.api.taskset.v1.events_pb2 import EpisodeFailed
@@ -36,8 +37,12 @@ class Peer:
         self.needed: list[Reference] = []
         self.released: set[str] = set()
         self.asked: dict[str, str] = {}
+        self.ahead = timedelta(0)
         self.server = GrpcServer("127.0.0.1", 0)
-        self.server.add(add_ReferenceServiceServicer_to_server, ReferenceServicer(self._find))
+        self.server.add(
+            add_ReferenceServiceServicer_to_server,
+            ReferenceServicer(self._find, now=lambda: utc_now() + self.ahead),
+        )
 
     async def _find(self, run_ids: Mapping[str, str], release: bool) -> Sequence[Reference]:
         self.asked |= run_ids
@@ -145,6 +150,20 @@ async def test_a_peer_that_does_not_answer_stops_it_and_is_named(
     await planner.server.stop()
     assert await asyncio.to_thread(run, ["retention", "bodies", "--older-than", "1d", "--apply"]) == 4
     assert "nothing is removed before scenario_runner says which runs it needs" in capsys.readouterr().err
+    assert len(await store.blobs.list("default/trajectories/")) == 1
+
+
+@pytest.mark.parametrize("hours", [-2, 2])
+async def test_nothing_goes_while_clocks_disagree(
+    store: Store, planner: Peer, capsys: pytest.CaptureFixture[str], hours: int
+) -> None:
+    """By a clock that is a year ahead, everything is old."""
+    await evaluated(store, 0)
+    planner.ahead = timedelta(hours=hours)
+    assert await asyncio.to_thread(run, ["retention", "bodies", "--older-than", "1d", "--apply"]) == 4
+    said = capsys.readouterr().err
+    assert "nothing is removed by age while clocks disagree" in said
+    assert "UTC at scenario_runner" in said
     assert len(await store.blobs.list("default/trajectories/")) == 1
 
 

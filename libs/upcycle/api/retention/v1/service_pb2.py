@@ -25,7 +25,7 @@ _sym_db = _symbol_database.Default()
 from google.protobuf import timestamp_pb2 as google_dot_protobuf_dot_timestamp__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n&upcycle/api/retention/v1/service.proto\x12\x18upcycle.api.retention.v1\x1a\x1fgoogle/protobuf/timestamp.proto\"o\n\x15SweepRetentionRequest\x12\x0c\n\x04what\x18\x01 \x01(\t\x12\r\n\x05\x61pply\x18\x02 \x01(\x08\x12\x19\n\x0colder_than_s\x18\x03 \x01(\x01H\x00\x88\x01\x01\x12\r\n\x05\x61\x66ter\x18\x04 \x01(\tB\x0f\n\r_older_than_s\"\xfd\x01\n\x16SweepRetentionResponse\x12\x0e\n\x06policy\x18\x01 \x01(\t\x12\x0e\n\x06number\x18\x02 \x01(\x03\x12\x12\n\nsize_bytes\x18\x03 \x01(\x03\x12*\n\x06oldest\x18\x04 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12H\n\x04kept\x18\x05 \x03(\x0b\x32:.upcycle.api.retention.v1.SweepRetentionResponse.KeptEntry\x12\x0c\n\x04next\x18\x06 \x01(\t\x1a+\n\tKeptEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x03:\x02\x38\x01\"\xb5\x01\n\x15ListReferencesRequest\x12\x0f\n\x07run_ids\x18\x01 \x03(\t\x12\x0f\n\x07release\x18\x02 \x01(\x08\x12K\n\x06models\x18\x03 \x03(\x0b\x32;.upcycle.api.retention.v1.ListReferencesRequest.ModelsEntry\x1a-\n\x0bModelsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\"A\n\x0cRunReference\x12\x0e\n\x06run_id\x18\x01 \x01(\t\x12\x0b\n\x03why\x18\x02 \x01(\t\x12\x14\n\x0conly_trained\x18\x03 \x01(\x08\"T\n\x16ListReferencesResponse\x12:\n\nreferences\x18\x01 \x03(\x0b\x32&.upcycle.api.retention.v1.RunReference2\x87\x01\n\x10RetentionService\x12s\n\x0eSweepRetention\x12/.upcycle.api.retention.v1.SweepRetentionRequest\x1a\x30.upcycle.api.retention.v1.SweepRetentionResponse2\x87\x01\n\x10ReferenceService\x12s\n\x0eListReferences\x12/.upcycle.api.retention.v1.ListReferencesRequest\x1a\x30.upcycle.api.retention.v1.ListReferencesResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n&upcycle/api/retention/v1/service.proto\x12\x18upcycle.api.retention.v1\x1a\x1fgoogle/protobuf/timestamp.proto\"o\n\x15SweepRetentionRequest\x12\x0c\n\x04what\x18\x01 \x01(\t\x12\r\n\x05\x61pply\x18\x02 \x01(\x08\x12\x19\n\x0colder_than_s\x18\x03 \x01(\x01H\x00\x88\x01\x01\x12\r\n\x05\x61\x66ter\x18\x04 \x01(\tB\x0f\n\r_older_than_s\"\xfd\x01\n\x16SweepRetentionResponse\x12\x0e\n\x06policy\x18\x01 \x01(\t\x12\x0e\n\x06number\x18\x02 \x01(\x03\x12\x12\n\nsize_bytes\x18\x03 \x01(\x03\x12*\n\x06oldest\x18\x04 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12H\n\x04kept\x18\x05 \x03(\x0b\x32:.upcycle.api.retention.v1.SweepRetentionResponse.KeptEntry\x12\x0c\n\x04next\x18\x06 \x01(\t\x1a+\n\tKeptEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x03:\x02\x38\x01\"\xb5\x01\n\x15ListReferencesRequest\x12\x0f\n\x07run_ids\x18\x01 \x03(\t\x12\x0f\n\x07release\x18\x02 \x01(\x08\x12K\n\x06models\x18\x03 \x03(\x0b\x32;.upcycle.api.retention.v1.ListReferencesRequest.ModelsEntry\x1a-\n\x0bModelsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\"A\n\x0cRunReference\x12\x0e\n\x06run_id\x18\x01 \x01(\t\x12\x0b\n\x03why\x18\x02 \x01(\t\x12\x14\n\x0conly_trained\x18\x03 \x01(\x08\"}\n\x16ListReferencesResponse\x12:\n\nreferences\x18\x01 \x03(\x0b\x32&.upcycle.api.retention.v1.RunReference\x12\'\n\x03now\x18\x02 \x01(\x0b\x32\x1a.google.protobuf.Timestamp2\x87\x01\n\x10RetentionService\x12s\n\x0eSweepRetention\x12/.upcycle.api.retention.v1.SweepRetentionRequest\x1a\x30.upcycle.api.retention.v1.SweepRetentionResponse2\x87\x01\n\x10ReferenceService\x12s\n\x0eListReferences\x12/.upcycle.api.retention.v1.ListReferencesRequest\x1a\x30.upcycle.api.retention.v1.ListReferencesResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -49,9 +49,9 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_RUNREFERENCE']._serialized_start=654
   _globals['_RUNREFERENCE']._serialized_end=719
   _globals['_LISTREFERENCESRESPONSE']._serialized_start=721
-  _globals['_LISTREFERENCESRESPONSE']._serialized_end=805
-  _globals['_RETENTIONSERVICE']._serialized_start=808
-  _globals['_RETENTIONSERVICE']._serialized_end=943
-  _globals['_REFERENCESERVICE']._serialized_start=946
-  _globals['_REFERENCESERVICE']._serialized_end=1081
+  _globals['_LISTREFERENCESRESPONSE']._serialized_end=846
+  _globals['_RETENTIONSERVICE']._serialized_start=849
+  _globals['_RETENTIONSERVICE']._serialized_end=984
+  _globals['_REFERENCESERVICE']._serialized_start=987
+  _globals['_REFERENCESERVICE']._serialized_end=1122
 # @@protoc_insertion_point(module_scope)

@@ -200,16 +200,22 @@ class ListReferencesResponse(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     REFERENCES_FIELD_NUMBER: _builtins.int
+    NOW_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def references(self) -> _containers.RepeatedCompositeFieldContainer[Global___RunReference]: ...
+    @_builtins.property
+    def now(self) -> _timestamp_pb2.Timestamp:
+        """of the service's clock: nothing goes by age while clocks disagree"""
+
     def __init__(
         self,
         *,
         references: _abc.Iterable[Global___RunReference] | None = ...,
+        now: _timestamp_pb2.Timestamp | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["now", b"now"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["references", b"references"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["now", b"now", "references", b"references"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

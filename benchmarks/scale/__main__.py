@@ -19,11 +19,12 @@ def main(argv: Sequence[str]) -> int:
     each = f"{EPISODES_PER_RUN} a run, and {RUNS_PER_MODEL} runs a model"
     parser.add_argument("--episodes", type=int, default=LARGE.episodes, help=each)
     parser.add_argument("--backend", choices=BACKENDS, action="append")
-    parser.add_argument("--repeats", type=int, default=200)
+    parser.add_argument("--repeats", type=int, default=100)
+    parser.add_argument("--restarts", type=int, default=2, help="of each service")
     parser.add_argument("--only", default="", help="questions with this text in their names")
     given = parser.parse_args(argv)
     size = Size(max(RUNS_PER_MODEL, given.episodes // EPISODES_PER_RUN))
-    plan = Plan(size, tuple(given.backend or BACKENDS), given.repeats, only=given.only)
+    plan = Plan(size, tuple(given.backend or BACKENDS), given.repeats, given.restarts, given.only)
     with tempfile.TemporaryDirectory(prefix="upcycle-bench-") as scratch:
         figures = asyncio.run(measured(plan, Path(scratch)))
     return int(any(figure.met is False for figure in figures))

@@ -20,7 +20,7 @@ from benchmarks.scale.tables import FILLS
 
 EMPTY: Final = Size(20)
 LARGE: Final = Size(10_000)
-_REPEATS: Final = 200
+_REPEATS: Final = 100
 _LIMIT: Final = Limit(2.0, "×", at_most=True, of_ratio=True)
 
 
@@ -31,7 +31,7 @@ class Plan:
     size: Size = LARGE
     backends: tuple[str, ...] = BACKENDS
     repeats: int = _REPEATS
-    restarts: int = 3
+    restarts: int = 2
     only: str = ""
     """Questions with this text in their names, and no restarts."""
 
@@ -55,7 +55,7 @@ async def measured(plan: Plan, scratch: Path) -> list[Figure]:
             async with platform(urls[0], plan.size) as large, platform(urls[1], EMPTY) as empty:
                 for question in plan.questions:
                     figures.append(await _ask(question, large, empty, backend, plan.repeats))
-            if not plan.only:
+            if plan.restarts and not plan.only:
                 figures += await _restarts(backend, urls, scratch, plan.restarts)
     return figures
 

@@ -22,7 +22,9 @@ from checkpoint_registry.domain.jobs import GateSpec
 from episodes import Purpose
 from scenario_runner.adapters import tables as planner
 from scenario_runner.domain.environments import PythonEnvironment
+from scenario_runner.domain.runs import Counts, EpisodeState
 from scenario_runner.wire import runs as wire
+from scenario_runner.wire.summaries import counts_to_json
 from sql_store.outbox import OUTBOX
 from trajectory_store.adapters import tables as store
 from trajectory_store.domain.facts import LedgerState
@@ -91,8 +93,9 @@ def fill_planner(names: Names) -> None:
             "split": "'train'", "state": "'completed'", "ending": "'completed'",
             "spec": f"'{before}' || {names.model('n')} || '{after}'", "taskset": f"'{TASKSET}'",
             "taskset_digest": f"'{DIGEST}'", "taskset_revision": "1", "num_tasks": str(TASKS),
-            "trace": "'{}'", "next_position": str(TASKS), "num_graded": str(EPISODES_PER_RUN),
-            "submitted_at": names.moment("n"), "finished_at": names.moment("n + 1"),
+            "trace": "'{}'", "final_counts": _final_counts(), "next_position": str(TASKS),
+            "num_graded": str(EPISODES_PER_RUN), "submitted_at": names.moment("n"),
+            "finished_at": names.moment("n + 1"),
         },
     )  # fmt: skip
     run, of_run = f"n / {_GROUPS_PER_RUN}", f"n % {_GROUPS_PER_RUN}"
@@ -108,6 +111,13 @@ def fill_planner(names: Names) -> None:
     )  # fmt: skip
     _fill_planned_episodes(names)
     _fill_outbox(sql, names.size)
+
+
+def _final_counts() -> str:
+    ended = {EpisodeState.EVALUATED: EPISODES_PER_RUN - EPISODES_PER_RUN // 50}
+    ended |= {EpisodeState.FAILED: EPISODES_PER_RUN // 50}
+    groups = {"evaluated": _GROUPS_PER_RUN}
+    return f"'{counts_to_json(Counts(ended, 0, _GROUPS_PER_RUN, groups))}'"
 
 
 def _fill_taskset(sql: Filler, source: str) -> None:

@@ -62,7 +62,7 @@ def build_app(settings: CheckpointRegistrySettings) -> Service:
     gate = RunGate(gates, models, tasksets, evidence, GatePolicy(settings.gate_min_family_tasks), now=utc_now)
     rollback = RollbackPolicy(settings.auto_rollback, settings.rollback_confidence)
     head = WatchHead(gates, models, rollback, now=utc_now)
-    gate_loop = GateLoop(GateLoopDeps(gate, head, models, gates, wakeups), poll_s=settings.gate_poll_s)
+    gate_loop = GateLoop(GateLoopDeps(gate, head, gates, wakeups), poll_s=settings.gate_poll_s)
     manage = ManageModels(models, _policy_store(settings, blobs), wakeups.wake, now=utc_now)
     servicer = RegistryServicer(manage, models, versions, EngineLeases(leases, now=utc_now))
     up_to_date = UpToDate(NAME, bus.unread, now=utc_now)

@@ -10,7 +10,6 @@ from dataclasses import dataclass
 
 from checkpoint_registry import telemetry
 from checkpoint_registry.adapters.sql_gate import SqlGateStore
-from checkpoint_registry.adapters.sql_models import SqlModelStore
 from checkpoint_registry.usecases.gating import RunGate
 from checkpoint_registry.usecases.retention import PruneVersions
 from checkpoint_registry.usecases.rollback import WatchHead
@@ -47,7 +46,6 @@ class GateLoopDeps:
 
     gate: RunGate
     head: WatchHead
-    models: SqlModelStore
     jobs: SqlGateStore
     wakeups: GateWakeups
 
@@ -88,10 +86,11 @@ class GateLoop:
             raise trouble
 
     async def _due(self) -> set[str]:
-        """Models with a candidate under way; at first all: evidence may have come just before a crash."""
+        """Models with a candidate under way; at first also those whose head was evaluated since the gate
+        promoted it: that may have come just before a crash."""
         due = set(await self._deps.jobs.models_with_open_jobs())
         if self._is_first_round:
-            due |= set(await self._deps.models.names())
+            due |= set(await self._deps.jobs.models_evaluated_since_promotion())
             self._is_first_round = False
         return due
 

@@ -121,7 +121,7 @@ class SweepLoop:
 
         def work(unit: PlanUnit) -> int:
             sweep(unit, run_id, self._rules, queue_is_idle=queue_is_idle, outcomes=outcomes)
-            return unit.counts(run_id).in_flight
+            return unit.num_in_flight(run_id)
 
         with telemetry.PLAN_S.labels("sweep").time():
             in_flight = await self._plan.transact(work)

@@ -73,7 +73,7 @@ def _of_sqlite(connection: sa.Connection, statement: str, values: Any) -> Iterat
     is_sorted = any("TEMP B-TREE FOR ORDER BY" in row[3] for row in rows)
     is_limited = " LIMIT " in statement.replace("\n", " ") and not is_sorted
     for row in rows:
-        if found := _SQLITE_SCAN.match(row[3]):
+        if (found := _SQLITE_SCAN.match(row[3])) and found["table"] != "CONSTANT":
             table, how = found["table"] or found["of"], found["how"] or found["by"] or ""
             yield WholeScan(table, how.strip(), statement, is_limited)
 

@@ -50,7 +50,7 @@ async def registry(given: Infrastructure, process: SimulatedProcess) -> None:
     evidence = GatherEvidence(gates, models, tasksets, policy, now=now)
     gate = RunGate(gates, models, tasksets, evidence, GatePolicy(min_family_tasks=1), now=now)
     head = WatchHead(gates, models, RollbackPolicy(enabled=False), now=now)
-    loop = GateLoop(GateLoopDeps(gate, head, models, gates, wakeups), poll_s=5.0)
+    loop = GateLoop(GateLoopDeps(gate, head, gates, wakeups), poll_s=5.0)
     manage = ManageModels(models, cast(Any, None), wakeups.wake, now=now)
     servicer = RegistryServicer(manage, models, versions, EngineLeases(leases, now=now))
     given.peers.serve(REGISTRY, process, servicer, STATUS_OF)

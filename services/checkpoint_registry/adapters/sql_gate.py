@@ -3,7 +3,7 @@
 from datetime import datetime
 
 from google.protobuf import json_format
-from sqlalchemy import Connection, func, select, update
+from sqlalchemy import Connection, exists, func, select, update
 from sqlalchemy.exc import IntegrityError
 
 from checkpoint_registry import telemetry, wire
@@ -43,6 +43,16 @@ class SqlGateStore:
         """Models that have a job which is not done."""
         phases = [phase.value for phase in JobPhase if phase is not JobPhase.DONE]  # by index: few are open
         query = select(tables.gate_job.c.model).where(tables.gate_job.c.phase.in_(phases)).distinct()
+        return await self._db.run(lambda connection: list(connection.execute(query).scalars()))
+
+    async def models_evaluated_since_promotion(self) -> list[str]:
+        """Models of which the gate promoted head, and head was evaluated since."""
+        model, move, evaluation = tables.model, tables.head_move, tables.evaluation.c
+        last = owned(move, model=model.c.model, revision=model.c.head_revision, actor=GATE_ACTOR)
+        promoted_at = select(move.c.moved_at).where(last).correlate(model).scalar_subquery()
+        of_head = owned(tables.evaluation, checkpoint_id=model.c.head_checkpoint_id)
+        since = exists().where(of_head, evaluation.finished_at > promoted_at).correlate(model)
+        query = select(model.c.model).where(owned(model), since)
         return await self._db.run(lambda connection: list(connection.execute(query).scalars()))
 
     async def jobs(self, model: str, phase: JobPhase) -> list[GateJob]:

@@ -1,6 +1,6 @@
 """Removes published versions that neither the tree, nor an engine, nor a run needs."""
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Final
@@ -52,11 +52,12 @@ class PruneVersions:
         published: dict[str, list[StoredVersion]] = {}
         for one in await self._deps.files.published():
             published.setdefault(one.model, []).append(one)
-        needed, now = await self._needed(), self._now()
+        models = await self._known_models()
+        needed, now = _by_model(await self._needed(models)), self._now()
         unclaimed = frozenset(
             (model, version)
-            for model in await self._known_models()
-            for version in unneeded(published.get(model, []), _of(model, needed), self.policy, now)
+            for model in models
+            for version in unneeded(published.get(model, []), needed.get(model, set()), self.policy, now)
         )
         going, self._found = self._found & unclaimed, unclaimed
         if not going:
@@ -67,18 +68,19 @@ class PruneVersions:
 
     async def _may_go(self, model: str, version: int) -> bool:
         """Ask once more whether the version is needed; if not, mark its row before its files go."""
-        if (model, version) in await self._needed():
+        if (model, version) in await self._needed([model]):
             return False
         await self._deps.versions.mark_removed(model, version, self._now())
         return True
 
-    async def _needed(self) -> set[Named]:
-        """Planner first: its answer takes longest, and what is newest is known here."""
+    async def _needed(self, models: Sequence[str]) -> set[Named]:
+        """By planner and engines, and in the trees of these models. Planner first: its answer takes longest,
+        and what is newest is known here."""
         pinned = await self._deps.tasksets.pinned_versions()
         held = await self._deps.leases.held_versions(self._now() - _LEASE_GRACE)
         tree = {
             (model, checkpoint.version)
-            for model in await self._known_models()
+            for model in models
             for checkpoint in await self._deps.models.checkpoints(model)
         }
         return {*pinned, *held, *tree}
@@ -87,9 +89,8 @@ class PruneVersions:
         return await self._deps.models.names()
 
 
-def _of(model: str, named: Collection[Named]) -> set[int]:
-    return {version for name, version in named if name == model}
-
-
 def _by_model(named: Collection[Named]) -> dict[str, set[int]]:
-    return {model: _of(model, named) for model in sorted({model for model, _ in named})}
+    found: dict[str, set[int]] = {}
+    for model, version in named:
+        found.setdefault(model, set()).add(version)
+    return dict(sorted(found.items()))

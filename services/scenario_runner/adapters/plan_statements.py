@@ -34,6 +34,9 @@ ACTIVE_RUNS = (
 )
 
 RUN_PROGRESS = _all_but(RunRecord, "run_id request_id spec split submitted_at trace_id trace tenant")
+KEEP_COUNTS = (
+    sa.update(RUN).where(RUN.c.run_id == sa.bindparam("run_id_")).values(final_counts=sa.bindparam("counts"))
+)
 WRITE_RUN = _write(RUN, "run_id", RUN_PROGRESS)
 
 _GROUP_COLUMNS = [GROUP.c[name] for name in GroupRow.__slots__]
@@ -85,6 +88,7 @@ _OF_RUN = EPISODE.c.run_id == sa.bindparam("run_id_")
 _PLANNED = EPISODE.c.state == EpisodeState.PLANNED.value
 EPISODES_OF_GROUPS = _EPISODES.where(EPISODE.c.group_id.in_(sa.bindparam("group_ids", expanding=True)))
 EPISODES_OF_RUN = _EPISODES.where(_OF_RUN)
+IN_FLIGHT = sa.select(sa.func.count()).select_from(EPISODE).where(_OF_RUN, _IS_UNSETTLED)
 UNSETTLED_OF_RUN = _EPISODES.where(_OF_RUN, _IS_UNSETTLED)
 OVERDUE = _EPISODES.where(_OF_RUN, _PLANNED, EPISODE.c.opened_at < sa.bindparam("before"))
 NEVER_OPENED = _EPISODES.where(

@@ -24,6 +24,7 @@ from scenario_runner.domain.learning import WithoutStep
 from scenario_runner.domain.runs import Counts, EpisodeRow, EpisodeState, GroupRow, RunRecord, RunState
 from scenario_runner.wire import published
 from scenario_runner.wire import runs as wire
+from scenario_runner.wire.summaries import counts_from_json, counts_to_json
 from sql_store import Database, enqueue, owned, take_turn
 
 log = logging.getLogger(__name__)
@@ -93,6 +94,7 @@ class PlanUnit(SqlAnnouncements):
         self.source_groups = SourceGroups(connection, self.changed_runs)
         self.old_runs = OldRuns(connection)
         self._runs: dict[str, RunRecord | None] = {}
+        self._final_counts: dict[str, str] = {}
         self._members: dict[str, dict[str, EpisodeRow]] = {}
         self._dirty_runs: set[str] = set()
         self._dirty_groups: set[str] = set()
@@ -101,19 +103,26 @@ class PlanUnit(SqlAnnouncements):
     def run(self, run_id: str) -> RunRecord | None:
         if run_id not in self._runs:
             row = self._sql.execute(statements.RUN_BY_ID, {"run_id_": run_id}).mappings().first()
-            self._runs[run_id] = run_of(row) if row else None
+            self._runs[run_id] = self._run_of(row) if row else None
         return self._runs[run_id]
+
+    def _run_of(self, row: sa.RowMapping) -> RunRecord:
+        if row["final_counts"]:
+            self._final_counts[row["run_id"]] = row["final_counts"]
+        return run_of(row)
 
     def run_of_request(self, request_id: str) -> RunRecord | None:
         row = self._read(statements.RUN_BY_REQUEST, request_id_=request_id).mappings().first()
-        return run_of(row) if row else None
+        return self._run_of(row) if row else None
 
     def runs(self, limit: int, model: str) -> list[RunRecord]:
         """Newest first."""
         self.flush()
         wanted = sa.select(RUN).where(owned(RUN, **({"model": model} if model else {})))
         wanted = wanted.order_by(RUN.c.submitted_at.desc(), RUN.c.run_id.desc()).limit(limit)
-        return [run_of(row) for row in self._sql.execute(wanted).mappings()]
+        found = [self._run_of(row) for row in self._sql.execute(wanted).mappings()]
+        self._runs.update({run.run_id: run for run in found})
+        return found
 
     def active_runs(self) -> list[RunRecord]:
         """Those not in a final state, oldest first."""
@@ -141,16 +150,28 @@ class PlanUnit(SqlAnnouncements):
         self.changed_runs.add(run.run_id)
 
     def counts(self, run_id: str) -> Counts:
-        """Of a run that was removed, as they were then."""
+        """Of a run that is over or was removed, as they were then."""
         run = self.run(run_id)
         if run is not None and run.removed_at is not None:
             return self.old_runs.summary(run_id).counts
+        if run_id in self._final_counts:
+            return counts_from_json(self._final_counts[run_id])
         states = self._read(statements.EPISODE_COUNTS, run_id_=run_id)
         by_state = {EpisodeState(state): count for state, count in states}
         groups = [tuple(row) for row in self._read(statements.GROUP_COUNTS, run_id_=run_id)]
         num_open = sum(count for is_open, _, count in groups if is_open)
         ended = {outcome: count for is_open, outcome, count in groups if not is_open}
         return Counts(by_state, num_open, sum(ended.values()), ended)
+
+    def keep_counts(self, run_id: str, counts: Counts) -> None:
+        """The run is over, and these stay as they are."""
+        self._final_counts[run_id] = counts_to_json(counts)
+        wanted = {"run_id_": run_id, "counts": self._final_counts[run_id]}
+        self._sql.execute(statements.KEEP_COUNTS, wanted)
+
+    def num_in_flight(self, run_id: str) -> int:
+        """Planned or graded, not settled; reads these alone, however many were settled before."""
+        return int(self._read(statements.IN_FLIGHT, run_id_=run_id).scalar_one())
 
     def num_open_groups(self, run_id: str) -> int:
         return int(self._read(statements.OPEN_GROUPS, run_id_=run_id).scalar_one())

@@ -36,7 +36,7 @@ RUN = sa.Table(
     *columns("num_graded num_successes", sa.BigInteger),
     *columns("reward_sum engine_s environment_s trainer_s", sa.Float),
     *columns("submitted_at ending_since finished_at released_at removed_at held_at", UtcDateTime),
-    *columns("summary", sa.String),
+    *columns("summary final_counts", sa.String),
     *columns("is_emptied", sa.Boolean),
 )
 GROUP = sa.Table(

@@ -140,12 +140,13 @@ def conclude(unit: PlanUnit, run_id: str) -> bool:
         ending = RunState.COMPLETED if run.num_graded else RunState.FAILED
     if ending is None:
         return False
-    counts = unit.counts(run_id)
-    if counts.in_flight or unit.source_groups.load(run_id).offered:
+    if unit.num_in_flight(run_id) or unit.source_groups.load(run_id).offered:
         return False
+    counts = unit.counts(run_id)
     failure = run.failure or (why_all_failed(unit, run) if ending is RunState.FAILED else "")
     over = replace(run, state=ending, ending=ending, finished_at=unit.now, failure=failure)
     unit.update_run(over)
+    unit.keep_counts(run_id, counts)
     unit.announce_finished(over, counts)
     log.info("run_finished", extra={"run_id": run_id, "state": ending.value, "requested": counts.requested})
     return True

@@ -154,9 +154,12 @@ async def test_a_model_whose_gate_has_a_bug_delays_no_other_model(
         async def models_with_open_jobs(self) -> list[str]:
             return ["broken", MODEL]
 
+        async def models_evaluated_since_promotion(self) -> list[str]:
+            return []
+
     gate: Any = Gate()
     jobs: Any = Jobs()
-    loop = GateLoop(GateLoopDeps(gate, harness.watch, harness.models, jobs, GateWakeups()), poll_s=1.0)
+    loop = GateLoop(GateLoopDeps(gate, harness.watch, jobs, GateWakeups()), poll_s=1.0)
     with pytest.raises(Unavailable, match="gate of 'broken': ZeroDivisionError"):
         await loop._round()
     assert driven == ["broken", MODEL]

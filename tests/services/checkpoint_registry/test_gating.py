@@ -338,13 +338,16 @@ async def test_head_rolls_back_when_the_evidence_turns(harness: RegistryHarness)
 
 async def test_evidence_that_was_stored_before_a_crash_still_counts(harness: RegistryHarness) -> None:
     await promote(harness, 1, 0.9, head_rate=0.5)
+    assert await harness.gates.models_evaluated_since_promotion() == []
     harness.clock.forward(60)
     harness.planner.runs["run-later"] = evaluation_run("run-later", MODEL, 1, PROFILE)
     harness.planner.finish("run-later", 0.1, harness.clock())
     await harness.evidence.collect("run-later")
     harness.restart()
+    assert await harness.gates.models_evaluated_since_promotion() == [MODEL]
     await harness.drive()
     assert await harness.head() == 0
+    assert await harness.gates.models_evaluated_since_promotion() == [], "head is another one now"
 
 
 async def test_head_stays_when_it_is_merely_unlucky(harness: RegistryHarness) -> None:

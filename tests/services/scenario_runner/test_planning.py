@@ -4,6 +4,7 @@ import asyncio
 from dataclasses import replace
 from datetime import timedelta
 
+import sqlalchemy as sa
 from tests.services.scenario_runner.planning import (
     RULES,
     PlannerHarness,
@@ -114,6 +115,25 @@ async def test_the_last_step_ends_a_run_at_once(planner: PlannerHarness) -> None
     assert {state.value: count for state, count in counts.by_state.items()} == {"trained": 2, "cancelled": 2}
     assert (await planner.announced())[f"run.finished/{planner.run_id}"] == 1
     assert await planner.plan_all() == 0
+
+
+async def test_a_run_that_is_over_is_not_counted_again(planner: PlannerHarness) -> None:
+    """Nor is one that ended under a planner which did not keep its counts counted wrong."""
+    await planner.begin(eval_spec(group_size=1), num_tasks=2)
+    await planner.apply(*(planner.graded(row.episode_id) for row in await planner.episodes()))
+    assert (await planner.run()).state is RunState.COMPLETED
+
+    async def by_state() -> dict[str, int]:
+        counts = await planner.do(lambda unit: unit.counts(planner.run_id))
+        return {state.value: count for state, count in counts.by_state.items()}
+
+    assert await by_state() == {"evaluated": 2}
+    tampered = sa.text("UPDATE episode SET state = 'failed' WHERE episode_id LIKE '%-g00001-%'")
+    await planner.database.run(lambda sql: sql.execute(tampered))
+    assert await by_state() == {"evaluated": 2}
+    forgotten = sa.text("UPDATE run SET final_counts = NULL")
+    await planner.database.run(lambda sql: sql.execute(forgotten))
+    assert await by_state() == {"evaluated": 1, "failed": 1}
 
 
 async def test_what_is_overdue_fails_by_name_and_what_was_lost_is_queued_again(

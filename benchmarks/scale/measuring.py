@@ -56,7 +56,7 @@ async def measured(plan: Plan, scratch: Path) -> list[Figure]:
                 for question in plan.questions:
                     figures.append(await _ask(question, large, empty, backend, plan.repeats))
             if plan.restarts and not plan.only:
-                figures += await _restarts(backend, urls, scratch, plan.restarts)
+                figures += await _restarts(backend, urls, scratch, plan)
     return figures
 
 
@@ -75,13 +75,13 @@ def _databases(backend: str, scratch: Path) -> Iterator[tuple[dict[str, str], di
 
 
 async def _restarts(
-    backend: str, urls: tuple[dict[str, str], dict[str, str]], scratch: Path, times: int
+    backend: str, urls: tuple[dict[str, str], dict[str, str]], scratch: Path, plan: Plan
 ) -> list[Figure]:
     large, empty = [
-        await restarts(scratch / f"{backend}-stack-{number}", one, times) for number, one in enumerate(urls)
+        await restarts(scratch / f"{backend}-stack-{at}", one, plan.restarts) for at, one in enumerate(urls)
     ]
     name = "{}: from its start until it is ready"
-    return [_compared(name.format(one), backend, large[one], empty[one]) for one in large]
+    return [_compared(name.format(one), backend, plan.size, large[one], empty[one]) for one in large]
 
 
 async def _ask(question: Question, large: Platform, empty: Platform, backend: str, repeats: int) -> Figure:
@@ -92,14 +92,15 @@ async def _ask(question: Question, large: Platform, empty: Platform, backend: st
             began = time.perf_counter()
             await question.ask(one)
             taken[id(one)].append((time.perf_counter() - began) * 1e3)
-    return _compared(question.name, backend, taken[id(large)], taken[id(empty)])
+    return _compared(question.name, backend, large.size, taken[id(large)], taken[id(empty)])
 
 
-def _compared(name: str, backend: str, ours: Sequence[float], theirs: Sequence[float]) -> Figure:
+def _compared(name: str, backend: str, size: Size, ours: Sequence[float], theirs: Sequence[float]) -> Figure:
     slowest, without = percentile(ours, 99), percentile(theirs, 99)
     peer = Peer(f"{EMPTY.episodes:,} episodes", without, "ms", slowest / without)
     half, half_without = percentile(ours, 50), percentile(theirs, 50)
-    note = f"p50 {number(half)} ms, {number(half / half_without)}× of {number(half_without)} ms"
+    times = f"p50 {number(half)} ms, {number(half / half_without)}× of {number(half_without)} ms"
+    note = f"{size.episodes:,} episodes; {times}"
     figure = Figure(f"{name}, {backend}, p99", "ms", (slowest,), peer=peer, limit=_LIMIT, note=note)
     print(f"{figure.name}: {number(slowest)} ms, {figure.against}", flush=True)
     return figure

@@ -111,7 +111,11 @@ class _History:
         self._loop = VirtualLoop(self._rng, self._on_crash)
         self._network = SimulatedNetwork(self._loop, self._rng, plan.weather)
         self._luck = stubs.Luck(
-            random.Random(f"luck {plan.seed}"), plan.opening_fails, plan.playing_fails, plan.grading_fails
+            random.Random(f"luck {plan.seed}"),
+            plan.opening_fails,
+            plan.playing_fails,
+            plan.grading_fails,
+            plan.learning_fails,
         )
         self._losses = random.Random(f"losses {plan.seed}")
         self._lives: dict[tuple[str, int], SimulatedProcess] = {}
@@ -275,6 +279,8 @@ class _History:
         while self._loop.time() < until:
             if (state := self._watch.state_of(self._run_id)) in FINAL_RUN_STATES:
                 return state
+            if state == "paused" and self._is_calm:  # too much failed: a person sees that it no longer does
+                await _repeated(lambda: self._runs.resume(self._run_id))
             self._restart_the_dead()
             await asyncio.sleep(0.5)
         return ""

@@ -13,7 +13,11 @@ from upcycle.run_config import Gate, PolicyChoice, RunSpec, Training
 
 FAULTS_S: Final = 45.0
 """How long faults may begin; after that everything works, and the run must end."""
-_FAULTS: Final = (*["crash"] * 3, *["freeze"] * 2, *["partition"] * 2, "forget")
+_KINDS: Final = (*["crash"] * 3, *["freeze"] * 2, *["partition"] * 2, "forget")
+_ENDING: Final = 0.15
+"""How often a training run is ended while its trainer is away for longer than the planner waits for it."""
+_TAKEN_OVER: Final = 0.1
+"""How often one of two trainers never comes back."""
 FOR_GOOD: Final = float("inf")
 """How long a replica is away that never comes back."""
 _SERVERS: Final = ("nats", "s3", "planner", "registry", "sql/scenario_runner", "sql/trajectory_store")
@@ -54,6 +58,7 @@ class Plan:
     opening_fails: float
     playing_fails: float
     grading_fails: float
+    learning_fails: float
 
 
 def plan_of(seed: int) -> Plan:
@@ -68,6 +73,13 @@ def plan_of(seed: int) -> Plan:
     interleaved = rng.random() < 0.4
     replicas[services.PLANNER] = rng.choice((1, 2)) if interleaved else 1
     early, at_s = rng.random(), rng.uniform(0, 20)
+    swarm = random.Random(f"swarm {seed}")
+    found = [*_faults(rng, replicas)]
+    if not any(one.lasts_s == FOR_GOOD for one in found):
+        found += _taken_over(swarm, spec, replicas)
+    if spec.purpose is Purpose.TRAIN and swarm.random() < _ENDING:
+        early, at_s = swarm.choice((0.0, 0.2)), swarm.choice((swarm.uniform(0, 1.5), swarm.uniform(0, 8)))
+        found += _trainers_away(swarm, at_s, replicas[services.TRAINER])
     return Plan(
         seed=seed,
         spec=spec,
@@ -80,13 +92,33 @@ def plan_of(seed: int) -> Plan:
         ),
         replicas=replicas,
         interleaved=interleaved,
-        faults=tuple(sorted(_faults(rng, replicas), key=lambda one: one.at_s)),
+        faults=tuple(sorted(found, key=lambda one: one.at_s)),
         cancel_at_s=at_s if early < 0.15 else None,
         stop_at_s=at_s if 0.15 <= early < 0.3 and spec.purpose is Purpose.TRAIN else None,
         opening_fails=rng.choice((0.0, 0.1)),
-        playing_fails=rng.choice((0.0, 0.2)),
-        grading_fails=rng.choice((0.0, 0.1)),
+        playing_fails=rng.choice((0.0, 0.2)) or swarm.choice((0.0, 0.0, 0.0, 0.6)),
+        grading_fails=rng.choice((0.0, 0.1)) or swarm.choice((0.0, 0.0, 0.0, 0.4)),
+        learning_fails=swarm.choice((0.0, 0.0, 0.0, 0.0, 0.0, 0.3)),
     )
+
+
+def _trainers_away(rng: random.Random, at_s: float, num_trainers: int) -> Sequence[Fault]:
+    """Around the end of the run, no trainer reaches one of its servers, or none runs."""
+    what, server = rng.choice(("freeze", "partition", "partition")), rng.choice(("s3", "nats", "s3"))
+    begins_s, lasts_s = max(0.0, at_s + rng.uniform(-1.0, 0.5)), rng.choice((12.0, 30.0, 40.0))
+    return [
+        Fault(begins_s, what, services.TRAINER, replica, lasts_s, 0, server)
+        for replica in range(num_trainers)
+    ]
+
+
+def _taken_over(rng: random.Random, spec: RunSpec, replicas: dict[str, int]) -> Sequence[Fault]:
+    """While a run trains, one of two trainers never comes back. This changes `replicas`."""
+    if spec.purpose is not Purpose.TRAIN or rng.random() >= _TAKEN_OVER:
+        return ()
+    replicas[services.TRAINER] = 2
+    gone, steps = rng.randrange(2), rng.randint(0, 40)
+    return (Fault(rng.uniform(0, 2), "crash", services.TRAINER, gone, FOR_GOOD, steps, ""),)
 
 
 def _spec(rng: random.Random) -> RunSpec:
@@ -115,9 +147,7 @@ def _faults(rng: random.Random, replicas: dict[str, int]) -> Sequence[Fault]:
         at_s = rng.choice((rng.uniform(0, 3), rng.uniform(0, FAULTS_S)))
         fault = Fault(
             at_s=at_s,
-            what=rng.choice(
-                ("crash", "crash", "crash", "freeze", "freeze", "partition", "partition", "forget")
-            ),
+            what=rng.choice(_KINDS),
             service=service,
             replica=rng.randrange(replicas[service]),
             lasts_s=rng.choice((0.1, 2.0, 12.0, 40.0)),

@@ -20,10 +20,10 @@ _PLANNING: Final = "services/scenario_runner/usecases/planning.py"
 _PLAN: Final = "services/scenario_runner/adapters/sql_plan.py"
 BUGS: Final = (
     Bug(
-        "slots leak: a group whose last member timed out stays open (F1; without the repair of each sweep)",
-        _PLAN,
-        "        if missing:\n            self.flush()",
-        "        if False:\n            self.flush()",
+        "slots leak: a group whose last member failed stays open (F1; without the repair of each sweep)",
+        _PLANNING,
+        "failure)\n            _close_if_empty(unit, run.run_id, group.group_id)\n",
+        "failure)\n",
         also=(_PLANNING, "    _close_left_open(unit, run_id)\n", ""),
     ),
     Bug(

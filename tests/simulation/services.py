@@ -276,7 +276,7 @@ async def trainer(given: Infrastructure, process: SimulatedProcess) -> None:
     holding.able = bus.unable
     holding.address = lambda: name
     deps = RunDeps(
-        new_learner=stubs.StubLearner,
+        new_learner=lambda: stubs.StubLearner(given.luck),
         bodies=BlobBodies(blobs, train_parse_errors=False),
         states=BlobStates(blobs),
         policies=stubs.StubPolicies(blobs, folder / "policies", given.head),

@@ -72,9 +72,15 @@ class Luck:
     """How often what is not simulated goes wrong."""
 
     def __init__(
-        self, rng: random.Random, opening_fails: float, playing_fails: float, grading_fails: float
+        self,
+        rng: random.Random,
+        opening_fails: float = 0.0,
+        playing_fails: float = 0.0,
+        grading_fails: float = 0.0,
+        learning_fails: float = 0.0,
     ) -> None:
         self._rng = rng
+        self.learning_fails = learning_fails
         self.opening_fails = opening_fails
         self.playing_fails = playing_fails
         self.grading_fails = grading_fails
@@ -82,7 +88,7 @@ class Luck:
 
     def be_kind(self) -> None:
         """Nothing goes wrong from now on."""
-        self.opening_fails = self.playing_fails = self.grading_fails = 0.0
+        self.opening_fails = self.playing_fails = self.grading_fails = self.learning_fails = 0.0
 
     def reward_of(self, episode_id: str) -> float:
         """0 or 1; the same whenever it is asked."""
@@ -162,7 +168,8 @@ class StubSnapshot:
 class StubLearner:
     """Its weights are the list of the groups whose gradients they hold."""
 
-    def __init__(self) -> None:
+    def __init__(self, luck: Luck) -> None:
+        self._luck = luck
         self._gradients: tuple[str, ...] = ()
 
     async def begin(self, spec: TrainingSpec, base: Path) -> None:
@@ -175,6 +182,7 @@ class StubLearner:
         """It takes any tokens."""
 
     async def step(self, groups: Sequence[BatchGroup]) -> StepNumbers:
+        self._luck.maybe_break(self._luck.learning_fails, MemoryError, "a row does not fit")
         self._gradients += tuple(group.group_id for group in groups)
         return StepNumbers({"loss": 1.0, "learner_s": 0.1, "rank_s": 0.1}, applied=True)
 

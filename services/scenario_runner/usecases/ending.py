@@ -99,6 +99,25 @@ def on_stopping(unit: PlanUnit, run: RunRecord, fact: Stopping) -> None:
         unit.announce_settled(run, group_id, sorted(episode_ids))
 
 
+def end_with_last_step(unit: PlanUnit, run: RunRecord, *, is_certain: bool = False) -> None:
+    """End a training run whose last step is known: the trainer has no more to say.
+
+    Nothing before all groups of all steps are read: of two planners one may read the last step while the
+    other one is at a step before it, whose groups would be cancelled. is_certain: the trainer was asked.
+    """
+    training = run.spec.training
+    if training is None or not training.reached(run.step) or run.state in FINAL_RUN_STATES:
+        return
+    if not is_certain and unit.num_in_step(run.run_id, 0) < run.step * training.prompts_per_step:
+        log.info("step_not_read_yet", extra={"run_id": run.run_id, "step": run.step})
+        return
+    if run.ending is not None:
+        cancel(unit, run, unit.unsettled(run.run_id), GroupReason.RUN_OVER)
+        announce_released(unit, run)
+    else:
+        end_run(unit, run, RunState.COMPLETED, GroupReason.RUN_OVER)
+
+
 def end_without_trainer(unit: PlanUnit, run: RunRecord, failure: str) -> None:
     """The trainer published `session.failed`: end the run now, as FAILED unless it was ending already.
 

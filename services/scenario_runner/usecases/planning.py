@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from datetime import timedelta
 from typing import TypeVar
 
-from episodes import ATTRIBUTABLE, GroupOutcome, GroupReason, Purpose
+from episodes import ATTRIBUTABLE, GroupOutcome, Purpose
 from identities.entities import episode_id, group_id
 from scenario_runner.adapters.sql_plan import PlanUnit
 from scenario_runner.domain import plan
@@ -43,7 +43,7 @@ from scenario_runner.usecases.ending import (
     close_group,
     conclude,
     end_grace_period,
-    end_run,
+    end_with_last_step,
     end_without_trainer,
     on_stopping,
     settle,
@@ -54,7 +54,7 @@ from scenario_runner.usecases.futile_runs import (
     pause_if_failing,
     settled_without_step,
 )
-from scenario_runner.usecases.offering import add_waiting, announce_released, settle_offer
+from scenario_runner.usecases.offering import add_waiting, settle_offer
 from scenario_runner.usecases.overdue import OVERDUE
 from scenario_runner.usecases.revisions import take_revision
 
@@ -369,6 +369,8 @@ def _on_group_settled(unit: PlanUnit, run: RunRecord, fact: GroupSettled) -> Non
     close_group(unit, run, group, outcome, at_step=fact.step - 1 if is_trained else None)
     if not group.num_graded:
         end_if_only_failures(unit, run.run_id)
+    if is_trained:
+        end_with_last_step(unit, unit.run(run.run_id) or run)
 
 
 def _on_advanced(unit: PlanUnit, run: RunRecord, fact: Advanced) -> None:
@@ -380,10 +382,4 @@ def _on_advanced(unit: PlanUnit, run: RunRecord, fact: Advanced) -> None:
     advanced = replace(run, step=step, policy_version=version, trainer_s=trainer_s)
     if advanced != run:
         unit.update_run(advanced)
-    if run.spec.training is None or not run.spec.training.reached(step):
-        return
-    if run.awaits_trainer:  # the step under way was the last one anyway: the trainer has no more to say
-        cancel(unit, advanced, unit.unsettled(run.run_id), GroupReason.RUN_OVER)
-        announce_released(unit, advanced)
-    else:
-        end_run(unit, advanced, RunState.COMPLETED, GroupReason.RUN_OVER)
+    end_with_last_step(unit, advanced, is_certain=not fact.episode_ids)

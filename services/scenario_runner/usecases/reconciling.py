@@ -46,11 +46,14 @@ class Unanswered:
     step: int = 0
     settled_step: int = 0
     """Newest step of which all groups are settled. Beyond `step`, its `step.completed` is awaited."""
+    has_last_step: bool = False
+    """The last step is known, and the run has not ended with it: a group of a step was not read."""
 
     @property
     def is_nothing(self) -> bool:
         """The trainer need not be asked."""
-        return not (self.groups or self.offers or self.is_ending or self.settled_step > self.step)
+        is_known = not (self.has_last_step or self.settled_step > self.step)
+        return is_known and not (self.groups or self.offers or self.is_ending)
 
     def in_parts(self) -> Iterator["Unanswered"]:
         """Each small enough for one transaction."""
@@ -67,10 +70,13 @@ class Reconcile:
         self._trainer = trainer
         self._deadline = timedelta(seconds=deadline_s)
         self._looked_at: dict[str, datetime] = {}
+        self._last_steps: set[str] = set()
+        """Runs whose last step was known, and not the end of the run, at the look before."""
 
     def forget(self, run_id: str) -> None:
         """The run is over."""
         self._looked_at.pop(run_id, None)
+        self._last_steps.discard(run_id)
 
     async def __call__(self, run: RunRecord, now: datetime) -> int:
         """Returns how many groups and offers were announced again."""
@@ -102,7 +108,9 @@ class Reconcile:
         facts: list[Fact] = []
         # A step of which a group is unsettled may be void, or its policy on its way into the store.
         step = min(session.step, found.settled_step)
-        if step > found.step:
+        was_asked = run_id in self._last_steps
+        self._last_steps = self._last_steps - {run_id} | ({run_id} if found.has_last_step else set())
+        if step > found.step or (found.has_last_step and was_asked and step == found.step):
             facts.append(Advanced(run_id, step, session.version - (session.step - step)))
         if session.failure:
             facts.append(SessionFailed(run_id, session.failure_kind, session.failure))
@@ -125,6 +133,7 @@ def _unanswered(unit: PlanUnit, run_id: str, before: datetime) -> Unanswered:
         num_held=len(complete) + len(offered),
         step=run.step,
         settled_step=run.step + num_steps,
+        has_last_step=run.ending is None and run.spec.training.reached(run.step),
     )
 
 

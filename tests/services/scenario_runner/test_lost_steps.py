@@ -80,3 +80,20 @@ async def test_a_settlement_that_is_read_after_its_step_takes_no_group_from_the_
     await planner.plan_all()
     open_groups = await planner.do(lambda unit: unit.num_open_groups(planner.run_id))
     assert open_groups == 2
+
+
+async def test_a_last_step_before_which_a_step_is_never_read_ends_its_run_all_the_same(
+    planner: PlannerHarness,
+) -> None:
+    """The trainer is asked, and its groups are announced again, before the run ends without them."""
+    await planner.begin(train_spec(prompts=1, staleness=1, steps=2), num_tasks=4)
+    members = [planner.members(group) for group in range(2)]
+    for episode in [*members[0], *members[1]]:
+        await planner.apply(with_body(planner, episode))
+    await planner.apply(Advanced(planner.run_id, 2, 2, episode_ids=tuple(members[1])))
+    outside = Outside(planner, Trainer(step=2))
+    await outside.later()
+    assert (await planner.run()).state is RunState.RUNNING
+    await outside.later()
+    assert (await planner.run()).state is RunState.COMPLETED
+    await check_conservation(planner)

@@ -220,3 +220,22 @@ async def test_a_last_step_read_before_its_settlements_releases_no_trained_group
     second = await sources.submit(train_spec(evaluation, steps=1, sampling=False))
     await sources.plan(second)
     assert trained not in [one.group_id for one in await sources.offers(second)]
+
+
+async def test_the_last_step_ends_a_run_only_once_the_steps_before_it_are_read(
+    planner: PlannerHarness,
+) -> None:
+    """One planner reads the last step while the other one is at the step before it."""
+    await planner.begin(planning.train_spec(prompts=1, staleness=1, steps=2), 4)
+    members = [planner.members(group) for group in range(2)]
+    await planner.apply(*(planner.graded(episode) for group in members for episode in group))
+    steps = [Advanced(planner.run_id, step + 1, step + 1, 0.0, tuple(members[step])) for step in range(2)]
+    await planner.apply(steps[1])
+    assert (await planner.run()).state is RunState.RUNNING
+    await planner.sweep()
+    await planner.apply(steps[0])
+    rows = {row.episode_id: row.state for row in await planner.episodes()}
+    assert {rows[episode] for group in members for episode in group} == {EpisodeState.TRAINED}
+    run = await planner.run()
+    assert (run.state, run.step) == (RunState.COMPLETED, 2)
+    await planning.check_conservation(planner)

@@ -23,7 +23,7 @@ from service_kit.groups import BusSettings
 from upcycle.api.registry.v1.service_pb2 import GetModelRequest
 from upcycle.platform import Platform
 
-pytestmark = [pytest.mark.study, pytest.mark.slow, pytest.mark.timeout(1200)]
+pytestmark = [pytest.mark.study, pytest.mark.slow, pytest.mark.timeout(2400)]
 SETTLES_S = 120.0
 DRAINS_S = 300.0
 BALANCED_S = 120.0

@@ -181,7 +181,7 @@ def some_runs(on: Platform) -> list[str]:
 async def old_rows(on: Platform) -> None:
     """The oldest bodies."""
     before_us = int(utc_now().timestamp() * 1_000_000)
-    await on.retention.old_rows(Removable.BODIES, before_us, (-1, ""), 100)
+    await on.retention.old_rows(Removable.BODIES, before_us, (-1, ""), 100, settled_before_us=before_us)
 
 
 _ANY: Final = TrajectoryFilter()

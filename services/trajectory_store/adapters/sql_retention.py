@@ -27,13 +27,15 @@ class SqlRetention:
         self._db = db
 
     async def old_rows(
-        self, what: Removable, before_us: int, after: tuple[int, str], limit: int
+        self, what: Removable, before_us: int, after: tuple[int, str], limit: int, *, settled_before_us: int
     ) -> list[OldRow]:
-        """Settled ones from before a moment, oldest first, beginning after a key."""
+        """Ones from before a moment, oldest first, beginning after a key, that were settled before another:
+        that is said by another service's clock, so that none alone makes anything old."""
         at = _MOMENT[what]
         query = (
             select(EPISODES, at.label("at_us"))
             .where(_CONDITION[what], owned(EPISODES), at < before_us, tuple_(at, _ROW.episode_id) > after)
+            .where(_ROW.updated_us < settled_before_us)
             .order_by(at, _ROW.episode_id)
             .limit(limit)
         )

@@ -29,10 +29,11 @@ _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 @dataclass(frozen=True, slots=True)
 class Cutoff:
     """What goes is older than before_us; because of its age where it is older than aged_us, else because of
-    the size of all. after: key of the last row that was looked at."""
+    the size of all. settled_us: and was settled before. after: key of the last row that was looked at."""
 
     before_us: int
     aged_us: int
+    settled_us: int
     after: tuple[int, str] = (-1, "")
 
 
@@ -67,7 +68,9 @@ class RemoveOld:
             return SweepReport(KEPT_FOR_EVER)
         cutoff = await self._cutoff(age, limit, order.after)
         words = _in_words(age, limit)
-        found = await self._rows.old_rows(self._what, cutoff.before_us, cutoff.after, self._batch)
+        found = await self._rows.old_rows(
+            self._what, cutoff.before_us, cutoff.after, self._batch, settled_before_us=cutoff.settled_us
+        )
         if not found:
             return SweepReport(words)
         runs = {run_id: row.model for row in found for run_id in row.runs}
@@ -76,7 +79,7 @@ class RemoveOld:
         if order.apply and going:
             done = await self._remove(going, age, limit, cutoff)
             going = {episode_id: row for episode_id, row in going.items() if episode_id in done}
-        last = Cutoff(cutoff.before_us, cutoff.aged_us, (found[-1].at_us, found[-1].episode_id))
+        last = replace(cutoff, after=(found[-1].at_us, found[-1].episode_id))
         return SweepReport(
             words,
             number=len(going),
@@ -132,9 +135,10 @@ class RemoveOld:
         youngest_us = aged_us if limit is None else (now - MIN_AGE - _EPOCH) // _US
         if after:
             begun = after_from(after, _begun)
-            return replace(begun, before_us=min(begun.before_us, youngest_us), aged_us=aged_us)
+            before_us = min(begun.before_us, youngest_us)
+            return replace(begun, before_us=before_us, aged_us=aged_us, settled_us=youngest_us)
         beyond_us = 0 if limit is None else await self._rows.beyond_bytes(limit)
-        return Cutoff(min(max(aged_us, beyond_us), youngest_us), aged_us)
+        return Cutoff(min(max(aged_us, beyond_us), youngest_us), aged_us, youngest_us)
 
 
 def _in_words(age: timedelta | None, limit: int | None) -> str:
@@ -152,4 +156,4 @@ def _begun(encoded: Any) -> Cutoff:
     before_us, at_us, episode_id = encoded
     if not all(-1 <= int(one) < _MAX_US for one in (before_us, at_us)):
         raise ValueError(encoded)
-    return Cutoff(int(before_us), 0, (int(at_us), str(episode_id)))
+    return Cutoff(int(before_us), 0, 0, (int(at_us), str(episode_id)))

@@ -79,8 +79,8 @@ async def test_a_dry_run_says_what_would_go_and_changes_nothing(old: RetentionHa
 async def test_what_is_younger_or_unsettled_stays(old: RetentionHarness) -> None:
     await old.settle(0)
     await old.index.project(facts(events.requested(1), events.recorded(1), events.graded(1)))
-    old.now = START + timedelta(seconds=1000) + MONTH
-    assert (await old.sweep(BODIES, apply=True)).number == 0, "exactly as old as the limit"
+    old.now = START + timedelta(seconds=2000) + MONTH
+    assert (await old.sweep(BODIES, apply=True)).number == 0, "settled exactly as long ago as the limit"
     old.now += timedelta(microseconds=1)
     report = await old.sweep(BODIES, apply=True)
     assert report.number == 1, "the graded episode of a training run is not settled"

@@ -1,15 +1,17 @@
 """What a gradient was taken on keeps its body as long as a checkpoint has the gradient."""
 
+from datetime import timedelta
+
 import pytest
 from google.protobuf.message import Message
 from tests.services.trajectory_store import events
-from tests.services.trajectory_store.events import EVAL
+from tests.services.trajectory_store.events import EVAL, START
 from tests.services.trajectory_store.retention_harness import RetentionHarness, facts
 
 from identities import objects
 from retention import Reference
 from sql_store import Database
-from trajectory_store.domain.retention import Removable
+from trajectory_store.domain.retention import Removable, StorePolicy
 
 BODIES = Removable.BODIES
 
@@ -62,3 +64,21 @@ async def test_what_a_run_trains_on_while_others_are_asked_stays(
     assert row is not None
     assert row.trained_by_run == "run-t"
     assert (row.body_removed_us is None) == (what is BODIES)
+
+
+async def test_a_sampler_whose_clock_is_behind_makes_no_body_old(both: RetentionHarness) -> None:
+    """It was recorded years ago, by that clock, and graded today, by another one."""
+    old = both
+    key = objects.trajectory_body("run-e", events.episode_id(0, "run-e"))
+    body = await old.bodies.put(key, b"x")
+    early = events.recorded(0, run="run-e", purpose=EVAL, body=body)
+    early.recorded_at.FromDatetime(START - timedelta(days=3000))
+    ended = events.graded(0, run="run-e", purpose=EVAL, body=body)
+    await old.index.project(facts(events.requested(0, run="run-e", purpose=EVAL), early, ended))
+    old.now = START + timedelta(days=29)
+    assert (await old.sweep(BODIES, apply=True)).number == 0
+    old.policy = StorePolicy(bodies_bytes=0)
+    old.now = START + timedelta(hours=23)
+    assert (await old.sweep(BODIES, apply=True)).number == 0
+    old.now = START + timedelta(days=2)
+    assert (await old.sweep(BODIES, apply=True)).number == 1

@@ -96,6 +96,7 @@ async def evaluated(store: Store, *numbers: int) -> None:
             events.graded(number, purpose=EVAL, body=ref),
         )
         requested.requested_at.FromDatetime(datetime(2020, 1, 1, tzinfo=UTC))
+        graded.graded_at.FromDatetime(datetime(2020, 1, 1, tzinfo=UTC))
         await store.publish(requested, recorded, graded)
 
     async def are_settled() -> bool:

@@ -10,6 +10,9 @@ from typing import Any, Self
 
 from testcontainers.core.container import DockerContainer
 
+from blob_store.provision import provision_bucket
+from local_stack.s3 import takes_a_write
+from service_kit.groups import S3Settings
 from service_kit.ports import free_ports
 
 _READY_TIMEOUT_S = 60.0
@@ -83,3 +86,46 @@ class NatsInContainer:
                 return bool(answer.status == 200)
         except (urllib.error.URLError, OSError):
             return False
+
+
+class MinioInContainer:
+    """A MinIO with a bucket; start, kill and `with` as S3Server has them."""
+
+    def __init__(self, image: str) -> None:
+        port = free_ports(1)[0]
+        self.settings = S3Settings(endpoint=f"127.0.0.1:{port}", bucket="upcycle")
+        self._container = (
+            DockerContainer(image)
+            .with_command("server /data")
+            .with_env("MINIO_ROOT_USER", self.settings.access_key.get_secret_value())
+            .with_env("MINIO_ROOT_PASSWORD", self.settings.secret_key.get_secret_value())
+            # Fixed, because a restarted container would be given another port.
+            .with_bind_ports(9000, port)
+        )
+        self._created = False
+
+    def start(self) -> None:
+        """Start (again) and wait until the bucket takes a write."""
+        if self._created:
+            self._container.get_wrapped_container().start()
+        else:
+            self._container.start()
+            self._created = True
+        provision_bucket(self.settings, wait_s=_READY_TIMEOUT_S)
+        deadline = time.monotonic() + _READY_TIMEOUT_S
+        while not takes_a_write(self.settings):
+            assert time.monotonic() < deadline, "the MinIO container takes no write"
+            time.sleep(0.05)
+
+    def kill(self) -> None:
+        """SIGKILL."""
+        self._container.get_wrapped_container().kill()
+
+    def __enter__(self) -> Self:
+        self.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._container.stop()

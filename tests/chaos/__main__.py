@@ -91,7 +91,7 @@ async def campaign(args: argparse.Namespace, folder: Path, postgres: PostgresSer
         wanted = {kind: hit[kind] for kind in hit if kind not in cannot and _is_wanted(kind, args.kinds)}
         spec = small_training(steps=8, seed=args.seed)
         plan = schedule(args.seed, wanted)
-        return await Campaign(faults, plan, spec, say, cannot).run(args.duration_s)
+        return await Campaign(faults, plan, spec, say, cannot, sorted(wanted)).run(args.duration_s)
 
 
 def _is_wanted(kind: str, kinds: str) -> bool:

@@ -3,7 +3,7 @@
 import asyncio
 import time
 from collections import Counter
-from collections.abc import Awaitable, Callable, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Collection, Iterator, Mapping
 from dataclasses import asdict, dataclass, field
 from statistics import median
 from typing import Any, Final
@@ -35,6 +35,8 @@ class Campaign:
     say: Callable[[str], None]
     skipped: Mapping[str, str] = field(default_factory=dict)
     """Kinds of faults that this machine cannot do, with the reason."""
+    wanted: Collection[str] = ()
+    """Kinds that `plan` holds."""
     kills: Counter[str] = field(default_factory=Counter)
     injected: Counter[str] = field(default_factory=Counter)
     recovered_s: dict[str, list[float]] = field(default_factory=dict)
@@ -140,6 +142,7 @@ class Campaign:
         return {
             "faults": dict(sorted(self.injected.items())),
             "skipped": dict(self.skipped),
+            "not_reached": not_reached(self.wanted, self.injected),
             "kills": dict(self.kills),
             "broken_uploads": self.faults.stack.links.broken(),
             **asdict(result),
@@ -154,3 +157,8 @@ class Campaign:
 def verdict(line: Mapping[str, Any]) -> bool:
     """Whether the platform kept its promises."""
     return not any(line[what] for what in ("lost", "trained_twice", "stale_served", "in_flight", "hung"))
+
+
+def not_reached(wanted: Collection[str], injected: Mapping[str, int]) -> list[str]:
+    """Kinds for which the campaign was too short."""
+    return sorted(kind for kind in wanted if not injected.get(kind))

@@ -1,11 +1,12 @@
 """What makes a campaign repeatable, and what it refuses."""
 
+import math
 from itertools import islice
 
 import pytest
 from tests.chaos.__main__ import main, parse, refusal
-from tests.chaos.campaign import verdict
-from tests.chaos.schedule import HOLD_S, schedule
+from tests.chaos.campaign import not_reached, verdict
+from tests.chaos.schedule import HOLD_S, SEEDS_FOR_ALL, schedule
 
 TARGETS = {
     "kill": ["nats", "grpo_trainer", "grpo_trainer-2"],
@@ -25,6 +26,23 @@ def test_every_kind_comes_in_each_round_and_a_kill_after_each_of_them() -> None:
     kinds = [planned.kind for planned in islice(schedule(7, TARGETS), 8)]
     assert kinds[1::2] == ["kill"] * 4
     assert {*kinds[0:4:2]} == {*kinds[4:8:2]} == {"freeze", "cut"}
+
+
+def test_three_seeds_in_a_row_begin_with_every_kind_there_is() -> None:
+    """A campaign of four minutes sees four or five faults of a round; some kinds were never injected."""
+    targets = {kind: ["nats"] for kind in HOLD_S}
+    others = len(HOLD_S) - 1
+    for first in range(20):
+        begun = [
+            planned.kind
+            for seed in range(first, first + SEEDS_FOR_ALL)
+            for planned in islice(schedule(seed, targets), 2 * math.ceil(others / SEEDS_FOR_ALL))
+        ]
+        assert {*begun} == {*HOLD_S}
+
+
+def test_kinds_that_did_not_come_are_named() -> None:
+    assert not_reached({"kill", "slow", "clock_jump"}, {"kill": 2, "slow": 1}) == ["clock_jump"]
 
 
 def test_a_fault_hits_what_it_may_and_ends_within_its_bounds() -> None:

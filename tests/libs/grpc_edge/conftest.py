@@ -47,7 +47,7 @@ class Tasksets(rpc.TasksetServiceServicer):
     def __init__(self) -> None:
         self.calls = 0
         self.trace_ids: list[int] = []
-        self.started, self.finished = asyncio.Event(), asyncio.Event()
+        self.started, self.finished, self.released = asyncio.Event(), asyncio.Event(), asyncio.Event()
 
     async def GetRun(self, request: pb.GetRunRequest, context: Any) -> pb.GetRunResponse:
         self.calls += 1
@@ -60,6 +60,8 @@ class Tasksets(rpc.TasksetServiceServicer):
 
     async def WatchRun(self, request: pb.WatchRunRequest, context: Any) -> AsyncIterator[pb.WatchRunResponse]:
         yield pb.WatchRunResponse(run=taskset_pb2.Run(run_id=request.run_id))
+        if request.run_id == "waits":
+            await self.released.wait()
         await self._act(request.run_id)
 
     async def PauseRun(self, request: pb.PauseRunRequest, context: Any) -> pb.PauseRunResponse:

@@ -4,13 +4,18 @@ import asyncio
 
 import grpc
 import pytest
+from tests.chaos.proxy import Link, LinkMode
 from tests.libs.grpc_edge.conftest import Tasksets, get
 from tests.support.waiting import until
 
 from grpc_edge import GrpcServer
+from grpc_edge.limits import server_options
+from service_kit.deadlines import deadline
+from upcycle.api.taskset.v1 import service_pb2 as pb
 from upcycle.api.taskset.v1 import service_pb2_grpc as rpc
 from upcycle.errors import Unavailable
-from upcycle.rpc import CallTimedOut, connect
+from upcycle.rpc import CallTimedOut, connect, remote_errors
+from upcycle.rpc.limits import client_options
 
 
 async def test_an_idempotent_call_survives_a_restart_of_the_server(tasksets: Tasksets) -> None:
@@ -87,3 +92,28 @@ async def test_a_call_in_flight_is_finished_before_the_server_stops(
     assert tasksets.finished.is_set()
     assert await call == "slow"
     assert server.ready() == "not listening"
+
+
+async def test_a_stream_from_a_peer_that_fell_silent_ends_unavailable(tasksets: Tasksets) -> None:
+    """A frozen process and a partition refuse nothing: only pings tell. The stream itself has no deadline."""
+    server = await _serve(tasksets, 0)
+    host, _, port = server.address.rpartition(":")
+    link = Link("client", "planner", [(host, int(port))])
+    await link.serve()
+    async with connect(link.address) as channel:
+        stream = rpc.TasksetServiceStub(channel).WatchRun(pb.WatchRunRequest(run_id="waits"))
+        await anext(aiter(stream))
+        link.set(LinkMode.SILENT)
+        with pytest.raises(Unavailable), remote_errors("watch"):
+            async with deadline("a silent peer to be noticed", 35.0):
+                await anext(aiter(stream))
+    tasksets.released.set()
+    await link.close()
+    await server.stop()
+
+
+def test_no_client_pings_more_often_than_a_server_allows() -> None:
+    """A server resets a connection after three pings that came too early. 0.3.0 allowed one each 10 s."""
+    pings = dict(client_options(1))["grpc.keepalive_time_ms"]
+    allowed = dict(server_options(1))["grpc.http2.min_recv_ping_interval_without_data_ms"]
+    assert int(pings) > max(int(allowed), 10_000)

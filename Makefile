@@ -130,6 +130,10 @@ compose-test: $(VENV)/.dev ## build the images, train on docker-compose.yml, kil
 	set -e; eval "$$(deploy/images/engine.sh start .upcycle/engine)"; trap 'deploy/images/engine.sh stop .upcycle/engine' EXIT; \
 	deploy/images/build.sh; $(BIN)/pytest -q -m docker tests/docker/test_compose_run.py
 
+.PHONY: container-check
+container-check: $(VENV)/.dev ## two minutes: do containers run here; says so where a machine cannot, which is no failure
+	deploy/images/check.sh .upcycle/containers.txt
+
 .PHONY: test-docker
 test-docker: $(VENV)/.dev ## the suites on MinIO, NATS and Postgres containers
 	pytest -q -m docker

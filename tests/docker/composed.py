@@ -2,8 +2,10 @@
 
 import json
 import os
+import shutil
 import subprocess
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Final
 
@@ -20,6 +22,15 @@ PUBLISHED: Final = {
     "gateway": "127.0.0.1:7180",
 }
 """Peer -> the address that docker-compose.yml publishes on this machine."""
+
+
+def compose_program() -> str:
+    """Compose itself: the command that its wheel installs always exits with 0."""
+    wheel = find_spec("compose")
+    inside = None if wheel is None or wheel.origin is None else Path(wheel.origin).parent / "docker-compose"
+    if inside is not None and inside.exists():
+        return str(inside)
+    return shutil.which("docker-compose") or "docker-compose"
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +87,7 @@ class Composed:
 
     def _compose(self, *arguments: str) -> str:
         done = subprocess.run(
-            ["docker-compose", "--project-name", PROJECT, "--env-file", str(self.secrets), *arguments],
+            [compose_program(), "--project-name", PROJECT, "--env-file", str(self.secrets), *arguments],
             cwd=ROOT,
             env={
                 **os.environ,

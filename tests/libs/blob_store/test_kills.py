@@ -33,7 +33,7 @@ def s3_process(tmp_path: Path) -> S3Process:
 async def test_nothing_acknowledged_is_lost_when_the_server_is_killed(s3_process: S3Process) -> None:
     """Writers do not notice more than a pause; each acknowledged body is there afterwards, unharmed."""
     with s3_process as server:
-        store = S3BlobStore(server.settings)
+        store = S3BlobStore(server.settings, retry_s=90.0)  # a busy machine is slow to start one
         acked: list[BlobRef] = []
         stop = asyncio.Event()
         writers = [asyncio.create_task(_write_until(stop, store, acked, worker)) for worker in range(4)]

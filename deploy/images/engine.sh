@@ -60,7 +60,8 @@ stop() {
         [ -f "$folder/$name.pid" ] || continue
         pid=$(cat "$folder/$name.pid")
         kill "$pid" 2>/dev/null || true
-        wait_for "the end of $name" 30 sh -c "! kill -0 $pid 2>/dev/null"
+        # On a busy machine dockerd was seen to take more than 30 s.
+        wait_for "the end of $name" 90 sh -c "! kill -0 $pid 2>/dev/null"
         rm -f "$folder/$name.pid"
     done
 }

@@ -20,6 +20,7 @@ from scenario_runner.usecases.planning import PlanRules, plan_more, sweep
 from scenario_runner.usecases.reconciling import Reconcile
 from scenario_runner.usecases.supply import offer_more
 from service_kit.loops import one_piece, until_stopped
+from upcycle.errors import Unavailable
 
 PLAN_S: Final = 1.0
 SWEEP_S: Final = 1.0
@@ -44,8 +45,15 @@ class PlannerLoop:
         await until_stopped(stop, self._plan_all, every_s=PLAN_S, wake=self._wake, waiting="planner_waits")
 
     async def _plan_all(self) -> None:
+        failed: Unavailable | None = None
         for run in await self._plan.read(lambda unit: unit.active_runs()):
-            await self._plan_run(run.run_id, run.spec.purpose)
+            try:
+                with one_piece(f"planning of {run.run_id}"):
+                    await self._plan_run(run.run_id, run.spec.purpose)
+            except Unavailable as error:  # the other runs go on
+                failed = error
+        if failed is not None:
+            raise failed
 
     async def _plan_run(self, run_id: str, purpose: Purpose) -> None:
         if purpose is Purpose.TRAIN:

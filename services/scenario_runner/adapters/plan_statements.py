@@ -4,7 +4,7 @@ from typing import Any
 
 import sqlalchemy as sa
 
-from episodes import GroupOutcome
+from episodes import EpisodeFailure, GroupOutcome
 from event_bus.topology import DECISIONS
 from identities.subjects import token
 from scenario_runner.adapters.tables import CLAIM, EPISODE, GROUP, RUN, TASK
@@ -117,6 +117,15 @@ COMPLETE_GROUPS = (
 _FAILED = (_OF_RUN, EPISODE.c.state == EpisodeState.FAILED.value)
 FAILURES = sa.select(EPISODE.c.reason, sa.func.count()).where(*_FAILED).group_by(EPISODE.c.reason)
 LAST_FAILURE = sa.select(EPISODE.c.detail).where(*_FAILED).order_by(EPISODE.c.settled_at.desc()).limit(1)
+LOSSES = (
+    sa.select(
+        sa.func.coalesce(EPISODE.c.opened_at, EPISODE.c.dispatched_at, EPISODE.c.requested_at),
+        EPISODE.c.settled_at,
+    )
+    .where(*_FAILED, EPISODE.c.reason == EpisodeFailure.ENVIRONMENT_LOST.value)
+    .order_by(EPISODE.c.settled_at.desc())
+    .limit(2048)
+)
 EPISODE_COUNTS = sa.select(EPISODE.c.state, sa.func.count()).where(_OF_RUN).group_by(EPISODE.c.state)
 
 # `opened_at` has a statement of its own.

@@ -275,6 +275,12 @@ class PlanUnit(SqlAnnouncements):
         found |= {"complete_groups": len(complete), "complete_s": complete_s}
         return PlanWaits(**found, failures=failures, last_failure=last)
 
+    def losses(self, run_id: str) -> list[tuple[datetime, datetime]]:
+        """Of the 2,048 episodes that were lost last with their process, newest first: when each began to be
+        played (was dispatched, where nothing noted its beginning) and when it was lost."""
+        rows = self._read(statements.LOSSES, run_id_=run_id)
+        return [(began_at, lost_at) for began_at, lost_at in rows]
+
     def outbox_waiting(self, model: str) -> int:
         """Announcements about a model that are not published yet."""
         return int(self._read(statements.outbox_waiting(model)).scalar_one())

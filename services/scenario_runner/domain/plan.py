@@ -7,17 +7,19 @@ is thrown away at its end. Tasks come in a fresh seeded order per epoch.
 
 import hashlib
 import random
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from datetime import datetime, timedelta
 from typing import Final
 
-from episodes import EpisodeFailure
-from scenario_runner.domain.runs import OPEN_RUN_STATES, RunRecord, RunState
+from episodes import ATTRIBUTABLE, EpisodeFailure
+from scenario_runner.domain.runs import ENDED, FAILED, LOST, OPEN_RUN_STATES, RunRecord, RunState
 from scenario_runner.domain.source_groups import NO_SOURCES, SourceLoad
 
 MAX_ATTEMPTS = 3
 """Plays of one member of a group before it has failed for good."""
 
+ONE_RESTART: Final = timedelta(minutes=10)
 PLAYED_ONCE: Final = frozenset({EpisodeFailure.ENVIRONMENT_BROKEN})
 """Failures that would come again: their member is not played again."""
 
@@ -103,10 +105,25 @@ class Shorten:
     """The member failed for good: the group goes on without it."""
 
 
-def is_first_loss(attempt: int, failure: str) -> bool:
-    """Whether an episode went only because the process that played it did, for the first time: one restart
-    of ours takes many at once and says nothing about those that are played again."""
-    return failure == EpisodeFailure.ENVIRONMENT_LOST and attempt == 0
+def how_it_ended(failure: str) -> str:
+    """What a failure is among the recent ends of a run."""
+    if failure == EpisodeFailure.ENVIRONMENT_LOST:
+        return LOST
+    return ENDED if failure in ATTRIBUTABLE else FAILED
+
+
+def lost_at_once(losses: Sequence[tuple[datetime, datetime]], num_newest: int, now: datetime) -> int:
+    """How many of the newest losses were being played already when the first was lost: one restart of ours
+    takes them together, and says nothing of what is played after it.
+
+    losses: when each began to be played and when it was lost, newest first. The first is that of the last ten
+    minutes, or of the newest ones where they reach further back: many played at once may end between two
+    looks, few long ones may take hours.
+    """
+    newest = losses[:num_newest]
+    recent = [loss for loss in losses if loss[1] >= now - ONE_RESTART]
+    first = min((lost_at for _, lost_at in (*newest, *recent)), default=now)
+    return sum(began_at < first for began_at, _ in newest)
 
 
 def after_failure(attempt: int, run_state: RunState, *, group_is_open: bool) -> Refill | Shorten | None:

@@ -45,6 +45,7 @@ OPEN_RUN_STATES = frozenset({RunState.RUNNING, RunState.PAUSED})
 
 NUM_RECENT: Final = 64
 FAILED: Final = "x"
+LOST: Final = "l"
 ENDED: Final = "."
 
 UNSETTLED = frozenset({EpisodeState.PLANNED, EpisodeState.GRADED})
@@ -105,7 +106,7 @@ class RunRecord:
     """Groups planned so far."""
     recent_ends: str = ""
     """How its last 64 episodes that were graded or failed ended, newest last: FAILED for a failure that was
-    not the policy's doing; first losses are left out. Empty again when it is resumed."""
+    not the policy's doing, LOST when the process that played it went. Empty again when it is resumed."""
     num_graded: int = 0
     num_successes: int = 0
     reward_sum: float = 0.0
@@ -122,9 +123,9 @@ class RunRecord:
         if not self.taskset:
             object.__setattr__(self, "taskset", self.spec.taskset)
 
-    def ended(self, *, is_failure: bool) -> "RunRecord":
-        """With one more episode among the recent ones."""
-        recent = self.recent_ends + (FAILED if is_failure else ENDED)
+    def ended(self, how: str) -> "RunRecord":
+        """With one more episode among the recent ones: FAILED, LOST or ENDED."""
+        recent = self.recent_ends + how
         return replace(self, recent_ends=recent[-NUM_RECENT:])
 
     @property

@@ -11,6 +11,7 @@ from scenario_runner.domain.facts import Fact, GroupSettled
 from scenario_runner.domain.learning import nothing_to_learn
 from scenario_runner.domain.runs import (
     FAILED,
+    LOST,
     NUM_RECENT,
     OPEN_RUN_STATES,
     EpisodeRow,
@@ -38,8 +39,12 @@ def pause_if_failing(unit: PlanUnit, run_id: str) -> None:
     run = unit.run(run_id)
     if run is None or run.spec.training is None or run.state is not RunState.RUNNING:
         return
-    num_failed = run.recent_ends.count(FAILED)
-    if num_failed <= run.spec.training.max_infra_failures * NUM_RECENT:
+    limit = run.spec.training.max_infra_failures * NUM_RECENT
+    num_lost = run.recent_ends.count(LOST)
+    num_failed = run.recent_ends.count(FAILED) + num_lost
+    if num_failed > limit and num_lost:
+        num_failed -= plan.lost_at_once(unit.losses(run_id), num_lost, unit.now)
+    if num_failed <= limit:
         return
     waits = unit.waits(run_id)
     causes = sorted(waits.failures.items(), key=lambda item: (-item[1], item[0]))

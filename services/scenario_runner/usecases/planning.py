@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from datetime import timedelta
 from typing import TypeVar
 
-from episodes import ATTRIBUTABLE, GroupOutcome, Purpose
+from episodes import GroupOutcome, Purpose
 from identities.entities import episode_id, group_id
 from scenario_runner.adapters.sql_plan import PlanUnit
 from scenario_runner.domain import plan
@@ -27,6 +27,7 @@ from scenario_runner.domain.facts import (
     trained_by,
 )
 from scenario_runner.domain.runs import (
+    ENDED,
     OPEN_RUN_STATES,
     EpisodeRow,
     EpisodeState,
@@ -277,7 +278,7 @@ def _grade(unit: PlanUnit, run: RunRecord, episode: EpisodeRow, fact: Graded) ->
     unit.update_episode(graded)
     unit.update_run(
         replace(
-            run.ended(is_failure=False),
+            run.ended(ENDED),
             num_graded=run.num_graded + 1,
             num_successes=run.num_successes + fact.success,
             reward_sum=run.reward_sum + fact.reward,
@@ -317,10 +318,8 @@ def _on_failed(unit: PlanUnit, run: RunRecord, fact: Failed) -> None:
 
 def _fail(unit: PlanUnit, run: RunRecord, episode: EpisodeRow, failure: str, detail: str) -> None:
     settle(unit, episode, EpisodeState.FAILED, failure, detail)
-    run = unit.run(run.run_id) or run
-    if not plan.is_first_loss(episode.attempt, failure):
-        run = run.ended(is_failure=failure not in ATTRIBUTABLE)
-        unit.update_run(run)
+    run = (unit.run(run.run_id) or run).ended(plan.how_it_ended(failure))
+    unit.update_run(run)
     group = unit.group(episode.group_id)
     if group is None:
         return

@@ -1,10 +1,18 @@
 """A training run of which too many episodes fail pauses itself, and says of what."""
 
 from dataclasses import replace
+from datetime import timedelta
 
 import pytest
-from tests.services.scenario_runner.planning import PlannerHarness, check_conservation, eval_spec, train_spec
+from tests.services.scenario_runner.planning import (
+    START,
+    PlannerHarness,
+    check_conservation,
+    eval_spec,
+    train_spec,
+)
 
+from scenario_runner.domain.plan import ONE_RESTART, lost_at_once
 from scenario_runner.domain.runs import EpisodeState, RunState
 from scenario_runner.usecases.views import view_of
 from upcycle.run_config import RunSpec
@@ -90,11 +98,21 @@ async def test_an_evaluation_plays_on(planner: PlannerHarness) -> None:
     assert (await planner.run()).state is RunState.RUNNING
 
 
+async def lose(planner: PlannerHarness, count: int, attempt: int) -> None:
+    """So many of these attempts, a second after those that were lost before."""
+    planner.now += timedelta(seconds=1)
+    rows = [row for row in await planner.episodes() if row.state is EpisodeState.PLANNED]
+    lost = [row.episode_id for row in rows if row.attempt == attempt][:count]
+    assert len(lost) == count
+    for episode in lost:
+        await planner.apply(planner.failed(episode, "environment_lost"))
+
+
 async def test_a_restart_that_takes_every_episode_once_pauses_nothing(planner: PlannerHarness) -> None:
     await planner.begin(big(), num_tasks=50)
-    await fail(planner, 80, 0, kind="environment_lost")
-    run = await planner.run()
-    assert (run.state, run.recent_ends) == (RunState.RUNNING, "")
+    await lose(planner, 40, attempt=0)
+    await lose(planner, 40, attempt=0)
+    assert (await planner.run()).state is RunState.RUNNING
     again = [row for row in await planner.episodes() if row.state is EpisodeState.PLANNED]
     assert {row.attempt for row in again} == {1}
     await planner.apply(*(planner.graded(row.episode_id) for row in again))
@@ -102,10 +120,40 @@ async def test_a_restart_that_takes_every_episode_once_pauses_nothing(planner: P
     await check_conservation(planner)
 
 
-async def test_episodes_that_are_lost_again_and_again_pause_the_run(planner: PlannerHarness) -> None:
+async def test_what_is_lost_again_after_that_pauses_the_run(planner: PlannerHarness) -> None:
     await planner.begin(big(), num_tasks=50)
-    await fail(planner, 80, 0, kind="environment_lost")
-    await fail(planner, 32, 0, kind="environment_lost")
+    await lose(planner, 80, attempt=0)
+    await lose(planner, 32, attempt=1)
     assert (await planner.run()).state is RunState.RUNNING
-    await fail(planner, 1, 0, kind="environment_lost")
+    await lose(planner, 1, attempt=1)
+    run = await planner.run()
+    assert run.state is RunState.PAUSED
+    assert run.failure.startswith("paused itself: 33 of the last 64 episodes failed")
+
+
+async def test_losses_that_are_far_apart_pause_the_run(planner: PlannerHarness) -> None:
+    await planner.begin(big(), num_tasks=50)
+    await lose(planner, 40, attempt=0)
+    for _ in range(32):
+        planner.now += 2 * ONE_RESTART
+        await lose(planner, 1, attempt=1)
+    assert (await planner.run()).state is RunState.RUNNING
+    planner.now += 2 * ONE_RESTART
+    await lose(planner, 1, attempt=1)
     assert (await planner.run()).state is RunState.PAUSED
+
+
+@pytest.mark.parametrize(
+    ("began_and_lost", "num_newest", "at_once"),
+    [
+        ([], 4, 0),
+        ([(5, 9), (2, 6), (1, 4)], 3, 2),
+        ([(905, 909), (902, 906), (901, 904)], 1, 0),  # 904 is less than 600 s ago
+        ([(4, 4)], 1, 0),
+        ([(950, 960), (2, 6), (1, 4)], 3, 2),
+        ([(950, 960), (2, 6), (1, 4)], 1, 1),  # 4 was more than 600 s ago
+    ],
+)
+def test_what_was_lost_at_once(began_and_lost: list[tuple[int, int]], num_newest: int, at_once: int) -> None:
+    losses = [(START + timedelta(seconds=a), START + timedelta(seconds=b)) for a, b in began_and_lost]
+    assert lost_at_once(losses, num_newest, START + timedelta(seconds=1000)) == at_once

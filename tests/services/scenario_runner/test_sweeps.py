@@ -13,12 +13,14 @@ from tests.services.scenario_runner.source_runs import SourcesHarness, eval_spec
 from episodes import Purpose
 from event_bus import Decision
 from identities import events as event_ids
+from scenario_runner import loops
 from scenario_runner.adapters.bus_outcomes import BusOutcomes
 from scenario_runner.adapters.sql_plan import PlanUnit
 from scenario_runner.domain.peer_facts import GraderFact
 from scenario_runner.domain.runs import EpisodeRow, EpisodeState
-from scenario_runner.loops import SweepLoop
+from scenario_runner.loops import PlannerLoop, SweepLoop
 from scenario_runner.usecases.ending import stop_early
+from scenario_runner.usecases.planning import PlanRules, plan_more
 from scenario_runner.usecases.views import find_run
 from upcycle.api.common.v1.common_pb2 import EpisodeIdentity
 from upcycle.api.taskset.v1.events_pb2 import EpisodeFailed
@@ -89,6 +91,24 @@ async def test_a_bug_in_one_run_leaves_no_other_unswept(sources: SourcesHarness,
     with pytest.raises(Unavailable, match="ZeroDivisionError"):
         await sweeps(sources, broken)._sweep_all()
     assert await is_swept(sources, evaluation)
+
+
+async def test_a_bug_in_one_run_leaves_no_other_unplanned(
+    sources: SourcesHarness, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first, second = await sources.submit(eval_spec()), await sources.submit(eval_spec())
+    planner = PlannerLoop(sources.planner.plan, RULES)
+
+    def broken(unit: PlanUnit, run_id: str, rules: PlanRules) -> int:
+        if run_id == first:
+            raise ZeroDivisionError
+        return plan_more(unit, run_id, rules)
+
+    monkeypatch.setattr(loops, "plan_more", broken)
+    with pytest.raises(Unavailable, match=f"planning of {first}: ZeroDivisionError"):
+        await planner._plan_all()
+    assert not await sources.episodes(first)
+    assert await sources.episodes(second)
 
 
 async def test_a_run_that_waits_for_an_answer_holds_up_no_other(

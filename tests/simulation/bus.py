@@ -5,7 +5,6 @@ slow for a hundred thousand histories. `SlotReader` follows the rules of event_b
 """
 
 import asyncio
-import inspect
 import logging
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from typing import Any, Final
@@ -15,23 +14,14 @@ from google.protobuf.message import Message
 from nats.errors import Error as NatsError
 from tests.simulation.jetstream import SimulatedJetStream
 
-from event_bus import (
-    BusTimings,
-    Carries,
-    ConsumerSpec,
-    Delivery,
-    EventBus,
-    EventRouter,
-    Topology,
-    codec,
-    dead_letters,
-)
+from event_bus import BusTimings, Carries, ConsumerSpec, EventBus, EventRouter, Topology, codec, dead_letters
 from event_bus.attempts import Attempts
 from event_bus.deps import ConsumerDeps
 from event_bus.errors import MalformedEvent, PoisonMessage
 from event_bus.faststream_ext.subscriber import DurableSubscriber, QueueSubscriber
 from event_bus.incoming import Decoder, delivery_of, in_work, nack, retry_after_s, retry_delay_s
 from event_bus.middlewares.attempts import MAX_UNANSWERED
+from event_bus.middlewares.decoding import _CURRENT
 from event_bus.pulls import fetched
 from service_kit.errors import as_errors
 from upcycle.errors import Unavailable
@@ -41,7 +31,7 @@ _PAUSE_S: Final = 0.25
 _PULL_S: Final = 20.0
 """Seven times that of production: a pull that finds nothing costs a history time, and finds nothing."""
 _PARSED: Final = codec._parsed
-Call = Callable[[Any, Delivery[Any]], Awaitable[None]]
+Call = Callable[[Any], Awaitable[None]]
 
 
 class SimulatedConnection:
@@ -161,8 +151,12 @@ class SlotReader:
     async def _handle(self, raw: Any, before: Attempts) -> None:
         event = self._decoder.message(raw.subject, raw.data, raw.headers)
         async with in_work([raw], self._spec):
-            with as_errors():
-                await self._calls[type(event)](event, delivery_of(raw, event, before.failures))
+            token = _CURRENT.set(delivery_of(raw, event, before.failures))
+            try:
+                with as_errors():
+                    await self._calls[type(event)](event)
+            finally:
+                _CURRENT.reset(token)
 
     async def _dead_letter(self, raw: Any, reason: str) -> None:
         if await dead_letters.stored(self._deps.publisher, raw, consumer=self._spec.durable, reason=reason):
@@ -174,17 +168,9 @@ class SlotReader:
 def _calls_of(subscriber: DurableSubscriber) -> Iterable[tuple[type, Call]]:
     for item in subscriber.calls:
         function: Any = item.handler._original_call
-        takes_delivery = len(inspect.signature(function).parameters) > 1
         types = [item.filter.message_type] if isinstance(item.filter, Carries) else subscriber.spec.events
         for one in types:
-            yield one, function if takes_delivery else _without_delivery(function)
-
-
-def _without_delivery(function: Callable[[Any], Awaitable[None]]) -> Call:
-    async def call(event: Any, delivery: Delivery[Any]) -> None:
-        await function(event)
-
-    return call
+            yield one, function
 
 
 class UnwatchedStreams:

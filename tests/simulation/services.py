@@ -84,7 +84,7 @@ _PASS_ON_S: Final = 0.4
 LEASE_S: Final = 16.0
 """Twice that of production, because a trainer renews its leases five times as often."""
 RULES: Final = PlanRules(
-    eval_episodes_in_flight=6,
+    eval_episodes_in_flight=2,
     groups_per_transaction=3,
     ending_grace_s=20.0,
     stop_grace_s=40.0,

@@ -8,8 +8,9 @@ import asyncio
 import time
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
+from statistics import fmean
 
-from benchmarks import hud
+from benchmarks import hud, processor_time
 from benchmarks.echo import echo, taskset
 from benchmarks.figures import Figure, Limit, against, percentile
 from benchmarks.options import Options
@@ -23,15 +24,37 @@ CONCURRENCIES = (4, 16)
 TARGET_RATIO = 30.0
 _EPISODES = (256, 32)
 _LEDGER_S = 60.0
+_AFTERWARDS_S = 2.0
+"""How long the last facts may be folded after a run is completed."""
+_NAMED = 7
+"""Processes that a figure names."""
 
 
 async def measure(options: Options) -> list[Figure]:
     """Throughput at each concurrency beside HUD's, then what one episode waits for."""
     figures = [await _beside_hud(options, concurrency) for concurrency in CONCURRENCIES]
     async with _warm(options) as bench:
-        rates = tuple([await _rate(options, bench) for _ in range(options.repeats(3))])
-    figures.append(Figure("whole platform, default settings", "episodes/s", rates))
+        played = [await _rate_and_cost(options, bench) for _ in range(options.repeats(3))]
+    figures.append(
+        Figure("whole platform, default settings", "episodes/s", tuple(rate for rate, _ in played))
+    )
+    figures.append(_cost([cost for _, cost in played]))
     return [*figures, *await _overheads(options)]
+
+
+async def _rate_and_cost(options: Options, bench: Bench) -> tuple[float, dict[str, float]]:
+    """Episodes per second, and milliseconds of processor time per episode by process."""
+    before = processor_time.by_process(bench.stack)
+    rate = await _rate(options, bench)
+    await asyncio.sleep(_AFTERWARDS_S)
+    after = processor_time.by_process(bench.stack)
+    return rate, processor_time.spent(before, after, options.sized(*_EPISODES))
+
+
+def _cost(costs: Sequence[dict[str, float]]) -> Figure:
+    parts = [f"{name} {fmean(cost[name] for cost in costs):.1f}" for name in costs[0]]
+    sums = tuple(sum(cost.values()) for cost in costs)
+    return Figure("processor time of an episode, all processes", "ms", sums, note=", ".join(parts[:_NAMED]))
 
 
 async def _beside_hud(options: Options, concurrency: int) -> Figure:

@@ -1,6 +1,7 @@
 """Tasksets, and which side of the line a task is on."""
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
 from episodes import Split
 from scenario_runner.domain.environments import EnvironmentSource
@@ -19,7 +20,8 @@ class RunnableTask:
 
 @dataclass(frozen=True, slots=True)
 class RegisteredTaskset:
-    """A taskset as registered. `tasks` may be left out where only the header is needed."""
+    """A taskset as registered. `tasks` may be left out where only the header is needed. spellings: of tasks
+    that may be written otherwise, from each such digest to the task's; known while it is registered."""
 
     name: str
     digest: str
@@ -28,6 +30,7 @@ class RegisteredTaskset:
     num_tasks: int
     tasks: tuple[RunnableTask, ...] = ()
     revision: int = 1
+    spellings: Mapping[str, str] = field(default_factory=dict, compare=False)
 
     @property
     def key(self) -> str:

@@ -16,6 +16,7 @@ from scenario_runner.domain.environments import (
     TcpEnvironment,
 )
 from scenario_runner.domain.runs import NotFound
+from scenario_runner.domain.spellings import other_spellings
 from scenario_runner.domain.tasksets import RegisteredTaskset, RunnableTask
 from scenario_runner.ports import EnvironmentHost
 from scenario_runner.usecases.revisions import store
@@ -57,6 +58,8 @@ class RegisterTaskset:
         except EnvironmentBroken as error:
             raise InvalidRequest(f"environment cannot be loaded: {error}") from error
         await asyncio.to_thread(check_fits, checked.tasks, description)
+        spellings = await asyncio.to_thread(spellings_of, checked, description)
+        checked = replace(checked, spellings=spellings)
         turn = f"taskset {checked.name}"  # not the planner's: 100,000 tasks take half a minute
         return await self._plan.transact(lambda unit: store(unit, checked), turn=turn)
 
@@ -155,6 +158,17 @@ def check_fits(tasks: Sequence[RunnableTask], environment: EnvironmentDescriptio
             problem = f"has arguments whose schema is no JSON schema: {error!r:.200}"
         if problem:
             raise InvalidRequest(f"task {task.slug!r}: scenario {task.scenario!r} {problem}")
+
+
+def spellings_of(taskset: RegisteredTaskset, environment: EnvironmentDescription) -> dict[str, str]:
+    """From each digest that a task has when it is written otherwise to the task's own."""
+    return {
+        other: task.digest
+        for task in taskset.tasks
+        for other in other_spellings(
+            taskset.source.name, task.scenario, task.args_json, environment.scenarios[task.scenario]
+        )
+    }
 
 
 def misfit(arguments: Mapping[str, Any], schema: Mapping[str, Any]) -> str:

@@ -66,21 +66,23 @@ def _claim(unit: PlanUnit, digests: set[str], claimed_by: str, source_run_ids: s
 
 
 def claim_for(unit: PlanUnit, taskset: RegisteredTaskset) -> None:
-    """Put every task of a taskset on its side; of an unassigned one none. Raises Refused, naming the task,
-    when one is on the other side.
+    """Put every task of a taskset on its side, however it is written; of an unassigned one none. Raises
+    Refused, naming the task, when one is on the other side.
     """
     if taskset.split is Split.UNASSIGNED:
         return
-    digests = {task.digest for task in taskset.tasks}
+    digests = {task.digest for task in taskset.tasks} | taskset.spellings.keys()
     against = unit.claim(digests, taskset.split, f"taskset {taskset.name}")
     if against is not None:
         raise Refused(_on_the_other_side(taskset, against))
 
 
 def _on_the_other_side(taskset: RegisteredTaskset, against: TaskClaim) -> str:
-    slug = next(task.slug for task in taskset.tasks if task.digest == against.digest)
+    digest = taskset.spellings.get(against.digest, against.digest)
+    slug = next(task.slug for task in taskset.tasks if task.digest == digest)
+    otherwise = "" if digest == against.digest else ", its defaults written otherwise,"
     return (
-        f"task {slug!r} of taskset {taskset.name!r} ({taskset.split.value}) is {_SIDES[against.split]} "
-        f"already: {against.claimed_by} claimed it, and a task is on one side only; leave it out, change its "
-        f"arguments, or register the taskset with split {against.split.value}"
+        f"task {slug!r} of taskset {taskset.name!r} ({taskset.split.value}){otherwise} is "
+        f"{_SIDES[against.split]} already: {against.claimed_by} claimed it, and a task is on one side only; "
+        f"leave it out, change its arguments, or register the taskset with split {against.split.value}"
     )

@@ -35,9 +35,9 @@ class Attempt:
         """Plain values."""
         return asdict(self)
 
-    def left(self) -> Attempt:
-        """The process was stopped on notice: this start does not count."""
-        return replace(self, starts=self.starts - 1)
+    def left(self, starts: int = 1) -> Attempt:
+        """The process was stopped on notice, or lives: these starts do not count."""
+        return replace(self, starts=self.starts - starts)
 
 
 _ATTEMPTS: Final = TypeAdapter(Attempt)

@@ -1,7 +1,8 @@
 """Counts how often a batch was started, so that a batch that kills the process every time fails its run.
 
 A record of the batch is stored before it is computed, and marked as done afterwards. A process that is killed
-in between leaves the record open; a process that is stopped on notice takes its start back.
+in between leaves the record open; a process that is stopped on notice takes its start back. One that lost the
+run to another trainer leaves it open, too: where it takes the run again, its own starts do not count.
 """
 
 from __future__ import annotations
@@ -81,6 +82,8 @@ class BatchAttempts:
     async def _begin(self, step: int, groups: Sequence[CompleteGroup]) -> None:
         run_id = self._spec.run_id
         attempt = next_attempt(self._newest, step, [group.group_id for group in groups])
+        key = (run_id, step, attempt.batch)
+        attempt = attempt.left(min(self._deps.begun[key], attempt.starts - 1))
         if attempt.starts > MAX_KILLED:
             raise KilledInBatch(
                 f"the process ended {MAX_KILLED} times while it computed the batch of step {step} "
@@ -89,6 +92,7 @@ class BatchAttempts:
             )
         if attempt.starts > 1:
             log.warning("batch_begun_again", extra={"run_id": run_id, "step": step, "starts": attempt.starts})
+        self._deps.begun[key] = 1
         await self._note(attempt)
         if self._leaving:
             await self._take_back()
@@ -99,8 +103,9 @@ class BatchAttempts:
 
     async def _done(self) -> None:
         await self.close()
-        if self._newest is not None:
-            await self._note(replace(self._newest, done=True))
+        if (newest := self._newest) is not None:
+            await self._note(replace(newest, done=True))
+            self._deps.begun.pop((self._spec.run_id, newest.step, newest.batch), None)
 
     async def _note(self, attempt: Attempt) -> None:
         self._newest = attempt

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from datetime import datetime
@@ -21,7 +22,8 @@ from grpo_trainer.telemetry import TrainerInstruments
 class RunDeps:
     """Everything a session works with. holding: the models of this process. new_learner: one learner per
     session. keep_states: newest states kept. alarm_limits: what steps are compared with. computing: held
-    while a batch is computed."""
+    while a batch is computed. begun: how often this process began a batch, by run and batch: it lives, so
+    none of these starts killed it."""
 
     new_learner: Callable[[], Learner]
     bodies: BlobBodies
@@ -36,3 +38,4 @@ class RunDeps:
     keep_states: int = 2
     alarm_limits: AlarmLimits = DEFAULT_LIMITS
     computing: asyncio.Lock = field(default_factory=asyncio.Lock)
+    begun: Counter[tuple[str, int, str]] = field(default_factory=Counter)

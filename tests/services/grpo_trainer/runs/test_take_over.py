@@ -210,3 +210,20 @@ async def test_claims_of_a_line_only_grow_and_the_one_that_was_there_before_writ
 
 def _held(token: int) -> Any:
     return HeldModel(MODEL, token, "a")
+
+
+async def test_a_batch_that_two_living_trainers_lost_to_each_other_kills_nobody(tmp_path: Path) -> None:
+    """Each was frozen or cut off in it once, and neither process ended: the third start is no third kill."""
+    world, first, second = await new_world(tmp_path), Sleeper(1), Sleeper(1)
+    await Episodes(world).groups(range(STEPS))
+    async with Trainer(world, change=first.change) as left:
+        await first.asleep.wait()
+        left.freeze()
+        async with Trainer(world, change=second.change) as right:
+            await second.asleep.wait()
+            right.freeze()
+            left.thaw()
+            await until(lambda: LAST in world.recorder.events or FAILED in world.recorder.events)
+            right.thaw()
+    assert FAILED not in world.recorder.events
+    trained_once(world)

@@ -6,6 +6,7 @@ from blob_store import S3BlobStore
 from event_bus import EventBus
 from grpc_edge import GrpcServer, Peer
 from grpo_trainer.adapters.bus_facts import BusFacts
+from grpo_trainer.adapters.planned_runs import PlannedRuns
 from grpo_trainer.adapters.policies import BranchPolicies, HeldOutTasks, PolicyCache, RegistryPolicies
 from grpo_trainer.adapters.task_claims import PlannerClaims
 from grpo_trainer.adapters.trainers_store import TrainersStore
@@ -24,6 +25,7 @@ from grpo_trainer.learner.packed_model import ModelOptions
 from grpo_trainer.learner.torch_learner import LearnerOptions, LearnerThread, TorchLearner
 from grpo_trainer.preemption import PreemptionWatch
 from grpo_trainer.runs.deps import RunDeps
+from grpo_trainer.runs.lost_ends import LostEnds
 from grpo_trainer.runs.sessions import RunSessions
 from grpo_trainer.runs.stores import BlobBodies, BlobStates
 from grpo_trainer.servicer import STATUS_OF, TrainingServicer
@@ -66,7 +68,7 @@ class _Peers:
 def _peers(service: Service, settings: GrpoTrainerSettings) -> _Peers:
     addresses = settings.peers
     registry = {*RegistryPolicies.IDEMPOTENT, *RegistryHeads.IDEMPOTENT}
-    tasksets = {*HeldOutTasks.IDEMPOTENT, *PlannerClaims.IDEMPOTENT}
+    tasksets = {*HeldOutTasks.IDEMPOTENT, *PlannerClaims.IDEMPOTENT, *PlannedRuns.IDEMPOTENT}
     trajectories = PlatformTrajectories.IDEMPOTENT
     return _Peers(
         registry=service.add(Peer("registry", addresses.registry, idempotent=registry)),
@@ -151,6 +153,7 @@ def build_app(settings: GrpoTrainerSettings) -> Service:
     run_deps.holding.address = lambda: settings.advertised_address or server.address
     service.add(server.add(add_TrainingServiceServicer_to_server, servicer, STATUS_OF))
     service.add(Worker("training", reader.run, ready=reader.ready))
+    service.add(Worker("ends of runs", LostEnds(sessions, PlannedRuns(peers.tasksets)).run))
     service.add(PreemptionWatch(settings.spot_grace_s, leave=service.request_stop))
     return service
 

@@ -13,6 +13,7 @@ from grpo_trainer.domain.trainers import TrainerRecord
 from grpo_trainer.retrying import RetryUntilAvailable
 from grpo_trainer.runs.deps import RunDeps
 from grpo_trainer.runs.failing import Failures
+from grpo_trainer.runs.group_buffer import RunOver
 from grpo_trainer.runs.reopening import OpenRun
 from grpo_trainer.runs.session import TrainingSession
 
@@ -41,6 +42,22 @@ class KnownRuns:
     def elsewhere(self) -> list[OpenRun]:
         """Open runs without a session here: another trainer holds their models, or none does yet."""
         return [run for run_id, run in self._open.items() if run_id not in self._sessions]
+
+    @property
+    def not_over(self) -> list[str]:
+        """Runs whose `run.finished` is not read yet, failed ones included."""
+        failed = [run.failure.run_id for run in self.failures.all if not run.closed]
+        return [*self._open, *(run_id for run_id in failed if run_id not in self._open)]
+
+    def end(self, run_id: str, sequence: int) -> None:
+        """The planner ended the run, and its `run.finished` does not arrive; safe to repeat. sequence: facts
+        up to it have reached their sessions."""
+        if run_id in self.failures:
+            self.failures.over(run_id)
+        if run_id in self._open:
+            self._open[run_id].over.set()
+            if run_id in self._sessions:
+                self._sessions[run_id].buffer.put(RunOver(sequence))
 
     def holder_of(self, run_id: str) -> TrainerRecord | None:
         """The other trainer that holds an open run."""

@@ -44,12 +44,13 @@ class OpenRun:
     submitted: asyncio.Event = field(default_factory=asyncio.Event)
     over: asyncio.Event = field(default_factory=asyncio.Event)
 
-    async def begins(self, state: SessionState | None) -> Submission:
-        """The submission: as the state has it, else as it arrives."""
+    async def begins(self, state: SessionState | None) -> Submission | None:
+        """The submission: as the state has it, else as it arrives. None if the run is over before that."""
         if state is not None:
             return Submission(state.spec, state.cursor, state.trace_headers)
-        while self.submission is None:
-            await self.submitted.wait()
+        if self.submission is None:
+            async with first_of(self.submitted.wait(), self.over.wait()):
+                pass
         return self.submission
 
 

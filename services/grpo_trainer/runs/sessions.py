@@ -236,8 +236,11 @@ class RunSessions(KnownRuns):
 
     async def _begun(
         self, run: OpenRun, state: SessionState | None, before: TrainingSession | None
-    ) -> TrainingSession:
+    ) -> TrainingSession | None:
         submission = await run.begins(state)
+        if submission is None:
+            await self.retry.until_available(lambda: self._deps.states.close(run.model, run.run_id))
+            return None
         following = self._new(submission, state)
         if before is not None:
             hand_over(before, following)

@@ -145,13 +145,14 @@ class BlobStates(StepStates[SessionState]):
 
     async def record_end(self, state: SessionState) -> None:
         """Remember that the run is over; of its states, the newest and those that a checkpoint names stay."""
-        await self._record_end(state.spec.model, state.spec.run_id, state.seen)
+        await self.close(state.spec.model, state.spec.run_id, state.seen)
 
     async def record_failed_end(self, failure: Failure) -> None:
         """As `record_end`, of a run that failed, with or without a state."""
-        await self._record_end(failure.model, failure.run_id, failure.cursor)
+        await self.close(failure.model, failure.run_id, failure.cursor)
 
-    async def _record_end(self, model: str, run_id: str, seen: int) -> None:
+    async def close(self, model: str, run_id: str, seen: int = 0) -> None:
+        """As `record_end`, of a run that may have no state."""
         line = training_run(model, run_id)
         with object_store(f"the end of {run_id}"):
             await self._store.put(f"{line}/{_CLOSED}", json.dumps({"seen": seen}).encode())

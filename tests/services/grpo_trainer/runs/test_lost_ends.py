@@ -1,0 +1,144 @@
+"""Runs that the planner ended, and whose run.finished the stream lost: they end here too, and the next run of
+the model trains."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from typing import Any
+
+import grpc
+import pytest
+from tests.services.grpo_trainer.bench import MODEL, RUN, Episodes, Trainer, World, submission
+from tests.services.grpo_trainer.runs.test_cancelled_runs import CLOSED, until_closed
+from tests.services.grpo_trainer.runs.test_reopening import new_world
+from tests.support.waiting import until
+
+from grpc_edge import GrpcServer, Peer
+from grpo_trainer.adapters.planned_runs import PlannedRuns
+from grpo_trainer.runs.lost_ends import LostEnds
+from grpo_trainer.runs.stores import BlobStates
+from identities.objects import training_run
+from upcycle.api.taskset.v1 import service_pb2, taskset_pb2
+from upcycle.api.taskset.v1.service_pb2_grpc import (
+    TasksetServiceServicer,
+    add_TasksetServiceServicer_to_server,
+)
+
+NEXT = "run-next"
+RUNNING, CANCELLED = taskset_pb2.RUN_STATE_RUNNING, taskset_pb2.RUN_STATE_CANCELLED
+
+
+class Planner(TasksetServiceServicer):
+    """Answers GetRun."""
+
+    def __init__(self) -> None:
+        self.states: dict[str, Any] = {RUN: CANCELLED, NEXT: RUNNING}
+
+    async def GetRun(self, request: Any, context: Any) -> service_pb2.GetRunResponse:
+        if request.run_id not in self.states:
+            await context.abort(grpc.StatusCode.NOT_FOUND, f"no run {request.run_id}")
+        run = taskset_pb2.Run(run_id=request.run_id, state=self.states[request.run_id])
+        return service_pb2.GetRunResponse(run=run)
+
+
+@pytest.fixture
+async def world(tmp_path: Any) -> World:
+    return await new_world(tmp_path)
+
+
+@pytest.fixture
+def planner() -> Planner:
+    return Planner()  # type: ignore[abstract]
+
+
+@pytest.fixture
+async def planned(planner: Planner) -> AsyncIterator[PlannedRuns]:
+    server = GrpcServer("127.0.0.1", 0)
+    server.add(add_TasksetServiceServicer_to_server, planner, {})
+    await server.start()
+    peer = Peer("tasksets", server.address, idempotent=set(PlannedRuns.IDEMPOTENT))
+    await peer.start()
+    yield PlannedRuns(peer)
+    await peer.stop()
+    await server.stop()
+
+
+async def the_next_run(world: World) -> None:
+    """Submitted, with a batch."""
+    world.stream.append(submission(run_id=NEXT, steps=1))
+    await Episodes(world, run_id=NEXT).groups(range(2))
+
+
+async def looks_until_trained(world: World, planned: PlannedRuns) -> None:
+    async with Trainer(world) as trainer:
+        ends = LostEnds(trainer.sessions, planned)
+
+        async def is_trained() -> bool:
+            await ends.look()
+            return f"step.completed/{NEXT}/1" in world.recorder.events
+
+        await until(is_trained, "the step of the next run", timeout_s=60)
+    assert CLOSED in world.store.objects
+
+
+async def begun(world: World) -> None:
+    """A trainer begins the run; nothing of its end reaches the stream."""
+    async with Trainer(world) as trainer:
+        await until(lambda: trainer.sessions.all and trainer.sessions.all[0].state is not None, timeout_s=60)
+
+
+async def test_a_run_that_ended_while_its_trainer_was_away_gives_its_model_to_the_next(
+    world: World, planned: PlannedRuns
+) -> None:
+    await begun(world)
+    await the_next_run(world)
+    await looks_until_trained(world, planned)
+
+
+async def test_a_run_of_which_only_a_claim_is_left_ends_too(world: World, planned: PlannedRuns) -> None:
+    """Its trainer was killed before the first state, and the stream has no run.submitted of it."""
+    world.stream.facts.clear()
+    await BlobStates(world.store).claim(training_run(MODEL, RUN), token=0, by="the one before")
+    await the_next_run(world)
+    await looks_until_trained(world, planned)
+
+
+async def test_a_failed_run_is_closed(world: World, planned: PlannedRuns) -> None:
+    world.stream.facts.clear()
+    world.stream.append(submission(learning_rate=-1.0))
+    async with Trainer(world) as trainer:
+        await world.published(f"session.failed/{RUN}")
+        ends = LostEnds(trainer.sessions, planned)
+        await ends.look()
+        await ends.look()
+        await until_closed(world)
+        await until(lambda: RUN not in trainer.sessions.not_over)
+
+
+async def test_a_run_ends_at_the_second_look_in_a_row_that_finds_it_over(
+    world: World, planner: Planner, planned: PlannedRuns
+) -> None:
+    """A run.finished that is on its way arrives between two looks."""
+    async with Trainer(world) as trainer:
+        await until(lambda: RUN in trainer.sessions.not_over)
+        ends, run = LostEnds(trainer.sessions, planned), trainer.sessions._open[RUN]
+        for state in (CANCELLED, RUNNING, CANCELLED):
+            planner.states[RUN] = state
+            await ends.look()
+            assert not run.over.is_set()
+        await ends.look()
+        assert run.over.is_set()
+        await until_closed(world)
+
+
+async def test_a_run_that_the_planner_does_not_know_goes_on(
+    world: World, planner: Planner, planned: PlannedRuns
+) -> None:
+    """The planner's database may have been made anew."""
+    planner.states.clear()
+    async with Trainer(world) as trainer:
+        await until(lambda: RUN in trainer.sessions.not_over)
+        ends = LostEnds(trainer.sessions, planned)
+        for _ in range(3):
+            await ends.look()
+        assert not trainer.sessions._open[RUN].over.is_set()

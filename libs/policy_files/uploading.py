@@ -5,7 +5,7 @@ files that the parent already stored are referenced, not stored twice.
 """
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
@@ -41,10 +41,13 @@ class PolicyFacts:
     """Of the weights: float32 or bfloat16; it sets the tolerance of the canary."""
 
 
-async def upload(store: BlobStore, directory: Path, facts: PolicyFacts) -> PolicyManifest:
+async def upload(
+    store: BlobStore, directory: Path, facts: PolicyFacts, *, check: Callable[[], object] = lambda: None
+) -> PolicyManifest:
     """Store every file of a HF directory, then its manifest; returns the manifest that is stored.
 
-    Uploaded before with the same digest: returns the stored manifest, first writer wins.
+    Uploaded before with the same digest: returns the stored manifest, first writer wins. check: called right
+    before the manifest is stored, which makes the version exist; what it raises ends the upload.
     Raises InvalidPolicyDir, InvalidManifest, VersionTaken, and the store's errors.
     """
     shas = await asyncio.to_thread(_hash_directory, directory)
@@ -56,6 +59,7 @@ async def upload(store: BlobStore, directory: Path, facts: PolicyFacts) -> Polic
         blob = known.get(sha256) or await _store_file(store, directory / name, manifest, name, sha256)
         manifest.files.append(PolicyFile(name=name, blob=blob))
     check_manifest(manifest)
+    check()
     return await _commit(store, manifest)
 
 

@@ -92,7 +92,7 @@ def _run_deps(
         new_learner=lambda: TorchLearner(thread),
         bodies=BlobBodies(blobs, train_parse_errors=settings.train_parse_errors),
         states=BlobStates(blobs),
-        policies=RegistryPolicies(peers.registry, blobs, cache),
+        policies=RegistryPolicies(peers.registry, blobs, cache, check=holding.surely),
         held_out=HeldOutTasks(peers.tasksets),
         facts=BusFacts(bus, now=utc_now, check=holding.surely),
         holding=holding,
@@ -120,7 +120,9 @@ def _interactive_deps(
         conversations=ChatConversations(),
         heads=RegistryHeads(peers.registry),
         states=InteractiveStates(blobs),
-        policies=BranchPolicies(peers.registry, blobs, run_deps.policies.cache),
+        policies=BranchPolicies(
+            peers.registry, blobs, run_deps.policies.cache, check=run_deps.holding.surely
+        ),
         facts=run_deps.facts,
         leases=leases,
         now=utc_now,

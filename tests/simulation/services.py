@@ -279,7 +279,7 @@ async def trainer(given: Infrastructure, process: SimulatedProcess) -> None:
         new_learner=lambda: stubs.StubLearner(given.luck),
         bodies=BlobBodies(blobs, train_parse_errors=False),
         states=BlobStates(blobs),
-        policies=stubs.StubPolicies(blobs, folder / "policies", given.head),
+        policies=stubs.StubPolicies(blobs, folder / "policies", given.head, holding.surely),
         held_out=stubs.NothingHeldOut(),
         facts=BusFacts(bus, now=given.now, check=holding.surely),
         holding=holding,

@@ -208,7 +208,8 @@ class StubInstruments(TrainerInstruments):
 class StubPolicies(RegistryPolicies):
     """Publishing and fetching are real; head is what the history says."""
 
-    def __init__(self, store: Any, folder: Path, head: BasePolicy) -> None:
+    def __init__(self, store: Any, folder: Path, head: BasePolicy, check: Callable[[str], object]) -> None:
+        self._check = check
         self._store = store
         self.cache = PolicyCache(store, folder, in_use=lambda: ())
         self._head = head

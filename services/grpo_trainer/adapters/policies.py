@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Collection
+from functools import partial
 from pathlib import Path
 from typing import Final
 
@@ -63,7 +64,16 @@ class RegistryPolicies:
 
     IDEMPOTENT = ("GetModel",)
 
-    def __init__(self, registry: Peer, store: BlobStore, cache: PolicyCache) -> None:
+    def __init__(
+        self,
+        registry: Peer,
+        store: BlobStore,
+        cache: PolicyCache,
+        *,
+        check: Callable[[str], object] = lambda _: None,
+    ) -> None:
+        """check: raises Unavailable unless this process surely holds the model."""
+        self._check = check
         self._stub = RegistryServiceStub(registry.channel)
         self._address = registry.address
         self._store = store
@@ -110,7 +120,8 @@ class RegistryPolicies:
             return await self.cache.fetch(await self._manifest(base.manifest))
 
     async def upload(self, state: SessionState, directory: Path) -> PublishedPolicy:
-        """Store the version of `state` from a HF directory; the same bytes again are success."""
+        """Store the version of `state` from a HF directory; the same bytes again are success. Raises
+        LineageTaken; Unavailable, also where another trainer may have taken the model during the upload."""
         with object_store(f"policy {state.spec.model} v{state.version}"):
             parent = await self._parent(state)
             record = state.last_step
@@ -126,7 +137,9 @@ class RegistryPolicies:
                 training_config_digest=state.spec.digest(),
                 checkpoint_id=checkpoint_id(state.spec.model, state.version) if is_checkpoint else "",
             )
-            return _published(await upload(self._store, directory, facts))
+            return _published(
+                await upload(self._store, directory, facts, check=partial(self._check, facts.model))
+            )
 
     async def _parent(self, state: SessionState) -> PolicyManifest:
         """The base, for the version that repeats its weights or is trained from them; else the version

@@ -97,7 +97,7 @@ class World:
             new_learner=lambda: TorchLearner(thread),
             bodies=BlobBodies(self.store, train_parse_errors=False),
             states=BlobStates(self.store),
-            policies=Policies(self.store, self.folder / f"cache-{name}", self.heads),
+            policies=Policies(self.store, self.folder / f"cache-{name}", self.heads, holding.surely),
             held_out=HeldOut(self.held_out),
             facts=BusFacts(self.recorder, now=self.clock, check=holding.surely),
             holding=holding,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
@@ -168,7 +168,14 @@ class Instruments(TrainerInstruments):
 class Policies(RegistryPolicies):
     """The real publishing and fetching; the head is what the test says."""
 
-    def __init__(self, store: MemoryBlobStore, cache_dir: Path, heads: dict[str, BasePolicy]) -> None:
+    def __init__(
+        self,
+        store: MemoryBlobStore,
+        cache_dir: Path,
+        heads: dict[str, BasePolicy],
+        check: Callable[[str], object] = lambda _: None,
+    ) -> None:
+        self._check = check
         self._store = store
         self.cache = PolicyCache(store, cache_dir, in_use=lambda: ())
         self._heads = heads

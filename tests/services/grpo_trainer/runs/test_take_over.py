@@ -30,7 +30,7 @@ from grpo_trainer.domain.states import SessionPhase, SessionState
 from grpo_trainer.holding import HeldModel
 from grpo_trainer.runs.deps import RunDeps
 from grpo_trainer.runs.stores import BlobStates
-from identities.objects import training_run
+from identities.objects import policy_manifest, training_run
 from upcycle.api.taskset.v1 import events_pb2 as taskset_events
 from upcycle.api.training.v1 import events_pb2 as events
 from upcycle.errors import Unavailable
@@ -135,6 +135,48 @@ async def test_a_lease_lost_during_the_upload_of_a_policy_costs_no_step(tmp_path
     trained_once(world)
     assert [one.step for one in world.recorder.of(events.StepCompleted)] == [1, 2, 3, 4]
     await assert_same_bits(await whole(tmp_path / "whole"), world, versions=STEPS)
+
+
+async def test_a_version_is_not_stored_by_a_trainer_that_may_have_lost_its_model(tmp_path: Path) -> None:
+    """It freezes in the upload; another run may have this version number by the time that it wakes up."""
+    world, said, frozen = await new_world(tmp_path), list[str](), list[Trainer]()
+
+    def change(deps: RunDeps) -> RunDeps:
+        upload = deps.policies.upload
+
+        async def cut_off(state: SessionState, directory: Path) -> Any:
+            if said or state.step != 1:
+                return await upload(state, directory)
+            frozen[0].freeze()
+            await until(lambda: _is_unsure(deps))
+            try:
+                policy = await upload(state, directory)
+            except Unavailable as error:
+                said.append(str(error))
+                raise
+            said.append("stored")
+            return policy
+
+        vars(deps.policies)["upload"] = cut_off
+        return deps
+
+    async with Trainer(world, change=change) as trainer:
+        frozen.append(trainer)
+        await Episodes(world).groups(range(STEPS))
+        await until(lambda: bool(said))
+        assert "has to renew first" in said[0]
+        assert policy_manifest(MODEL, 1) not in world.store.objects
+        trainer.thaw()
+        await world.published(LAST)
+    trained_once(world)
+
+
+def _is_unsure(deps: RunDeps) -> bool:
+    try:
+        deps.holding.surely(MODEL)
+    except Unavailable:
+        return True
+    return False
 
 
 async def test_two_trainers_share_two_models_and_one_goes_on_with_both(tmp_path: Path) -> None:

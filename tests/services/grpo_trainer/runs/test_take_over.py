@@ -254,7 +254,7 @@ def _held(token: int) -> Any:
     return HeldModel(MODEL, token, "a")
 
 
-async def test_a_batch_that_two_living_trainers_lost_to_each_other_kills_nobody(tmp_path: Path) -> None:
+async def test_a_batch_that_two_living_trainers_lost_to_each_other_is_no_kill(tmp_path: Path) -> None:
     """Each was frozen or cut off in it once, and neither process ended: the third start is no third kill."""
     world, first, second = await new_world(tmp_path), Sleeper(1), Sleeper(1)
     await Episodes(world).groups(range(STEPS))

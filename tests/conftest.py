@@ -48,6 +48,16 @@ def nats_server(tmp_path: Path) -> Iterator[NatsFactory]:
         yield start
 
 
+@pytest.fixture
+async def own_nats_url(nats_server: NatsFactory) -> str:
+    """A provisioned nats-server of one test, for what asks about dead letters of all tests before."""
+    from event_bus.provision import provision
+
+    server = nats_server()
+    await provision(server.url)
+    return server.url
+
+
 @pytest.fixture(scope="session")
 def s3_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[S3Server]:
     """A real SeaweedFS for the session (1.5 s). A test that kills or fills one starts its own."""

@@ -200,6 +200,13 @@ PLANNER: Final = (
     Question("planner: what retention may remove", finished_runs),
     Question("planner: references to 20 runs", lambda on: on.planner_references(some_runs(on), False)),
 )
+
+
+def an_episode(on: Platform) -> str:
+    """Of a run that has many."""
+    return entities.episode_id(entities.group_id(on.a_run(), 7), 1, 0)
+
+
 STORE: Final = (
     Question("store: first page of list", lambda on: pages(on, _ANY)),
     Question("store: deep page of list", lambda on: pages(on, _ANY, deep=True)),
@@ -210,7 +217,7 @@ STORE: Final = (
     ),
     Question("store: GetLedger of a run", lambda on: on.index.ledger(on.a_run(), 100)),
     Question("store: GetLedger of all", lambda on: on.index.ledger("", 0), 0.25),
-    Question("store: one trajectory", lambda on: on.index.find_episode(f"{on.a_run()}-g00007-e001-a0")),
+    Question("store: one trajectory", lambda on: on.index.find_episode(an_episode(on))),
     Question("store: what a watcher of a run asks", watch, 0.5),
     Question("store: export of 1,000", partial(export, wanted=_ANY), 0.1),
     Question(

@@ -67,10 +67,8 @@ def _evidence(connection: Connection, run_ids: Sequence[str]) -> list[Reference]
     columns, jobs = tables.evaluation.c, tables.gate_job.c
     judges = exists().where(owned(tables.gate_job, taskset_digest=columns.taskset_digest))
     # Which taskset a new job judges by is not read yet: it may be any on which its model was evaluated.
-    mine = owned(tables.checkpoint, checkpoint_id=columns.checkpoint_id)
-    waits = exists().where(
-        mine, tables.checkpoint.c.model == jobs.model, owned(tables.gate_job, phase=JobPhase.NEW.value)
-    )
+    mine = owned(tables.checkpoint, checkpoint_id=columns.checkpoint_id, model=jobs.model)
+    waits = exists().where(mine, owned(tables.gate_job, phase=JobPhase.NEW.value))
     query = select(columns.run_id).where(
         owned(tables.evaluation), columns.run_id.in_(run_ids), judges | waits
     )

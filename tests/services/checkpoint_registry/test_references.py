@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import replace
 
+import pytest
 from sqlalchemy import Connection, delete, update
 from tests.services.checkpoint_registry.conftest import MODEL, RegistryHarness, checkpoint
 from tests.services.checkpoint_registry.running_registry import TRAINING_RUN, Stack, policy, upload
@@ -19,6 +20,12 @@ from upcycle.api.retention.v1.service_pb2 import ListReferencesRequest
 from upcycle.api.retention.v1.service_pb2_grpc import ReferenceServiceStub
 from upcycle.errors import Unavailable
 from upcycle.rpc import connect, peer_errors
+
+
+@pytest.fixture
+def nats_url(own_nats_url: str) -> str:
+    """What the registry gave up in other tests would make it refuse."""
+    return own_nats_url
 
 
 def finder(harness: RegistryHarness) -> FindReferences:

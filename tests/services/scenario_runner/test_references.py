@@ -18,6 +18,12 @@ from upcycle.api.retention.v1.service_pb2_grpc import ReferenceServiceStub, Rete
 from upcycle.rpc import RemoteRefused, connect, remote_errors
 
 
+@pytest.fixture
+def nats_url(own_nats_url: str) -> str:
+    """What the planner gave up in other tests would make it refuse."""
+    return own_nats_url
+
+
 async def test_open_runs_and_what_they_draw_from_are_needed_and_others_not(sources: SourcesHarness) -> None:
     await sources.register()
     drawn, free = await sources.evaluation(), await sources.evaluation()

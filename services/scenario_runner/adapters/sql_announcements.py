@@ -37,6 +37,11 @@ class SqlAnnouncements(SqlTasksets):
         fact = published.run_stopping(run, reason, self.now, is_final=is_final)
         self._announce(run, fact, event_ids.run_stopping(run.run_id, is_final=is_final))
 
+    def announce_stopping_again(self, run: RunRecord, reason: str) -> None:
+        """The first run.stopping of an ending run once more, from its row."""
+        fact = published.run_stopping(run, reason, run.ending_since or self.now, is_final=False)
+        self._announce(run, fact, event_ids.run_stopping(run.run_id, is_final=False), again=True)
+
     def announce_settled(
         self, run: RunRecord, group_id: str, episode_ids: Sequence[str], source_run_id: str = ""
     ) -> None:
@@ -47,9 +52,13 @@ class SqlAnnouncements(SqlTasksets):
         event_id = event_ids.group_settled(group_id, offered_to=offered_to)
         self._announce(run, fact, event_id, author="planner")
 
-    def announce_offered(self, run: RunRecord, offer: Offer) -> None:
-        fact = published.group_offered(run, offer, self.now)
-        self._announce(run, fact, event_ids.group_offered(run.run_id, offer.group.group_id))
+    def announce_offered(
+        self, run: RunRecord, offer: Offer, *, offered_before: datetime | None = None
+    ) -> None:
+        """offered_before: when it was announced; it is announced once more."""
+        fact = published.group_offered(run, offer, offered_before or self.now)
+        event_id = event_ids.group_offered(run.run_id, offer.group.group_id)
+        self._announce(run, fact, event_id, again=offered_before is not None)
 
     def announce_finished(self, run: RunRecord, counts: Counts) -> None:
         self._announce(run, published.run_finished(run, counts, self.now), event_ids.run_finished(run.run_id))
@@ -69,7 +78,7 @@ class SqlAnnouncements(SqlTasksets):
         self._announce(run, fact, event_ids.episode_outcome(episode.episode_id), again=True)
 
     def announce_again(self, known: Collection[str]) -> None:
-        """What this service announced before under these ids; of what it did not, nothing."""
+        """What the outbox still has under these ids; of what it has not, nothing."""
         publish_again(self._sql, known)
 
     def announce_cancelled(self, run: RunRecord, episode: EpisodeRow, reason: str) -> None:

@@ -99,6 +99,11 @@ class RunFacts:
     bus_alarms: Sequence[str] = ()
     """What the planner's bus has lost, misses, or is about to lose; one sentence each."""
 
+    @property
+    def num_offered(self) -> int:
+        """Groups of evaluations that the trainer has not settled."""
+        return sum(report.offered for report in self.view.sources)
+
 
 def explain(facts: RunFacts) -> tuple[list[WaitReason], str]:
     """(causes, most episodes first; one sentence)."""
@@ -266,37 +271,55 @@ def _grading(facts: RunFacts) -> Iterator[WaitReason]:
 
 
 def _training(facts: RunFacts) -> Iterator[WaitReason]:
-    run, waits = facts.view.run, facts.waits
-    session = facts.session
-    if run.spec.purpose is Purpose.TRAIN and waits.num_in_step and not facts.view.counts.in_flight:
+    run, waits, session = facts.view.run, facts.waits, facts.session
+    if run.spec.purpose is not Purpose.TRAIN:
+        return
+    if waits.num_in_step and not facts.view.counts.in_flight:
         said = "does not answer" if session is None else f"is at step {session.step}, {session.state}"
         what = (
             f"nothing is in flight: step.completed of step {run.step + 1} is awaited, and the trainer {said}"
         )
         yield WaitReason("grpo_trainer", what, 0, 0.0, "none: the planner asks the trainer for its step")
-    if run.spec.purpose is not Purpose.TRAIN or not waits.graded:
-        return
-    if session is None:
+    if session is not None and not session.failure and (waits.graded or facts.num_offered):
+        yield from _with_trainer(facts, session)
+    elif session is None and waits.graded:
         what = "the trainer does not answer, and graded groups wait for it"
         yield WaitReason("grpo_trainer", what, waits.graded, waits.graded_s, "start grpo_trainer")
-    elif session.failure:
+    elif session is not None and waits.graded:
         yield WaitReason("grpo_trainer", session.failure, waits.graded, waits.graded_s, "see its log")
-    elif not (session.holder or session.groups_ready) and session.state == "waiting":
+
+
+def _with_trainer(facts: RunFacts, session: SessionFact) -> Iterator[WaitReason]:
+    """Of groups that wait for a trainer that answers."""
+    waits, offered = facts.waits, facts.num_offered
+    waiting_s = max(waits.graded_s, facts.supply.offered_s)
+    unsettled_s = max(waits.complete_s, facts.supply.offered_s)
+    if not (session.holder or session.groups_ready) and session.state == "waiting":
         what = "no trainer holds the model: the one that did is gone, or none has room"
-        yield WaitReason(
-            "grpo_trainer", what, waits.graded, waits.graded_s, "see readyz of each grpo_trainer"
-        )
-    elif session.groups_ready < waits.complete_groups and waits.complete_s > 2 * UNSETTLED_S:
+        yield WaitReason("grpo_trainer", what, waits.graded, waiting_s, "see readyz of each grpo_trainer")
+    elif session.groups_ready < waits.complete_groups + offered and unsettled_s > 2 * UNSETTLED_S:
         what = (
-            f"{waits.complete_groups} groups are complete and not settled, and the trainer has "
+            f"{_unsettled_groups(waits.complete_groups, offered)}, and the trainer has "
             f"{session.groups_ready} of them: it is {session.state}"
         )
         remedy = "none: the planner announces them again; if they stay, see the trainer's log"
-        yield WaitReason("grpo_trainer", what, waits.graded, waits.complete_s, remedy)
-    elif session.groups_ready > 0 and session.waiting_s > 60 and not waits.queued and not waits.opened:
+        yield WaitReason("grpo_trainer", what, waits.graded, unsettled_s, remedy)
+    elif (
+        waits.graded
+        and session.groups_ready > 0
+        and session.waiting_s > 60
+        and not waits.queued
+        and not waits.opened
+    ):
         by = f" ({session.holder})" if session.holder else ""
         what = f"the trainer{by} has {session.groups_ready} groups ready and is {session.state}"
         yield WaitReason("grpo_trainer", what, waits.graded, waits.graded_s, "see its log")
+
+
+def _unsettled_groups(complete: int, offered: int) -> str:
+    if complete and offered:
+        return f"{complete} groups are complete and {offered} on offer, none is settled"
+    return f"{complete or offered} groups are {'complete' if complete else 'on offer'} and not settled"
 
 
 def _supply(facts: RunFacts) -> Iterator[WaitReason]:
@@ -304,7 +327,7 @@ def _supply(facts: RunFacts) -> Iterator[WaitReason]:
     run, supply, training = facts.view.run, facts.supply, facts.view.run.spec.training
     if training is None:
         return
-    offered = sum(report.offered for report in facts.view.sources)
+    offered = facts.num_offered
     waiting = sum(report.waiting for report in facts.view.sources)
     if offered and (facts.session is None or facts.session.failure):
         problem = facts.session.failure if facts.session is not None else "the trainer does not answer"
@@ -337,7 +360,9 @@ def _unfed(facts: RunFacts, offered: int, prompts: int) -> Iterator[WaitReason]:
     run, evaluations = facts.view.run, facts.supply.evaluations
     if run.state is not RunState.RUNNING:
         return
-    need = f"a step takes {prompts} groups, the trainer has {offered}, and the run plans none itself"
+    held = offered if facts.session is None else min(offered, facts.session.groups_ready)
+    has = f"the trainer has {held}" + (f" ({offered} are on offer to it)" if held < offered else "")
+    need = f"a step takes {prompts} groups, {has}, and the run plans none itself"
     if evaluations:
         what = f"waiting for evaluations ({', '.join(evaluations)} bring groups): {need}"
         yield WaitReason("evaluation", what, 0, 0.0, f"see upcycle why {evaluations[0]}")

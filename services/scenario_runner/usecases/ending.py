@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from episodes import EpisodeFailure, GroupReason, Purpose
+from identities import events as event_ids
 from scenario_runner.adapters.sql_plan import PlanUnit
 from scenario_runner.domain.facts import Stopping
 from scenario_runner.domain.runs import (
@@ -136,6 +137,16 @@ def end_without_trainer(unit: PlanUnit, run: RunRecord, failure: str) -> None:
     log.warning("session_failed", extra={"run_id": run.run_id, "failure": failure})
     unit.update_run(ended)
     unit.announce_stopping(ended, failure, is_final=True)
+
+
+def announce_ending_again(unit: PlanUnit, run: RunRecord) -> None:
+    """Publish once more that a run ends. The final `run.stopping` only where the outbox has it: the sweep
+    announces one that it has not, and on it follow the `group.settled` of the planner."""
+    if run.ending is None or run.state in FINAL_RUN_STATES:
+        return
+    if run.awaits_trainer:
+        unit.announce_stopping_again(run, run.failure or _CANCELLED_BY[run.ending])
+    unit.announce_again([event_ids.run_stopping(run.run_id, is_final=final) for final in (False, True)])
 
 
 def end_grace_period(unit: PlanUnit, run: RunRecord) -> None:

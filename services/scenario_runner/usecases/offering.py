@@ -7,6 +7,7 @@ once. The rows and counts of the evaluation do not change: what became of an off
 """
 
 import logging
+from collections.abc import Collection
 from dataclasses import replace
 
 from episodes import GroupOutcome, GroupReason, Purpose, Split
@@ -57,24 +58,50 @@ def offer(unit: PlanUnit, run: RunRecord, free: int, limit: int) -> int:
     return len(looked_at)
 
 
+def offer_again(unit: PlanUnit, run: RunRecord, group_ids: Collection[str]) -> int:
+    """Announce offers once more that the trainer has not answered, from the rows of the evaluations.
+
+    Returns how many; a group that is answered by now is none of them.
+    """
+    unanswered = [one for one in unit.source_groups.offered(run.run_id) if one.group_id in group_ids]
+    unit.prefetch([candidate.group_id for candidate in unanswered])
+    num_offers = 0
+    for candidate in unanswered:
+        offered = _offer_of(unit, run, candidate)
+        if offered is None:
+            extra = {"run_id": run.run_id, "group_id": candidate.group_id}
+            log.error("offer_without_its_evaluation", extra=extra)
+            continue
+        unit.announce_offered(run, offered, offered_before=candidate.offered_at or unit.now)
+        num_offers += 1
+    return num_offers
+
+
 def _offer_one(unit: PlanUnit, run: RunRecord, candidate: SourceGroup) -> str:
     """Announce the offer; returns why the group may not train, else nothing."""
+    offered = _offer_of(unit, run, candidate)
+    if offered is None:
+        return GroupReason.INCOMPLETE_GROUP
+    known = EndedGroup(candidate.group_id, candidate.ended_at, offered.group.outcome, 0)
+    # The versions of a source run were looked at when the run was submitted.
+    rules = rules_for(unit, run, offered.source, offered.split)
+    reason = why_unfit(ended_group(known, offered.members), rules)
+    if not reason:
+        unit.announce_offered(run, offered)
+    return reason
+
+
+def _offer_of(unit: PlanUnit, run: RunRecord, candidate: SourceGroup) -> Offer | None:
+    """None when the plan does not have the evaluation or its group."""
     source, group = unit.source_groups.source_run(candidate.source_run_id), unit.group(candidate.group_id)
     if source is None or group is None:
-        return GroupReason.INCOMPLETE_GROUP
-    members = rewarded(unit.members(candidate.group_id))
-    ended = ended_group(EndedGroup(candidate.group_id, candidate.ended_at, group.outcome, 0), members)
-    is_before_start = source.run_id in run.spec.source_runs
+        return None
     task = unit.tasks(group.taskset, [group.task_position])[group.task_position]
     # A task may have been claimed since the evaluation was submitted, so its side is looked up now.
     split = unit.splits([task.digest])[task.digest]
-    # The versions of a source run were looked at when the run was submitted.
-    reason = why_unfit(ended, rules_for(unit, run, source, split))
-    if reason:
-        return reason
-    offered = Offer(source, group, split, task.digest, is_before_start, members)
-    unit.announce_offered(run, offered)
-    return ""
+    is_before_start = source.run_id in run.spec.source_runs
+    members = rewarded(unit.members(candidate.group_id))
+    return Offer(source, group, split, task.digest, is_before_start, members)
 
 
 def rules_for(unit: PlanUnit, run: RunRecord, source: RunRecord, split: Split) -> DrawRules:

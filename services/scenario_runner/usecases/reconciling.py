@@ -19,6 +19,8 @@ from scenario_runner.domain.explain import UNSETTLED_S
 from scenario_runner.domain.facts import Advanced, Fact, SessionFailed
 from scenario_runner.domain.peer_facts import NOT_STARTED, SessionFact
 from scenario_runner.domain.runs import FINAL_RUN_STATES, EpisodeState, RunRecord
+from scenario_runner.usecases.ending import announce_ending_again
+from scenario_runner.usecases.offering import offer_again
 from scenario_runner.usecases.planning import apply_facts
 
 log = logging.getLogger(__name__)
@@ -101,6 +103,8 @@ class Reconcile:
         num_again = 0
         for part in found.in_parts():
             num_again += await self._plan.transact(partial(_announce_again, run_id=run.run_id, found=part))
+        # Last: a trainer that has read it takes no group anymore.
+        await self._plan.transact(lambda unit: _announce_ending(unit, run.run_id))
         return num_again
 
     async def _catch_up(self, run_id: str, session: SessionFact, found: Unanswered) -> None:
@@ -151,15 +155,20 @@ def _announce_again(unit: PlanUnit, *, run_id: str, found: Unanswered) -> int:
     unit.announce_submitted(run, again=True)
     unit.prefetch(found.groups)
     num_groups = sum(_group_again(unit, run, group_id) for group_id in found.groups)
-    known = [event_ids.group_offered(run_id, group_id) for group_id in found.offers]
+    num_offers = offer_again(unit, run, set(found.offers))
     if run.ending is not None:
-        known += (event_ids.run_stopping(run_id, is_final=final) for final in (False, True))
-        known += (event_ids.group_settled(group_id) for group_id in found.groups)
-        known += (event_ids.group_settled(group_id, offered_to=run_id) for group_id in found.offers)
-    unit.announce_again(known)
-    extra = {"run_id": run_id, "groups": num_groups, "offers": len(found.offers)}
+        settled = [event_ids.group_settled(group_id) for group_id in found.groups]
+        settled += (event_ids.group_settled(group_id, offered_to=run_id) for group_id in found.offers)
+        unit.announce_again(settled)
+    extra = {"run_id": run_id, "groups": num_groups, "offers": num_offers}
     log.warning("announced_again", extra=extra)
-    return num_groups + len(found.offers)
+    return num_groups + num_offers
+
+
+def _announce_ending(unit: PlanUnit, run_id: str) -> None:
+    run = unit.run(run_id)
+    if run is not None:
+        announce_ending_again(unit, run)
 
 
 def _group_again(unit: PlanUnit, run: RunRecord, group_id: str) -> bool:

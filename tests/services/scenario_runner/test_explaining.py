@@ -7,10 +7,11 @@ from typing import Any
 import pytest
 
 from episodes import Channel, Purpose, Split
-from scenario_runner.domain.explain import PlanWaits, RunFacts, explain
+from scenario_runner.domain.explain import PlanWaits, RunFacts, Supply, explain
 from scenario_runner.domain.learning import WithoutStep
 from scenario_runner.domain.peer_facts import DurableFact, EngineFact, SessionFact
 from scenario_runner.domain.runs import Counts, EpisodeState, RunRecord, RunState, RunView
+from scenario_runner.domain.source_groups import SourceReport
 from upcycle.run_config import PolicyChoice, RunSpec, Training
 
 WORKING = DurableFact(num_pending=0, num_unacknowledged=3, num_pulling=5)
@@ -137,6 +138,45 @@ def test_each_stall_is_named(facts: dict[str, Any], owner: str, text: str, episo
     assert found[0].remedy
     assert reasons[0].what in summary
     assert [reason.episodes for reason in reasons] == sorted((one.episodes for one in reasons), reverse=True)
+
+
+def drawing(offered: int, groups_ready: int, waits: PlanWaits | None = None, holder: str = "t1") -> RunFacts:
+    """A run that trains on evaluations alone, with so many offers, of which its trainer has groups_ready."""
+    facts = run_facts(waits=waits or PlanWaits(), ledger={}, supply=Supply(offered_s=150))
+    spec = replace(facts.view.run.spec, no_sampling=True, training=Training(prompts_per_step=8))
+    run = replace(facts.view.run, spec=spec)
+    view = RunView(run, Counts({}), (SourceReport("run-0", groups=offered, offered=offered),))
+    return replace(facts, view=view, session=SessionFact("waiting", "", 150, groups_ready, holder=holder))
+
+
+@pytest.mark.parametrize(
+    ("facts", "text"),
+    [
+        (
+            drawing(8, 0),
+            "8 groups are on offer and not settled, and the trainer has 0 of them: it is waiting",
+        ),
+        (
+            drawing(8, 9, PlanWaits(graded=16, complete_groups=2, complete_s=150)),
+            "2 groups are complete and 8 on offer, none is settled, and the trainer has 9 of them: "
+            "it is waiting",
+        ),
+        (drawing(8, 0, holder=""), "no trainer holds the model: the one that did is gone, or none has room"),
+    ],
+)
+def test_offers_that_the_trainer_does_not_have_are_named(facts: RunFacts, text: str) -> None:
+    reasons, _ = explain(facts)
+    assert [(one.owner, one.what, one.waiting_s) for one in reasons] == [("grpo_trainer", text, 150)]
+    young = replace(facts, supply=Supply(offered_s=5), waits=PlanWaits())
+    assert not any("not settled" in one.what for one in explain(young)[0])
+
+
+def test_offers_that_the_trainer_has_wait_for_more_evaluations() -> None:
+    (reason,), _ = explain(drawing(5, 5))
+    assert "a step takes 8 groups, the trainer has 5, and the run plans none itself" in reason.what
+    lost, unfed = explain(drawing(5, 1))[0]
+    assert "5 groups are on offer and not settled, and the trainer has 1 of them" in lost.what
+    assert "a step takes 8 groups, the trainer has 1 (5 are on offer to it)" in unfed.what
 
 
 def test_of_a_model_without_an_engine_and_without_a_queue_the_engine_is_named_first() -> None:

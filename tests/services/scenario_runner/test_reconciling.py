@@ -14,7 +14,7 @@ from google.protobuf import json_format
 from google.protobuf.message import Message
 from tests.services.scenario_runner.conftest import Start
 from tests.services.scenario_runner.planning import PlannerHarness, check_conservation, train_spec
-from tests.services.scenario_runner.source_runs import BODY, SourcesHarness
+from tests.services.scenario_runner.source_runs import BODY, SourcesHarness, settled
 from tests.services.scenario_runner.source_runs import train_spec as drawing
 from tests.services.scenario_runner.support import (
     TRAIN,
@@ -35,6 +35,8 @@ from scenario_runner.domain.facts import Graded, Stopping
 from scenario_runner.domain.peer_facts import NOT_STARTED, SessionFact
 from scenario_runner.domain.runs import RunState
 from scenario_runner.usecases.reconciling import Reconcile
+from sql_store.relay import prune
+from upcycle.api.taskset.v1 import events_pb2 as taskset_events
 from upcycle.api.taskset.v1 import taskset_pb2
 from upcycle.api.trajectory.v1 import events_pb2 as trajectory_events
 from upcycle.errors import Unavailable
@@ -79,6 +81,11 @@ class Outside:
         """Payloads that are about to be published, by event id."""
         rows = await self._do("SELECT event_id, payload FROM outbox WHERE published_at IS NULL ORDER BY id")
         return {event_id: payload for event_id, payload in rows}
+
+    async def pruned(self) -> None:
+        """And a day went by since then: the outbox has nothing of it anymore."""
+        await self.published()
+        await self.planner.database.run(lambda sql: prune(sql, timedelta(days=-1)))
 
     async def later(self, seconds: float = DEADLINE_S + 1, run_id: str = "") -> int:
         """Look at the run after so long; what was announced before is published by then."""
@@ -214,6 +221,21 @@ async def test_the_end_of_a_run_is_announced_until_it_is_delivered_back(outside:
     assert f"run.stopping/{planner.run_id}" in await outside.waiting()
 
 
+async def test_the_end_of_a_run_is_announced_from_its_row_when_the_outbox_has_it_no_more(
+    outside: Outside,
+) -> None:
+    planner = outside.planner
+    await planner.stop(is_delivered=False)
+    stopping = f"run.stopping/{planner.run_id}"
+    first = json_format.Parse((await outside.waiting())[stopping], taskset_events.RunStopping())
+    await outside.pruned()
+    assert await outside.later() == 1
+    waiting = await outside.waiting()
+    again = json_format.Parse(waiting[stopping], taskset_events.RunStopping())
+    assert (again.ending, again.is_final, again.stopping_at) == (first.ending, False, first.stopping_at)
+    assert list(waiting)[-1] == stopping  # after it a trainer takes no group
+
+
 async def test_a_lost_session_failed_is_asked_for(outside: Outside) -> None:
     outside.trainer.failure = "out of memory: a batch of one row does not fit"
     await outside.later()
@@ -279,6 +301,39 @@ async def test_an_offer_without_an_answer_is_made_again(sources: SourcesHarness)
     assert offers
     assert await outside.later(run_id=run_id) == len(offers)
     assert set(await outside.waiting()) == {f"run.submitted/{run_id}", *offers}
+
+
+async def test_an_offer_older_than_the_outbox_is_made_again_from_the_rows(sources: SourcesHarness) -> None:
+    evaluation = await sources.evaluation()
+    run_id = await sources.submit(drawing(evaluation, sampling=False))
+    await sources.plan(run_id)
+    offers = await sources.offers(run_id)
+    outside = Outside(sources.planner)
+    await outside.pruned()
+    assert offers
+    assert not await sources.offers(run_id)
+    assert await outside.later(run_id=run_id) == len(offers)
+    assert await sources.offers(run_id) == offers  # to the moment of the first offer
+    ids = [f"group.offered/{run_id}/{one.group_id}" for one in offers]
+    assert list(await outside.waiting()) == [f"run.submitted/{run_id}", *ids]
+
+
+async def test_an_offer_that_is_answered_meanwhile_is_neither_made_again_nor_counted(
+    sources: SourcesHarness, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    evaluation = await sources.evaluation()
+    run_id = await sources.submit(drawing(evaluation, sampling=False))
+    await sources.plan(run_id)
+    first, *others = await sources.offers(run_id)
+    outside = Outside(sources.planner)
+
+    async def session(_: str) -> SessionFact:
+        await sources.planner.apply(settled(run_id, first.group_id, source=evaluation))
+        return SessionFact("waiting", "", 0.0, 0)
+
+    monkeypatch.setattr(outside.trainer, "session", session)
+    assert await outside.later(run_id=run_id) == len(others)
+    assert f"group.offered/{run_id}/{first.group_id}" not in await outside.waiting()
 
 
 async def test_a_run_goes_on_when_the_bus_lost_everything_while_its_trainer_was_away(

@@ -159,7 +159,12 @@ def _drawing(report: SourceReport, *, no_sampling: bool = False, **facts: Any) -
             "11 groups of evaluations are on offer to the trainer: loss is nan",
         ),
         (
-            _drawing(SourceReport("e", 20, 11), no_sampling=True, supply=Supply(("run-e",), 16)),
+            _drawing(
+                SourceReport("e", 20, 11),
+                no_sampling=True,
+                supply=Supply(("run-e",), 16),
+                session=SessionFact("waiting", "", 1.0, 11),
+            ),
             "evaluation",
             "waiting for evaluations (run-e bring groups): a step takes 16 groups, the trainer has 11",
         ),

@@ -66,14 +66,14 @@ class EnvironmentClient:
             raise wire.open_error(error, f"open {episode_id}") from error
         return wire.opened_from_wire(response, self._address)
 
-    async def call_tool(self, lease: Lease, call: ToolCall) -> ToolResult:
+    async def call_tool(self, lease: Lease, call: ToolCall, *, limit_s: float | None = None) -> ToolResult:
         """Run one tool, and ask again while the replica is unreachable: the call id makes a repeat harmless.
 
-        Raises Unavailable, EpisodeBroken.
+        limit_s: a call that takes longer there ends as tool_timeout. Raises Unavailable, EpisodeBroken.
         """
         try:
             return await retry(
-                lambda: self._call_tool_once(lease, call),
+                lambda: self._call_tool_once(lease, call, limit_s),
                 budget_s=self._timeouts.unreachable_s,
                 first_pause_s=_FIRST_RETRY_S,
                 max_pause_s=_MAX_RETRY_S,
@@ -108,9 +108,13 @@ class EnvironmentClient:
             if not isinstance(error, grpc.aio.AioRpcError) or error.code() is not grpc.StatusCode.NOT_FOUND:
                 log.warning("lease_not_closed", extra={"lease_id": lease.lease_id, "why": str(error)})
 
-    async def _call_tool_once(self, lease: Lease, call: ToolCall) -> ToolResult:
+    async def _call_tool_once(self, lease: Lease, call: ToolCall, limit_s: float | None) -> ToolResult:
         request = service_pb2.CallToolRequest(
-            lease_id=lease.lease_id, call_id=call.call_id, name=call.name, arguments_json=call.arguments_json
+            lease_id=lease.lease_id,
+            call_id=call.call_id,
+            name=call.name,
+            arguments_json=call.arguments_json,
+            limit_s=limit_s,
         )
         try:
             response = await self._stub(lease.address).CallTool(request, timeout=self._timeouts.tool_s)

@@ -41,7 +41,7 @@ MISSING: Final[Mapping[EpisodeFailure, str]] = {
     "as one of its outside world (`external_errors`: ConnectionError, a lost MCP server, "
     "upcycle.InfrastructureError)",
     EpisodeFailure.TIMEOUT: "the deadline passed while the episode waited: for an engine, a slot, the store, "
-    "the network, or the policy's tokens",
+    "the network, the policy's tokens, or a call whose environment said nothing",
     EpisodeFailure.ENGINE_ERROR: "the engine's answer was no completion",
     EpisodeFailure.SAMPLER_ERROR: "a bug of the sampler",
     EpisodeFailure.BODY_CORRUPT: "the stored trajectory could not be read",
@@ -53,7 +53,8 @@ MISSING: Final[Mapping[EpisodeFailure, str]] = {
 ATTRIBUTABLE: Final[Mapping[EpisodeFailure, str]] = {
     EpisodeFailure.POLICY_UNREADABLE: "the conversation cannot go on after a turn of the policy",
     EpisodeFailure.TOOL_TIMEOUT: "a tool that the policy called blocked its environment beyond the tool's "
-    "time, used up the processor time, or took most of the time until the episode's deadline",
+    "time, used up the processor time, or took most of the time until the episode's deadline, also where it "
+    "was still running then and its environment said so",
     EpisodeFailure.PROCESS_ENDED: "the environment's process ended, or was killed for its memory, in a call "
     "of the policy",
     EpisodeFailure.ANSWER_ERROR: "the scenario raised, yielded no valid reward, hung or died on this answer, "

@@ -39,6 +39,8 @@ class EpisodeTask:
     seed: int | None
     """Of the episode, which the planner derived from the run's; None: sampled without a seed."""
     deadline: datetime | None
+    time_s: float | None = None
+    """What the planner waits, at least, for an episode whose environment was opened."""
     failures_are_missing: bool = False
     """In its run, a failure that the policy caused is no 0."""
 

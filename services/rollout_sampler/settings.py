@@ -24,7 +24,8 @@ class RolloutSamplerSettings(ServiceSettings):
     episode_timeout_s: float = Field(120.0, gt=0)
     """Longest play of one episode."""
     late_start_s: float = Field(30.0, gt=0)
-    """Least time for an episode whose deadline is near or past when it starts."""
+    """Least time for an episode whose deadline is near or past when it starts; at most its run's
+    episode_deadline_s."""
     retry_s: float = Field(30.0, gt=0)
     """Longest wait in the middle of an episode for an engine or the object store to come back."""
     turn_timeout_s: float = Field(60.0, gt=0)

@@ -41,8 +41,15 @@ def task_from_wire(message: taskset_events.EpisodeRequested) -> EpisodeTask:
         sampling=_sampling(message.sampling),
         seed=message.sampling.seed if message.sampling.HasField("seed") else None,
         deadline=moment_of(message.deadline) if message.HasField("deadline") else None,
+        time_s=_time_s(message),
         failures_are_missing=message.failures_are_missing,
     )
+
+
+def _time_s(message: taskset_events.EpisodeRequested) -> float | None:
+    if not (message.HasField("deadline") and message.HasField("requested_at")):
+        return None
+    return (moment_of(message.deadline) - moment_of(message.requested_at)).total_seconds()
 
 
 def _policy(message: common_pb2.PolicySelector) -> PolicyWanted:

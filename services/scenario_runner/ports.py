@@ -28,8 +28,11 @@ class LiveEnvironment(Protocol):
     def tools(self) -> tuple[ToolSpec, ...]:
         """What the policy may call."""
 
-    async def call_tool(self, name: str, arguments: Mapping[str, Any]) -> ToolOutcome:
-        """Raises PolicyFault, EnvironmentLost, EpisodeFault. What a tool raises is an outcome."""
+    async def call_tool(
+        self, name: str, arguments: Mapping[str, Any], *, limit_s: float | None = None
+    ) -> ToolOutcome:
+        """Raises PolicyFault, also where the call takes longer than limit_s, EnvironmentLost, EpisodeFault.
+        What a tool raises is an outcome."""
 
     async def grade(self, answer: str, transcript: Mapping[str, Any]) -> Grade:
         """Raises EpisodeFault, EpisodeTimeout, EnvironmentLost, PolicyFault."""

@@ -54,7 +54,9 @@ class StubEnvironment:
         self._episode = episode
         self._rules = rules
 
-    async def call_tool(self, name: str, arguments: Mapping[str, Any]) -> ToolOutcome:
+    async def call_tool(
+        self, name: str, arguments: Mapping[str, Any], *, limit_s: float | None = None
+    ) -> ToolOutcome:
         raise EpisodeFault(EpisodeFailure.SCENARIO_ERROR, f"there is no tool {name}")
 
     async def grade(self, answer: str, transcript: Mapping[str, Any]) -> Grade:

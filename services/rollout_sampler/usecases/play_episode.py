@@ -72,7 +72,14 @@ class PlayEpisode:
     ) -> PlayOutcome:
         grader_needs_it = False
         try:
-            player = EpisodePlayer(task, environment, form, self._deps.engines, self._deps.environments)
+            player = EpisodePlayer(
+                task,
+                environment,
+                form,
+                self._deps.engines,
+                self._deps.environments,
+                time_s=self._time_left_s(task),
+            )
             failure = await self._play(task, player, body)
             if failure is not None and not _is_zero(task, body, failure):
                 return self._failed(body, failure)
@@ -98,18 +105,21 @@ class PlayEpisode:
             body.failure.CopyFrom(policy_failure(failure.kind, failure.detail))
 
     def _time_left_s(self, task: EpisodeTask) -> float:
-        """The planner sends the command again at the deadline: stop before it, but give a late start time."""
+        """Until the deadline, but give a late start time: no more than the planner waits for it."""
         if task.deadline is None:
             return self._limits.episode_s
         left_s = (task.deadline - self._now()).total_seconds()
-        return min(self._limits.episode_s, max(self._limits.late_start_s, left_s))
+        late_s = self._limits.late_start_s
+        if task.time_s is not None and task.time_s > 0:
+            late_s = min(late_s, task.time_s)
+        return min(self._limits.episode_s, max(late_s, left_s))
 
     async def _play(
         self, task: EpisodeTask, player: EpisodePlayer, body: TrajectoryBody
     ) -> EpisodeBroken | None:
         """Why the episode ended without an answer to grade. Raises Unavailable."""
         try:
-            async with deadline(f"episode {task.identity.episode_id} to be played", self._time_left_s(task)):
+            async with deadline(f"episode {task.identity.episode_id} to be played", player.time_s):
                 await player.play_into(body, self._limits, self._new_nonce())
         except EpisodeBroken as error:
             return error

@@ -22,6 +22,8 @@ from upcycle.retrying import retry
 
 _FIRST_RETRY_S: Final = 0.1
 _MAX_RETRY_S: Final = 1.0
+_ANSWER_MARGIN_S: Final = 2.0
+"""In which the environment's word that a call took too long comes before the episode's deadline."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +49,8 @@ class EpisodePlayer:
         form: PolicyFormat,
         engines: LeasedEngines,
         environments: EnvironmentClient,
+        *,
+        time_s: float,
     ) -> None:
         self._task = task
         self._environment = environment
@@ -55,6 +59,8 @@ class EpisodePlayer:
         self._stop_token_ids = tuple(sorted(form.chat.stop_token_ids))
         self._engines = engines
         self._environments = environments
+        self.time_s = time_s
+        """How long the episode may take."""
         self._began_s = asyncio.get_running_loop().time()
         self.engine_id = ""
         """Of the engine that sampled last."""
@@ -191,11 +197,24 @@ class EpisodePlayer:
 
     async def _run_tool(self, call: ToolCall, max_chars: int) -> ToolResult:
         with telemetry.tool_span(self._task, call.name, call.call_id) as span, telemetry.TOOL_S.time():
-            result = await self._environments.call_tool(self._environment.lease, call)
+            result = await self._environments.call_tool(
+                self._environment.lease, call, limit_s=self._tool_limit_s()
+            )
             if result.is_error:
                 span.set_attribute("error.type", "tool_error")
         result.content = clip_text(result.content, max_chars)
         return result
+
+    def _tool_limit_s(self) -> float | None:
+        """The time that is left for a call, where one that takes all of it makes the episode mostly tools.
+
+        Else None: that the deadline cuts such a call off is not the policy's failure.
+        """
+        elapsed_s = self._elapsed_s()
+        left_s = self.time_s - elapsed_s
+        limit_s = left_s - min(_ANSWER_MARGIN_S, left_s / 5)
+        is_mostly_tools = self.tools_s + limit_s > (elapsed_s + limit_s) / 2
+        return limit_s if limit_s > 0 and is_mostly_tools else None
 
     def _reply(self, turn: Turn) -> list[int]:
         try:

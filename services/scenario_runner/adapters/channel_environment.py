@@ -1,8 +1,9 @@
 """An environment that is reached over a control channel; translates the channel's errors."""
 
+import asyncio
 import time
 from collections.abc import Awaitable, Callable, Mapping
-from typing import Any, TypeVar
+from typing import Any, Final, TypeVar
 
 from episodes import EpisodeFailure
 from scenario_runner.domain.environments import (
@@ -26,6 +27,9 @@ from upcycle.errors import RewardInvalid
 from upcycle.rewards import evaluation_result
 
 T = TypeVar("T")
+
+_SLICE_S: Final = 1.0
+"""A limited call is timed in slices: a process that froze counts one of them, not the time it was frozen."""
 
 ToolCaller = Callable[[str, Mapping[str, Any]], Awaitable[ToolResult]]
 
@@ -62,12 +66,14 @@ class ChannelEnvironment:
         listed = await self._guarded("tools", self._channel.list_tools(timeout_s=self._timeouts.start_s))
         self.tools = tuple(listed)
 
-    async def call_tool(self, name: str, arguments: Mapping[str, Any]) -> ToolOutcome:
-        """Raises PolicyFault (the call ended or blocked its process), EnvironmentLost, EpisodeFault
-        (the outside world failed). What a tool raises is an outcome."""
+    async def call_tool(
+        self, name: str, arguments: Mapping[str, Any], *, limit_s: float | None = None
+    ) -> ToolOutcome:
+        """Raises PolicyFault (the call ended or blocked its process, or took longer than limit_s),
+        EnvironmentLost, EpisodeFault (the outside world failed). What a tool raises is an outcome."""
         started, died_before = time.monotonic(), self._channel.is_closed
         try:
-            result = await self._guarded(f"tool {name}", self._called(name, arguments))
+            result = await self._limited(name, self._called(name, arguments), limit_s)
         except EpisodeError as error:
             raise self._blamed(error, is_idle=died_before) from error
         self._was_called = True
@@ -114,6 +120,23 @@ class ChannelEnvironment:
         with understood("the prompt"):
             rows = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else prompt
             return tuple(map(_message, rows))
+
+    async def _limited(self, name: str, call: Awaitable[T], limit_s: float | None) -> T:
+        guarded = self._guarded(f"tool {name}", call)
+        if limit_s is None or limit_s >= self._timeouts.tool_s:
+            return await guarded
+        running, left_s = asyncio.ensure_future(guarded), limit_s
+        try:
+            while left_s > 0:
+                await asyncio.wait([running], timeout=min(_SLICE_S, left_s))
+                if running.done():
+                    return running.result()
+                left_s -= _SLICE_S
+        finally:
+            running.cancel()
+        raise EpisodeTimeout(
+            f"tool {name} took longer than the {limit_s:.1f} s that its episode had left for it"
+        )
 
     async def _called(self, name: str, arguments: Mapping[str, Any]) -> ToolResult:
         try:

@@ -31,7 +31,11 @@ class EnvironmentServicer(EnvironmentServiceServicer):
         """Call a tool, once per call id."""
         with telemetry.CALL_S.labels("call_tool").time():
             outcome = await self._leases.call_tool(
-                request.lease_id, request.call_id, request.name, request.arguments_json
+                request.lease_id,
+                request.call_id,
+                request.name,
+                request.arguments_json,
+                limit_s=request.limit_s if request.HasField("limit_s") else None,
             )
             return pb.CallToolResponse(
                 content=outcome.content,

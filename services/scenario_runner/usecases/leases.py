@@ -124,15 +124,18 @@ class Leases:
         await self._limit_leases_of(episode_id, lease.lease_id)
         return Opened(lease.lease_id, environment.prompt, environment.tools, expires_at)
 
-    async def call_tool(self, lease_id: str, call_id: str, name: str, arguments_json: str) -> ToolOutcome:
+    async def call_tool(
+        self, lease_id: str, call_id: str, name: str, arguments_json: str, *, limit_s: float | None = None
+    ) -> ToolOutcome:
         """Call a tool once per call id. What the tool refuses or raises is an outcome with is_error.
 
+        limit_s: a longer call ends as the policy's failure; a repeat waits for the call of the first.
         Raises UnknownLease, PolicyFault, EnvironmentLost, EpisodeFault.
         """
         lease = self._live(lease_id)
         call = lease.calls.get(call_id)
         if call is None:
-            call = asyncio.ensure_future(self._call(lease, name, arguments_json))
+            call = asyncio.ensure_future(self._call(lease, name, arguments_json, limit_s))
             lease.calls[call_id] = call
         # Shielded: a caller that gives up must not undo a call that its retry will ask for again.
         return await asyncio.shield(call)
@@ -198,14 +201,17 @@ class Leases:
         opened, self._opened = self._opened, []
         return opened
 
-    async def _call(self, lease: _Lease, name: str, arguments_json: str) -> ToolOutcome:
+    async def _call(
+        self, lease: _Lease, name: str, arguments_json: str, limit_s: float | None
+    ) -> ToolOutcome:
         try:
             arguments = json.loads(arguments_json or "{}")
         except ValueError as error:
             return ToolOutcome(f"{name}: arguments are not JSON: {error}", True, False, 0.0)
         if not isinstance(arguments, dict):
             return ToolOutcome(f"{name}: arguments are not a JSON object", True, False, 0.0)
-        return await self._ending_on_failure(lease, lease.environment.call_tool(name, arguments))
+        called = lease.environment.call_tool(name, arguments, limit_s=limit_s)
+        return await self._ending_on_failure(lease, called)
 
     async def _grade(self, lease: _Lease, transcript: ScenarioTranscript) -> Grade:
         try:

@@ -5,6 +5,7 @@ A grade may stand already and not have been read yet: an episode of the plan cha
 
 from collections.abc import Collection
 from datetime import timedelta
+from typing import Final
 
 from episodes import EpisodeFailure
 from scenario_runner.adapters.sql_plan import PlanUnit
@@ -13,6 +14,9 @@ from upcycle.api.taskset.v1.events_pb2 import EpisodeFailed
 
 OVERDUE = EpisodeFailure.TIMEOUT
 """Failure of an episode that was not graded in time: the only one that this service decides."""
+
+MARGIN_S: Final = 5.0
+"""The sampler ends an episode at its deadline and knows whose failure that was: its word comes first."""
 
 
 def has_overdue(unit: PlanUnit, run: RunRecord) -> bool:
@@ -37,7 +41,8 @@ def overdue(unit: PlanUnit, run: RunRecord, at_grader: Collection[str] = ()) -> 
 
 
 def _opened_too_long_ago(unit: PlanUnit, run: RunRecord) -> list[EpisodeRow]:
-    return unit.overdue(run.run_id, unit.now - timedelta(seconds=run.spec.episode_deadline_s))
+    waits_s = run.spec.episode_deadline_s + MARGIN_S
+    return unit.overdue(run.run_id, unit.now - timedelta(seconds=waits_s))
 
 
 def _alive_s(unit: PlanUnit, episode: EpisodeRow) -> float:

@@ -161,6 +161,7 @@ class EnvironmentDouble(service_pb2_grpc.EnvironmentServiceServicer):
         self.kind: str | None = None
         self.fail_calls: list[grpc.StatusCode] = []
         self.tool_s = 0.01
+        self.is_frozen = False
         self.open_leases: dict[str, str] = {}
         self.opened: list[str] = []
         self.closed: list[str] = []
@@ -215,6 +216,8 @@ class EnvironmentDouble(service_pb2_grpc.EnvironmentServiceServicer):
     async def CallTool(
         self, request: environment_pb2.CallToolRequest, context: Context
     ) -> environment_pb2.CallToolResponse:
+        if self.is_frozen:
+            await asyncio.sleep(3600)
         if self.fail_calls:
             await self._fail(context, self.fail_calls.pop(0), "as the test wants")
         if request.lease_id not in self.open_leases:

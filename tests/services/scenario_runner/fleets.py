@@ -82,8 +82,11 @@ class Fleet:
         self.played[opened.lease_id] = episode
         return opened
 
-    async def call(self, opened: Opened, name: str, args: str = "{}", call_id: str = "") -> Any:
-        return await self.leases.call_tool(opened.lease_id, call_id or f"call-{next(self._ids)}", name, args)
+    async def call(
+        self, opened: Opened, name: str, args: str = "{}", call_id: str = "", limit_s: float | None = None
+    ) -> Any:
+        call_id = call_id or f"call-{next(self._ids)}"
+        return await self.leases.call_tool(opened.lease_id, call_id, name, args, limit_s=limit_s)
 
     async def grade(self, opened: Opened, answer: str = "x", *turns: Turn) -> Any:
         """Grade the trajectory that the sampler stored."""

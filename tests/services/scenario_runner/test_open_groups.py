@@ -11,6 +11,7 @@ from tests.services.scenario_runner.planning import PlannerHarness, check_conser
 from scenario_runner.domain.facts import GroupSettled
 from scenario_runner.domain.plan import MAX_ATTEMPTS
 from scenario_runner.domain.runs import Counts, EpisodeState, RunState
+from scenario_runner.usecases.overdue import MARGIN_S
 from upcycle.run_config import RunSpec
 
 DEADLINE_S = 10
@@ -38,7 +39,7 @@ async def timed_out(planner: PlannerHarness, group: int) -> None:
 async def one_timeout(planner: PlannerHarness, group: int) -> None:
     members = await left_in(planner, group)
     await planner.do(lambda unit: unit.note_opened(members))
-    planner.now += timedelta(seconds=DEADLINE_S + 1)
+    planner.now += timedelta(seconds=DEADLINE_S + MARGIN_S + 1)
     await planner.sweep()
 
 
@@ -65,7 +66,7 @@ async def graded_after_its_last_timeout(planner: PlannerHarness, group: int) -> 
     first, second = await left_in(planner, group)
     for attempt in range(MAX_ATTEMPTS):
         await planner.do(lambda unit, row=f"{first[:-1]}{attempt}": unit.note_opened([row]))  # type: ignore[misc]
-        planner.now += timedelta(seconds=DEADLINE_S + 1)
+        planner.now += timedelta(seconds=DEADLINE_S + MARGIN_S + 1)
         await planner.sweep()
     await planner.apply(planner.graded(f"{first[:-1]}{MAX_ATTEMPTS - 1}"), planner.graded(second))
 
@@ -201,7 +202,7 @@ async def test_everything_that_times_out_ends_an_evaluation(planner: PlannerHarn
     for _ in range(MAX_ATTEMPTS * 4):
         rows = [row.episode_id for row in await planner.episodes() if row.is_unsettled]
         await planner.do(lambda unit, rows=rows: unit.note_opened(rows))  # type: ignore[misc]
-        planner.now += timedelta(seconds=DEADLINE_S + 1)
+        planner.now += timedelta(seconds=DEADLINE_S + MARGIN_S + 1)
         await planner.sweep()
         await planner.plan_all()
     run, counts = await planner.run(), await counts_of(planner)
@@ -226,7 +227,7 @@ async def test_an_episode_that_waits_for_the_grader_is_charged_no_attempt(planne
     members = planner.members(0)
     await planner.do(lambda unit: unit.note_opened(members))
     for _ in range(MAX_ATTEMPTS):
-        planner.now += timedelta(seconds=DEADLINE_S + 1)
+        planner.now += timedelta(seconds=DEADLINE_S + MARGIN_S + 1)
         await planner.sweep(at_grader=members)
     assert await left_in(planner, 0) == members
     await planner.apply(*map(planner.graded, members))
@@ -238,7 +239,7 @@ async def test_what_the_grader_does_not_have_times_out_beside_what_it_has(planne
     await planner.begin(quick(train_spec(prompts=1, staleness=0)), num_tasks=3)
     first, second = planner.members(0)
     await planner.do(lambda unit: unit.note_opened([first, second]))
-    planner.now += timedelta(seconds=DEADLINE_S + 1)
+    planner.now += timedelta(seconds=DEADLINE_S + MARGIN_S + 1)
     await planner.sweep(at_grader=[first])
     assert await left_in(planner, 0) == [first, f"{second[:-1]}1"]
     await check_conservation(planner)

@@ -17,6 +17,7 @@ from scenario_runner.adapters.sql_plan import SqlPlan
 from scenario_runner.domain import plan as decisions
 from scenario_runner.domain.facts import Advanced, Fact
 from scenario_runner.domain.runs import EpisodeState, RunState
+from scenario_runner.usecases.overdue import MARGIN_S
 from scenario_runner.usecases.planning import plan_more
 from sql_store import Database
 
@@ -142,7 +143,10 @@ async def test_what_is_overdue_fails_by_name_and_what_was_lost_is_queued_again(
     await planner.begin(replace(eval_spec(group_size=1), episode_deadline_s=10), num_tasks=2)
     opened, lost = [row.episode_id for row in await planner.episodes()]
     await planner.do(lambda unit: unit.note_opened([opened]))
-    planner.now += timedelta(seconds=11)
+    planner.now += timedelta(seconds=11)  # the word of its sampler comes first
+    await planner.sweep(queue_is_idle=False)
+    assert {row.state for row in await planner.episodes()} == {EpisodeState.PLANNED}
+    planner.now += timedelta(seconds=MARGIN_S)
     await planner.sweep(queue_is_idle=False)
     announced = await planner.announced()
     (failed,) = [row for row in await planner.episodes() if row.episode_id == opened]
@@ -159,7 +163,7 @@ async def test_a_grade_that_crossed_the_timeout_of_an_older_planner_stands(plann
     await planner.begin(replace(train_spec(), episode_deadline_s=10), num_tasks=3)
     slow, other = planner.members(0)[0], planner.members(1)[0]
     await planner.do(lambda unit: unit.note_opened([slow, other]))
-    planner.now += timedelta(seconds=11)
+    planner.now += timedelta(seconds=11 + MARGIN_S)
     await planner.sweep()
     states = {row.episode_id: row.state for row in await planner.episodes()}
     assert states[slow] is EpisodeState.FAILED

@@ -34,6 +34,7 @@ from scenario_runner.adapters.peers import PeerFacts
 from scenario_runner.domain.facts import Graded, Stopping
 from scenario_runner.domain.peer_facts import NOT_STARTED, SessionFact
 from scenario_runner.domain.runs import RunState
+from scenario_runner.usecases.overdue import MARGIN_S
 from scenario_runner.usecases.reconciling import Reconcile
 from sql_store.relay import prune
 from upcycle.api.taskset.v1 import events_pb2 as taskset_events
@@ -195,7 +196,7 @@ async def test_a_grade_that_beat_the_planners_timeout_is_announced_and_the_timeo
     await planner.begin(train_spec(prompts=1), num_tasks=3)
     members = planner.members(0)
     await planner.do(lambda unit: unit.note_opened(members))
-    planner.now += timedelta(seconds=train_spec().episode_deadline_s + 1)
+    planner.now += timedelta(seconds=train_spec().episode_deadline_s + MARGIN_S + 1)
     await planner.sweep()
     await planner.apply(*(with_body(planner, member) for member in members))
     outside = Outside(planner)
@@ -247,7 +248,7 @@ async def test_a_lost_session_failed_is_asked_for(outside: Outside) -> None:
 async def test_two_planners_announce_the_same_group_once(outside: Outside, sql_url: str) -> None:
     planner = outside.planner
     await outside.published()
-    planner.now += timedelta(seconds=DEADLINE_S + 1)
+    planner.now += timedelta(seconds=DEADLINE_S + MARGIN_S + 1)
     run = await planner.run()
     async with second_plan(planner, sql_url) as plan:
         other = Reconcile(plan, outside.trainer, deadline_s=DEADLINE_S)
@@ -281,7 +282,7 @@ async def test_a_planner_that_ends_at_any_point_of_it_leaves_the_rest_to_the_nex
         for owner, name in ((planner.plan, "read"), (outside.trainer, "session"), (planner.plan, "transact")):
             killed.setattr(owner, name, until_killed(getattr(owner, name)))
         await outside.published()
-        planner.now += timedelta(seconds=DEADLINE_S + 1)
+        planner.now += timedelta(seconds=DEADLINE_S + MARGIN_S + 1)
         with pytest.raises(Unavailable):
             await outside.reconcile(run, planner.now)
     assert await Outside(planner, Trainer(step=1)).later() == 1

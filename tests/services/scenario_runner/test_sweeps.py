@@ -20,6 +20,7 @@ from scenario_runner.domain.peer_facts import GraderFact
 from scenario_runner.domain.runs import EpisodeRow, EpisodeState
 from scenario_runner.loops import PlannerLoop, SweepLoop
 from scenario_runner.usecases.ending import stop_early
+from scenario_runner.usecases.overdue import MARGIN_S
 from scenario_runner.usecases.planning import PlanRules, plan_more
 from scenario_runner.usecases.views import find_run
 from upcycle.api.common.v1.common_pb2 import EpisodeIdentity
@@ -58,7 +59,7 @@ async def evaluation(sources: SourcesHarness) -> str:
     await sources.plan(run_id)
     opened = [row.episode_id for row in await sources.episodes(run_id)]
     await sources.planner.do(lambda unit: unit.note_opened(opened))
-    sources.planner.now += timedelta(seconds=eval_spec().episode_deadline_s + 1)
+    sources.planner.now += timedelta(seconds=eval_spec().episode_deadline_s + MARGIN_S + 1)
     return run_id
 
 
@@ -151,7 +152,7 @@ async def test_an_overdue_episode_ends_as_what_stands_about_it_says(
     said = others.stands[event_ids.episode_outcome(silent[0])]
     assert isinstance(said, EpisodeFailed)
     assert (said.kind, said.reported_by) == ("timeout", "scenario_runner")
-    assert said.usage.environment_s == eval_spec().episode_deadline_s + 1
+    assert said.usage.environment_s == eval_spec().episode_deadline_s + MARGIN_S + 1
 
 
 async def test_nothing_is_decided_about_what_a_stopping_run_left_ungraded(sources: SourcesHarness) -> None:
@@ -161,7 +162,7 @@ async def test_nothing_is_decided_about_what_a_stopping_run_left_ungraded(source
     opened = [row.episode_id for row in await sources.episodes(run_id)]
     await sources.planner.do(lambda unit: unit.note_opened(opened))
     await sources.planner.do(lambda unit: stop_early(unit, find_run(unit, run_id), "enough"))
-    sources.planner.now += timedelta(seconds=train_spec().episode_deadline_s + 1)
+    sources.planner.now += timedelta(seconds=train_spec().episode_deadline_s + MARGIN_S + 1)
     others, run = Others(), await sources.run(run_id)
     assert not await swept_by(sources, others)._overdue(run)
     assert others.stands == {}

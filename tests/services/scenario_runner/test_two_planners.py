@@ -17,6 +17,7 @@ from tests.services.scenario_runner.source_runs import SourcesHarness, eval_spec
 from scenario_runner.adapters.sql_plan import PlanUnit, SqlPlan
 from scenario_runner.domain.facts import Advanced, GroupSettled
 from scenario_runner.domain.runs import EpisodeState, Refused, RunState, RunView
+from scenario_runner.usecases.overdue import MARGIN_S
 from scenario_runner.usecases.planning import apply_facts
 from scenario_runner.usecases.submitting import SubmitRun, TraceContext
 from scenario_runner.usecases.supply import offer_more
@@ -90,7 +91,7 @@ async def test_a_grade_beside_a_sweep_is_either_in_time_or_too_late(
     await planner.begin(planning.train_spec(prompts=1, staleness=0), 4)
     members = planner.members(0)
     await planner.do(lambda unit: unit.note_opened(members))
-    planner.now += timedelta(seconds=planning.train_spec().episode_deadline_s + 1)
+    planner.now += timedelta(seconds=planning.train_spec().episode_deadline_s + MARGIN_S + 1)
 
     def grade(unit: PlanUnit) -> None:
         unit.prefetch([planner.group_id(0)])

@@ -5,6 +5,7 @@ in an environment. Those of the sampler: tests/services/rollout_sampler/test_pol
 import asyncio
 import os
 import signal
+import time
 from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
@@ -147,6 +148,33 @@ async def test_a_call_that_ends_its_environment_is_the_policys(
         await fleet.call(environment, tool)
     assert caught.value.failure_kind == kind
     assert await fleet.works()
+
+
+@pytest.mark.parametrize(("tool", "args"), [("blocks", "{}"), ("naps", '{"seconds": 29}')])
+async def test_a_call_beyond_its_callers_limit_is_the_policys(fleet: Fleet, tool: str, args: str) -> None:
+    environment = await opened(fleet)
+    with pytest.raises(PolicyFault, match=f"tool {tool} took longer than the 0.5 s") as caught:
+        await fleet.call(environment, tool, args, limit_s=0.5)
+    assert caught.value.failure_kind == "tool_timeout"
+    assert fleet.leases.num_alive == 0
+    assert await fleet.works()
+
+
+async def test_a_repeated_call_does_not_start_again_with_another_limit(fleet: Fleet) -> None:
+    environment = await opened(fleet)
+    first = asyncio.ensure_future(fleet.call(environment, "naps", '{"seconds": 1}', "one", limit_s=29.0))
+    await asyncio.sleep(0)
+    repeated = await fleet.call(environment, "naps", '{"seconds": 1}', "one", limit_s=0.01)
+    assert repeated is await first
+    assert repeated.content == "rested"
+
+
+async def test_the_time_in_which_the_runner_was_frozen_is_not_the_calls(fleet: Fleet) -> None:
+    environment = await opened(fleet)
+    call = asyncio.ensure_future(fleet.call(environment, "naps", '{"seconds": 2}', limit_s=5.0))
+    await asyncio.sleep(1)
+    time.sleep(6)  # noqa: ASYNC251 - nothing in this process goes on meanwhile, as after SIGSTOP
+    assert (await call).content == "rested"
 
 
 async def test_a_process_that_a_call_ends_later_is_the_policys(fleet: Fleet) -> None:

@@ -1,5 +1,6 @@
 """An environment in which each kind of failure can be caused: by the answer, by a call, or by neither."""
 
+import asyncio
 import json
 import os
 import signal
@@ -43,6 +44,13 @@ def blocks() -> str:
     """Blocks the whole process."""
     time.sleep(600)
     return ""
+
+
+@env.tool()
+async def naps(seconds: float) -> str:
+    """Takes its time and blocks nothing."""
+    await asyncio.sleep(seconds)
+    return "rested"
 
 
 @env.tool()

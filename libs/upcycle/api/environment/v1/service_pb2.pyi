@@ -110,11 +110,16 @@ class CallToolRequest(_message.Message):
     CALL_ID_FIELD_NUMBER: _builtins.int
     NAME_FIELD_NUMBER: _builtins.int
     ARGUMENTS_JSON_FIELD_NUMBER: _builtins.int
+    LIMIT_S_FIELD_NUMBER: _builtins.int
     lease_id: _builtins.str
     call_id: _builtins.str
     """the same id returns the recorded result: a retry has no second effect"""
     name: _builtins.str
     arguments_json: _builtins.str
+    limit_s: _builtins.float
+    """The call ends after so many seconds of it, as tool_timeout: tools that the policy called then took most of its
+    episode. Absent: only the environment's own limit ends it.
+    """
     def __init__(
         self,
         *,
@@ -122,12 +127,15 @@ class CallToolRequest(_message.Message):
         call_id: _builtins.str = ...,
         name: _builtins.str = ...,
         arguments_json: _builtins.str = ...,
+        limit_s: _builtins.float | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_limit_s", b"_limit_s", "limit_s", b"limit_s"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["arguments_json", b"arguments_json", "call_id", b"call_id", "lease_id", b"lease_id", "name", b"name"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_limit_s", b"_limit_s", "arguments_json", b"arguments_json", "call_id", b"call_id", "lease_id", b"lease_id", "limit_s", b"limit_s", "name", b"name"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
+    _WhichOneofReturnType__limit_s: _TypeAlias = _typing.Literal["limit_s"]  # noqa: Y015
+    _WhichOneofArgType__limit_s: _TypeAlias = _typing.Literal["_limit_s", b"_limit_s"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__limit_s) -> _WhichOneofReturnType__limit_s | None: ...
 
 Global___CallToolRequest: _TypeAlias = CallToolRequest  # noqa: Y015
 

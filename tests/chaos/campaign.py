@@ -22,6 +22,7 @@ from upcycle.platform import Addresses, Platform
 RECOVERY_LIMIT_S: Final = 120.0
 DRAIN_LIMIT_S: Final = 300.0
 SETTLE_LIMIT_S: Final = 120.0
+"""At the end, without another settled episode: what is in flight then counts as lost."""
 AUDIT_S: Final = 5.0
 
 
@@ -124,9 +125,11 @@ class Campaign:
         bus = EventBus(self.faults.stack.bus, client_name="chaos")
         await bus.start()
         try:
-            until = time.monotonic() + SETTLE_LIMIT_S
+            settled, until = -1, 0.0
             while True:
                 result = await audit(platform, bus, base.base.digest)
+                if result.settled > settled:
+                    settled, until = result.settled, time.monotonic() + SETTLE_LIMIT_S
                 if result.in_flight == 0 or time.monotonic() > until:
                     return result
                 self.say(f"{result.in_flight} of {result.requested} episodes are in flight")

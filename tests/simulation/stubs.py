@@ -122,8 +122,16 @@ class StubPlayer:
     tools_s = 0.0
 
     def __init__(
-        self, task: EpisodeTask, environment: object, version: int, engines: Any, environments: object
+        self,
+        task: EpisodeTask,
+        environment: object,
+        version: int,
+        engines: Any,
+        environments: object,
+        *,
+        time_s: float,
     ) -> None:
+        self.time_s = time_s
         self._version = version
         self._luck: Luck = engines.luck
 

@@ -211,9 +211,10 @@ async def test_what_cannot_be_replayed_is_refused_by_name(server: NatsServer) ->
         with pytest.raises(DeadLetterUndeliverable, match="does not say who gave it up"):
             await replay(server, unsigned)
         await replay(server, letter.number)
-        mark = (await eyes.jetstream.stream_info(DLQ)).state.last_seq
+        note = await eyes.jetstream.get_last_msg(DLQ, f"up.default.handled.{letter.number}")
+        assert note.seq is not None
         with pytest.raises(UnknownDeadLetter):  # the note of a replay is no letter
-            await replay(server, min(mark, unsigned + 1))
+            await replay(server, note.seq)
         second = max(one.number for one in await letters(server, 2) if one.number != unsigned)
     async with eyes_on(server) as eyes:
         await eyes.jetstream.delete_consumer("EVENTS", "moody")

@@ -18,7 +18,26 @@ from service_kit.ports import free_ports
 _READY_TIMEOUT_S = 60.0
 
 
-class NatsInContainer:
+class _InContainer:
+    """A container from the first start to the end of `with`."""
+
+    _container: DockerContainer
+
+    def start(self) -> None:
+        """Start (again) and wait until it answers."""
+        raise NotImplementedError
+
+    def __enter__(self) -> Self:
+        self.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._container.stop()
+
+
+class NatsInContainer(_InContainer):
     """The official image on deploy/nats/nats.conf, with start, stop, kill and restart like local_stack's
     NatsServer.
     """
@@ -65,15 +84,6 @@ class NatsInContainer:
         self.stop()
         self.start()
 
-    def __enter__(self) -> Self:
-        self.start()
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._container.stop()
-
     def _wrapped(self) -> Any:
         return self._container.get_docker_client().client.containers.get(
             self._container.get_wrapped_container().id
@@ -88,7 +98,7 @@ class NatsInContainer:
             return False
 
 
-class MinioInContainer:
+class MinioInContainer(_InContainer):
     """A MinIO with a bucket; start, kill and `with` as S3Server has them."""
 
     def __init__(self, image: str) -> None:
@@ -120,12 +130,3 @@ class MinioInContainer:
     def kill(self) -> None:
         """SIGKILL."""
         self._container.get_wrapped_container().kill()
-
-    def __enter__(self) -> Self:
-        self.start()
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._container.stop()

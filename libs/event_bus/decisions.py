@@ -82,7 +82,7 @@ class Decisions:
     async def decide(self, decisions: Sequence[Decision]) -> list[Message | None]:
         """Publish all or, where something stands about one of them, none. Returns what stands about each, in
         order: None where nothing does, because another one was refused. Of what stands, the stream of facts
-        gets another copy: whoever decides it again may do so because readers lack the first.
+        gets another copy: it may be decided again because readers lack the first.
 
         Raises EventTooLarge, UnknownEvent; Unavailable.
         """

@@ -11,23 +11,22 @@ from typing import Final
 from upcycle.errors import Failed, UpcycleError
 
 _OF_FILES: Final = frozenset(
-    getattr(errno, name)
-    for name in [
-        "ENOSPC",
-        "EDQUOT",
-        "EFBIG",
-        "EROFS",
-        "EACCES",
-        "EPERM",
-        "EIO",
-        "ENOTDIR",
-        "EISDIR",
-        "EEXIST",
-        "ENOENT",
-        "EBUSY",
-        "ENAMETOOLONG",
-        "EMFILE",
-    ]
+    {
+        errno.ENOSPC,
+        errno.EDQUOT,
+        errno.EFBIG,
+        errno.EROFS,
+        errno.EACCES,
+        errno.EPERM,
+        errno.EIO,
+        errno.ENOTDIR,
+        errno.EISDIR,
+        errno.EEXIST,
+        errno.ENOENT,
+        errno.EBUSY,
+        errno.ENAMETOOLONG,
+        errno.EMFILE,
+    }
 )
 """What a file system answers; connections have other numbers."""
 

@@ -139,7 +139,7 @@ def _add_planner(
             plan,
             peer_facts,
             fleet=lambda: (leases.num_alive, settings.max_environments),
-            bus_alarms=lambda: bus.alarms(),
+            bus_alarms=bus.alarms,
         ),
         ClaimTasks(plan),
         prices=Prices(settings.engine_price, settings.trainer_price, settings.environment_price),
@@ -150,8 +150,7 @@ def _add_planner(
     service.add(Worker("planner", loop.run))
     service.add(Worker("sweeps", sweeps.run))
     server.add(add_TasksetServiceServicer_to_server, servicer, TASKSET_STATUSES)
-    up_to_date = UpToDate(NAME, bus.unread, now=utc_now)
-    _add_retention(service, settings, plan, registry, server, up_to_date)
+    _add_retention(service, settings, plan, registry, server, UpToDate(NAME, bus.unread, now=utc_now))
 
 
 def _add_retention(

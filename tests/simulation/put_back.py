@@ -45,7 +45,7 @@ BUGS: Final = (
         "        if found is not None:\n",
     ),
     Bug(
-        "a session that failed is told to nobody (F5)",
+        "a session that failed is told to no service (F5)",
         _PLANNING,
         "        case SessionFailed():\n",
         "        case SessionFailed() if run.spec.training is None:\n",

@@ -2,18 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Final
-
 from grpc_edge import Peer
-from upcycle.api.taskset.v1 import service_pb2, taskset_pb2
+from upcycle.api.taskset.v1 import service_pb2
 from upcycle.api.taskset.v1.service_pb2_grpc import TasksetServiceStub
 from upcycle.rpc import RemoteNotFound, peer_errors
-
-_OVER: Final = (
-    taskset_pb2.RUN_STATE_COMPLETED,
-    taskset_pb2.RUN_STATE_FAILED,
-    taskset_pb2.RUN_STATE_CANCELLED,
-)
+from upcycle.run_client import is_over
 
 
 class PlannedRuns:
@@ -33,4 +26,4 @@ class PlannedRuns:
                 reply = await self._stub.GetRun(service_pb2.GetRunRequest(run_id=run_id))
         except RemoteNotFound:
             return False
-        return reply.run.state in _OVER
+        return is_over(reply.run)

@@ -193,9 +193,8 @@ class InteractiveSession:
         return batch
 
     async def _claim(self, batch: PreparedBatch) -> None:
-        """Claim the tasks as training data, and keep the runs from retention, before anything is computed on
-        them. The planner decides, not the split in the stored body: a task may have been held out since.
-        Raises HeldOutInput."""
+        """Claim tasks as training data, and keep runs from retention, before anything is computed on them.
+        The planner decides, not the split in the stored body, which may be old. Raises HeldOutInput."""
         claims, by = self._deps.claims, f"interactive training of {self.model}"
         try:
             if batch.tasks or batch.runs:

@@ -16,7 +16,7 @@ OVERDUE = EpisodeFailure.TIMEOUT
 """Failure of an episode that was not graded in time: the only one that this service decides."""
 
 MARGIN_S: Final = 5.0
-"""The sampler ends an episode at its deadline and knows whose failure that was: its word comes first."""
+"""The sampler ends an episode at its deadline and knows whose failure that was, so it reports first."""
 
 
 def has_overdue(unit: PlanUnit, run: RunRecord) -> bool:

@@ -10,8 +10,6 @@ from opentelemetry import trace
 from opentelemetry.sdk.trace import TracerProvider
 from sqlalchemy import Connection, func, select, update
 from tests.conftest import NatsFactory
-from tests.libs.event_bus.support import eyes_on
-from tests.libs.event_bus.test_decisions import forget_ids
 from tests.libs.sql_store.support import OUTBOX, Remembering, eventually, opened, texts, write
 from tests.support.waiting import until
 
@@ -26,9 +24,8 @@ from event_bus import (
     UnknownEvent,
 )
 from event_bus.provision import provision
-from event_bus.topology import EVENTS
 from identities.errors import InvalidIdentity
-from sql_store import Database, OutboxRelay, enqueue, enqueue_again, enqueue_command, publish_again
+from sql_store import Database, OutboxRelay, enqueue, enqueue_command
 from sql_store.relay import prune
 from upcycle.api.common.v1.common_pb2 import BlobRef, EpisodeIdentity
 from upcycle.api.taskset.v1.events_pb2 import EpisodeCancelled, EpisodeRequested
@@ -342,71 +339,3 @@ async def test_through_a_real_bus_and_its_kill_9(sql_url: str, nats_server: Nats
         assert found == [f"{run}{n}" for run in "abc" for n in range(20)]
         await relay.stop()
     await bus.stop()
-
-
-async def test_a_decision_that_finds_another_standing_is_done_with_and_holds_nothing_up(
-    sql_url: str, nats_server: NatsFactory
-) -> None:
-    server = nats_server()
-    await provision(server.url)
-    bus = EventBus(BusSettings(url=server.url), client_name="t", timings=BusTimings(drain_s=1, close_s=1))
-    await bus.start()
-    async with opened(sql_url) as db:
-        relay = OutboxRelay(db, bus, poll_s=0.1)
-        await bus.publish(GroupSettled(outcome="trained"), model="m", event_id="settled/g1", author="trainer")
-        await relay.start()
-        for name in ("g1", "g2"):
-            await db.run(partial(enqueue, event=EXCLUDED, event_id=f"settled/{name}", **BY_PLANNER))
-        await eventually(db, unpublished, list[str](), timeout_s=30)
-        found = []
-        async for delivery in bus.replay([GroupSettled], after_sequence=0):
-            found.append((delivery.event_id, delivery.message.outcome))
-            if len(found) == 2:
-                break
-        assert found == [("settled/g1", "trained"), ("settled/g2", "excluded")]
-        assert await db.run(refusals) == []
-        await relay.stop()
-    await bus.stop()
-
-
-async def test_what_stands_is_copied_again_where_the_facts_lost_it(
-    sql_url: str, nats_server: NatsFactory
-) -> None:
-    """g1 was settled by the trainer, g2 by nobody, g3 by the planner, whose row the outbox still has."""
-    server = nats_server()
-    await provision(server.url)
-    bus = EventBus(BusSettings(url=server.url), client_name="t", timings=BusTimings(drain_s=1, close_s=1))
-    await bus.start()
-
-    async def copies(count: int) -> list[tuple[str, str]]:
-        found: list[tuple[str, str]] = []
-        async with asyncio.timeout(30):
-            async for delivery in bus.replay([GroupSettled], after_sequence=0):
-                found.append((delivery.event_id, delivery.message.outcome))
-                if len(found) == count:
-                    return found
-        return found
-
-    async with opened(sql_url) as db:
-        relay = OutboxRelay(db, bus, poll_s=0.1)
-        await relay.start()
-        await bus.publish(GroupSettled(outcome="trained"), model="m", event_id="settled/g1", author="trainer")
-        await db.run(partial(enqueue, event=EXCLUDED, event_id="settled/g3", **BY_PLANNER))
-        await copies(2)
-        await eventually(db, unpublished, list[str](), timeout_s=30)
-        async with eyes_on(server) as eyes:
-            await eyes.jetstream.purge_stream(EVENTS)
-        await forget_ids(server)
-        for name in ("settled/g1", "settled/g2"):
-            await db.run(partial(enqueue_again, event=EXCLUDED, event_id=name, **BY_PLANNER))
-        await db.run(lambda sql: publish_again(sql, ["settled/g3", "settled/g4"]))
-        await eventually(db, unpublished, list[str](), timeout_s=30)
-        found = await copies(3)
-        assert dict(found) == {"settled/g1": "trained", "settled/g2": "excluded", "settled/g3": "excluded"}
-        await relay.stop()
-    await bus.stop()
-
-
-def refusals(connection: Connection) -> list[str]:
-    found = select(OUTBOX.c.refusal).where(OUTBOX.c.refusal.is_not(None))
-    return list(connection.execute(found).scalars())

@@ -1,5 +1,5 @@
 """A call that is still running when the time of its episode ends: the policy's failure where it took most of
-that time, as the environment measured it, and nobody's else. With environments in real processes.
+that time, as the environment measured it, and of no other part. With environments in real processes.
 """
 
 import asyncio

@@ -49,7 +49,7 @@ async def test_what_trained_although_it_was_settled_otherwise_keeps_its_lineage(
 async def test_what_a_run_trains_on_while_others_are_asked_stays(
     both: RetentionHarness, what: Removable
 ) -> None:
-    """Nobody was asked about that run: the episode is judged again by the next sweep."""
+    """No service was asked about that run: the episode is judged again by the next sweep."""
     old = both
     await old.settle(0, 1)
     if what is Removable.EPISODES:

@@ -1,4 +1,4 @@
-"""The counts of a run that is over, kept with it: whoever looks at it reads no episode."""
+"""The counts of a run that is over, kept with it: a look at the run reads no episode."""
 
 import sqlalchemy as sa
 from alembic import op

@@ -23,6 +23,7 @@ from sqlalchemy import (
     delete,
     false,
     func,
+    or_,
     update,
 )
 from sqlalchemy.dialects import postgresql, sqlite
@@ -58,6 +59,7 @@ def outbox_table(metadata: MetaData) -> Table:
 
 
 OUTBOX: Final = outbox_table(MetaData())
+_DONE_WITH: Final = or_(OUTBOX.c.published_at.is_not(None), OUTBOX.c.refusal.is_not(None))
 # Built once: building one costs as much as running it.
 _INSERTS: Final = {
     "postgresql": postgresql.insert(OUTBOX).on_conflict_do_nothing(),
@@ -90,20 +92,17 @@ def enqueue_again(connection: Connection, event: Message, *, event_id: str, **ad
     """Like `enqueue`, of a fact that the stream may have lost: it is published also if it was before.
 
     While the stream remembers its id, that adds nothing there. Of what decides, what stands is copied to the
-    facts again, whichever author said it.
+    facts again, whichever author said it. One that the bus refused is tried again.
     """
-    published = (OUTBOX.c.event_id == event_id, OUTBOX.c.published_at.is_not(None))
-    connection.execute(delete(OUTBOX).where(*published))
+    connection.execute(delete(OUTBOX).where(OUTBOX.c.event_id == event_id, _DONE_WITH))
     enqueue(connection, event, event_id=event_id, **address)
     connection.execute(update(OUTBOX).where(OUTBOX.c.event_id == event_id).values(again=True))
 
 
 def publish_again(connection: Connection, event_ids: Collection[str]) -> None:
     """The same of facts that the outbox still has, as they were; of others nothing happens."""
-    known = (OUTBOX.c.event_id.in_(sorted(event_ids)), OUTBOX.c.published_at.is_not(None))
-    connection.execute(
-        update(OUTBOX).where(*known, OUTBOX.c.refusal.is_(None)).values(published_at=None, again=True)
-    )
+    known = (OUTBOX.c.event_id.in_(sorted(event_ids)), _DONE_WITH)
+    connection.execute(update(OUTBOX).where(*known).values(published_at=None, refusal=None, again=True))
     give_notice(connection, TABLE_NAME)
 
 

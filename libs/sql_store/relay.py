@@ -2,8 +2,8 @@
 
 A row is marked after its PubAck, so a crash between the two publishes it again under the same id. The full
 command queue of one model holds up neither the other models' nor the facts. A decision that finds another
-standing is answered like a repeat: its row is done with. What the bus will never take is set aside with its
-reason.
+standing is answered like a repeat: its row is done with. What the bus refuses is set aside with its reason,
+named by `ready`, and tried again every minute.
 """
 
 import asyncio
@@ -18,7 +18,7 @@ from google.protobuf import symbol_database
 from google.protobuf.message import Message
 from opentelemetry import context, propagate
 from prometheus_client import Counter, Gauge
-from sqlalchemy import Connection, bindparam, delete, func, literal, or_, select, update
+from sqlalchemy import Connection, and_, bindparam, delete, func, literal, or_, select, update
 
 from event_bus.codec import Encoded
 from event_bus.delivery import PubAck
@@ -26,6 +26,7 @@ from event_bus.errors import BusError, QueueFull
 from event_bus.topology import DECISIONS, EVENTS, TASKS
 from sql_store.database import Database
 from sql_store.outbox import OUTBOX, TABLE_NAME
+from sql_store.refused import TRY_AGAIN_S, Refused, read_refused, refused_ids, set_aside, take_back
 from upcycle.errors import Unavailable
 
 _LOG = logging.getLogger(__name__)
@@ -36,7 +37,7 @@ _SQLITE_POLLS_RARELY: Final = 10
 """A SQLite file belongs to one process, whose own commits wake the relay: its polls are a precaution."""
 
 RELAYED: Final = Counter("upcycle_outbox_relayed", "Rows published from the outbox.", ["stream"])
-REFUSED: Final = Counter("upcycle_outbox_refused", "Rows that the bus will never take.", ["stream"])
+REFUSED: Final = Counter("upcycle_outbox_refused", "Times that the bus refused a row.", ["stream"])
 WAITING: Final = Gauge("upcycle_outbox_waiting", "Rows read and not yet published.", ["stream"])
 
 
@@ -62,9 +63,11 @@ class Row:
     again: bool
 
 
-_UNPUBLISHED: Final = OUTBOX.c.published_at.is_(None)
+_COLUMNS: Final = tuple(OUTBOX.c[name] for name in Row.__slots__)
+_UNPUBLISHED: Final = and_(OUTBOX.c.published_at.is_(None), OUTBOX.c.refusal.is_(None))
+_ONE_ROW: Final = select(*_COLUMNS).where(OUTBOX.c.id == bindparam("row_id"))
 _WAITING_ROWS: Final = (  # built once, as the others here: that costs several times what running them costs
-    select(*(OUTBOX.c[name] for name in Row.__slots__))
+    select(*_COLUMNS)
     .where(
         _UNPUBLISHED,
         OUTBOX.c.stream == bindparam("stream_"),
@@ -96,6 +99,7 @@ class OutboxRelay:
         *,
         poll_s: float = 0.5,
         keep: timedelta = timedelta(days=1),
+        try_refused_s: float = TRY_AGAIN_S,
         never_overtaken: Sequence[type[Message]] = (),
     ) -> None:
         """never_overtaken: facts that no command and no decision which was stored later overtakes. Whatever a
@@ -107,6 +111,8 @@ class OutboxRelay:
         self._poll_s = poll_s
         self._idle_s = poll_s * (_SQLITE_POLLS_RARELY if db.dialect == "sqlite" else 1)
         self._keep = keep
+        self._try_refused_s = try_refused_s
+        self._refused = Refused()
         self._wakeups = {stream: asyncio.Event() for stream in _STREAMS}
         self._tasks: list[asyncio.Task[None]] = []
         self._stopping = False
@@ -117,6 +123,7 @@ class OutboxRelay:
         self._db.listen(TABLE_NAME, lambda: self._wake_from_thread(loop))
         self._tasks = [asyncio.create_task(self._run(stream), name=f"outbox/{stream}") for stream in _STREAMS]
         self._tasks.append(asyncio.create_task(self._prune(), name="outbox/prune"))
+        self._tasks.append(asyncio.create_task(self._try_refused(), name="outbox/refused"))
 
     async def stop(self) -> None:
         """Publish what is already committed if the bus takes it now, then end. The rest stays for the
@@ -132,9 +139,9 @@ class OutboxRelay:
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
     def ready(self) -> str | None:
-        """Publishing."""
+        """Publishing; an alarm while the bus refuses rows."""
         is_running = bool(self._tasks) and all(not task.done() for task in self._tasks)
-        return None if is_running else "not running"
+        return self._refused.alarm() if is_running else "not running"
 
     def _wake(self) -> None:
         for wakeup in self._wakeups.values():
@@ -202,6 +209,7 @@ class OutboxRelay:
                     break
                 except (BusError, KeyError) as error:
                     await self._set_aside(row, error)
+                    continue
                 confirmed.append(row.id)
         finally:
             if confirmed:
@@ -223,11 +231,46 @@ class OutboxRelay:
         REFUSED.labels(row.stream).inc()
         extra = {"event_id": row.event_id, "schema": row.schema, "error": repr(error)}
         _LOG.error("outbox_row_refused", extra=extra)
-        await self._db.run(
-            lambda connection: connection.execute(
-                update(OUTBOX).where(OUTBOX.c.id == row.id).values(refusal=repr(error))
-            )
+
+        def stored(connection: Connection) -> Refused:
+            set_aside(connection, row.id, repr(error))
+            return read_refused(connection)
+
+        self._refused = await self._db.run(stored)
+
+    async def _try_refused(self) -> None:
+        """At the start and every minute: publish what was refused, or name it."""
+        while True:
+            try:
+                for row_id in await self._db.run(refused_ids):
+                    await self._try_again(row_id)
+                self._refused = await self._db.run(read_refused)
+            except Unavailable as error:
+                _LOG.warning("refused_rows_wait", extra={"error": str(error)})
+            await asyncio.sleep(self._try_refused_s)
+
+    async def _try_again(self, row_id: int) -> None:
+        """Raises Unavailable."""
+        found = await self._db.run(
+            lambda connection: connection.execute(_ONE_ROW, {"row_id": row_id}).one_or_none()
         )
+        if found is None:
+            return
+        row = Row(*found)
+        try:
+            await self._publish(row)
+        except QueueFull as error:
+            raise Unavailable(str(error)) from error
+        except (BusError, KeyError) as error:
+            await self._set_aside(row, error)
+            return
+        _LOG.warning("refused_row_published", extra={"event_id": row.event_id})
+
+        def taken(connection: Connection) -> None:
+            take_back(connection, row_id)
+            _mark_published(connection, [row_id])
+
+        await self._db.run(taken)
 
     async def _prune(self) -> None:
         while True:

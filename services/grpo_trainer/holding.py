@@ -26,7 +26,7 @@ from typing import Final
 
 from grpo_trainer.adapters.trainers_store import TrainersStore
 from grpo_trainer.domain.errors import ModelBusy
-from grpo_trainer.domain.trainers import TrainerRecord, Watch
+from grpo_trainer.domain.trainers import StartingPoint, TrainerRecord, Watch, latest_starting_point
 from grpo_trainer.retrying import RetryUntilAvailable
 from upcycle.errors import Unavailable
 
@@ -71,8 +71,8 @@ class ModelHolding:
         """Of the TrainingService of this process."""
         self.able: Callable[[], str | None] = lambda: None
         """Why this process cannot work now: then others take its models."""
-        self.bound: Callable[[], int] = lambda: 0
-        """See TrainerRecord.bound."""
+        self.starting_point: Callable[[], StartingPoint] = StartingPoint
+        """Where a process would start that started now."""
         self._store = store
         self._lease_s = lease_s
         self._max_models = max_models
@@ -88,14 +88,14 @@ class ModelHolding:
         self._now = asyncio.Event()
         self._changed = asyncio.Condition()
 
-    async def begin(self) -> int:
-        """Look around, and write the first record. Returns the largest bound of all records. Raises
+    async def begin(self) -> StartingPoint:
+        """Look around, and write the first record. Returns the latest starting point of all records. Raises
         Unavailable."""
         look = await self._store.look()
         former = look.records.get(self.name)
         self._beat = 0 if former is None else former.beat
-        first = max((one.bound for one in look.records.values()), default=0)
-        await self.tick(bound=first)
+        first = latest_starting_point(look.records.values())
+        await self.tick(point=first)
         return first
 
     async def run(self) -> None:
@@ -124,15 +124,15 @@ class ModelHolding:
         for held in self._held.values():
             held.lost.set()
         self._held.clear()
-        await self._write(able=False, bound=self.bound())
+        await self._write(able=False)
 
-    async def tick(self, *, bound: int | None = None) -> None:
-        """One round. bound: of the record, instead of the current one."""
+    async def tick(self, *, point: StartingPoint | None = None) -> None:
+        """One round. point: of the record, instead of the current one."""
         async with self._one_tick:
             why = self.able()
             for model in [model for model in self._held if not self._wanted[model]]:
                 del self._held[model]
-            await self._write(able=why is None, bound=self.bound() if bound is None else bound)
+            await self._write(able=why is None, point=point)
             await self._look()
             if why is None:
                 for model in list(self._wanted):
@@ -142,13 +142,13 @@ class ModelHolding:
         async with self._changed:
             self._changed.notify_all()
 
-    async def _write(self, *, able: bool, bound: int) -> None:
-        began = self._monotonic()
+    async def _write(self, *, able: bool, point: StartingPoint | None = None) -> None:
+        began, point = self._monotonic(), point or self.starting_point()
         self._beat += 1
         room = max(0, self._max_models - len(self._held))
-        models = tuple(sorted(self._held))
+        held, address = tuple(sorted(self._held)), self.address()
         await self._store.write(
-            TrainerRecord(self.name, self._beat, self.address(), models, room, bound, able)
+            TrainerRecord(self.name, self._beat, address, held, room, point.bound, able, point.open_runs)
         )
         self._renewed = began
 
@@ -183,7 +183,7 @@ class ModelHolding:
             return
         self._free_since.pop(model, None)
         self._held[model] = HeldModel(model, token, self.name)
-        await self._write(able=True, bound=self.bound())
+        await self._write(able=True)
         await self._look()  # a lease that was deleted meanwhile does not make an old number new
         if model in self._held:
             log.info("lease_taken", extra={"model": model, "token": token, "before": str(before)})

@@ -18,10 +18,21 @@ _UNLISTED_LOOKS: Final = 3
 
 
 @dataclass(frozen=True, slots=True)
+class StartingPoint:
+    """Where a trainer process starts: it replays the facts after a sequence of the stream, and follows the
+    runs that were submitted before it and are not closed. bound: every run that was submitted up to this
+    sequence has a folder in the object store, or is among the open runs. open_runs: model and id of each that
+    is not closed; None where a record of version 0.3 does not say it: then the folders do."""
+
+    bound: int = 0
+    open_runs: tuple[tuple[str, str], ...] | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class TrainerRecord:
     """What a trainer process says of itself. beat: grows with each record. models: those that it holds.
-    room: how many more it can hold. bound: every run that was submitted up to this sequence of the stream has
-    a folder in the object store. able: False while it cannot work, so that others take its models."""
+    room: how many more it can hold. bound, open_runs: see StartingPoint. able: False while it cannot work, so
+    that others take its models."""
 
     name: str
     beat: int
@@ -30,6 +41,22 @@ class TrainerRecord:
     room: int = 0
     bound: int = 0
     able: bool = True
+    open_runs: tuple[tuple[str, str], ...] | None = None
+
+    @property
+    def starting_point(self) -> StartingPoint:
+        """Where another process may start."""
+        return StartingPoint(self.bound, self.open_runs)
+
+
+def latest_starting_point(records: Collection[TrainerRecord]) -> StartingPoint:
+    """The largest bound, and the runs that any process has as open: a record with the largest bound may be
+    older than the others, if the stream was made anew. A run that was closed since is found closed."""
+    points = [one.starting_point for one in records]
+    if not points or any(point.open_runs is None for point in points):
+        return StartingPoint(max((point.bound for point in points), default=0))
+    open_runs = {run for point in points for run in point.open_runs or ()}
+    return StartingPoint(max(point.bound for point in points), tuple(sorted(open_runs)))
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Sequence
 from typing import Final
 
 from grpo_trainer.domain.alarms import AlarmLimits
 from grpo_trainer.domain.errors import UnknownSession
 from grpo_trainer.domain.failures import BrokenRun, FailedRun
 from grpo_trainer.domain.states import SessionState
-from grpo_trainer.domain.trainers import TrainerRecord
+from grpo_trainer.domain.trainers import StartingPoint, TrainerRecord
 from grpo_trainer.retrying import RetryUntilAvailable
 from grpo_trainer.runs.deps import RunDeps
 from grpo_trainer.runs.failing import Failures
 from grpo_trainer.runs.group_buffer import RunOver
 from grpo_trainer.runs.reopening import OpenRun
 from grpo_trainer.runs.session import TrainingSession
+from grpo_trainer.runs.watermark import ReplayWatermark
 
 _MAX_ENDED: Final = 16
 """Sessions of ended runs that are kept to be shown."""
@@ -24,12 +26,14 @@ _MAX_ENDED: Final = 16
 class KnownRuns:
     """Open runs, with their sessions where this process holds them; failed runs; the newest that ended."""
 
-    def __init__(self, deps: RunDeps, failures: Failures) -> None:
+    def __init__(self, deps: RunDeps, failures: Failures, watermark: ReplayWatermark) -> None:
         self.holding = deps.holding
         self.failures = failures
+        self.watermark = watermark
         self.retry = RetryUntilAvailable()
         self._deps = deps
         self._open: dict[str, OpenRun] = {}
+        self._unclosed: dict[str, str] = {}
         self._sessions: dict[str, TrainingSession] = {}
         self._ended_runs: deque[str] = deque()
 
@@ -48,6 +52,22 @@ class KnownRuns:
         """Runs whose `run.finished` is not read yet, failed ones included."""
         failed = [run.failure.run_id for run in self.failures.all if not run.closed]
         return [*self._open, *(run_id for run_id in failed if run_id not in self._open)]
+
+    def _starting_point(self) -> StartingPoint:
+        """Where a trainer would start that started now. Runs that this process leaves as it ends are not
+        closed."""
+        failed = {run.failure.run_id: run.failure.model for run in self.failures.all if not run.closed}
+        runs = {**failed, **self._unclosed}
+        return StartingPoint(
+            self.watermark.bound, tuple(sorted((model, run) for run, model in runs.items() if model))
+        )
+
+    async def _open_runs_at(self, point: StartingPoint) -> Sequence[tuple[str, str]]:
+        """Model and id of each run that was not closed at a starting point. Where no record says it, all
+        folders are listed: they are those of every run that ever trained."""
+        if point.open_runs is not None:
+            return point.open_runs
+        return await self.retry.until_available(self._deps.states.open_runs)
 
     def end(self, run_id: str, sequence: int) -> None:
         """The planner ended the run, and its `run.finished` does not arrive; safe to repeat. sequence: facts

@@ -70,8 +70,8 @@ class RunSessions(KnownRuns):
     ) -> None:
         """read_again: for runs that are opened. leave_s: how long `stop` waits for steps under way to
         become durable; then they are abandoned. leases: shared with interactive training, if there is any."""
-        self.watermark = ReplayWatermark()
-        super().__init__(deps, Failures(deps, self.watermark, self._spawn))
+        watermark = ReplayWatermark()
+        super().__init__(deps, Failures(deps, watermark, self._spawn), watermark)
         self._leave_s = leave_s
         self._leases = leases or ModelLeases()
         self._stopping = False
@@ -84,10 +84,11 @@ class RunSessions(KnownRuns):
     async def restore(self) -> int:
         """Follow every run that is not over. Returns the sequence after which facts must be replayed, to find
         the runs that were submitted since."""
-        self.holding.bound = lambda: self.watermark.bound
-        self.watermark.handled = await self.retry.until_available(self.holding.begin)
-        for model, run_id in await self.retry.until_available(self._deps.states.open_runs):
+        first = await self.retry.until_available(self.holding.begin)
+        self.watermark.handled = first.bound
+        for model, run_id in await self._open_runs_at(first):
             self._follow(OpenRun(model, run_id))
+        self.holding.starting_point = self._starting_point
         self._leases.runs_are_known()
         self._renewing = asyncio.create_task(_as_errors(self.holding.run()), name="leases")
         self._renewing.add_done_callback(self._ended.put_nowait)
@@ -111,7 +112,7 @@ class RunSessions(KnownRuns):
             self._follow(OpenRun(spec.model, spec.run_id, submission))
 
     def _follow(self, run: OpenRun) -> None:
-        self._open[run.run_id] = run
+        self._open[run.run_id], self._unclosed[run.run_id] = run, run.model
         self._leases.queue_run(run.model, run.run_id)
         self._spawn(run.run_id, self._to_its_end(run), prefix="session/")
 
@@ -177,6 +178,7 @@ class RunSessions(KnownRuns):
                         await asyncio.sleep(_PAUSE_S)
             if not self._stopping:
                 self.watermark.opened(run.run_id)
+                del self._unclosed[run.run_id]
         finally:
             self._leases.end_run(run.model, run.run_id)
             self._open.pop(run.run_id, None)

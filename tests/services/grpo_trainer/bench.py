@@ -21,6 +21,7 @@ from grpo_trainer.adapters.bus_facts import BusFacts
 from grpo_trainer.adapters.trainers_store import TrainersStore
 from grpo_trainer.domain.model_leases import ModelLeases
 from grpo_trainer.domain.states import BasePolicy
+from grpo_trainer.domain.trainers import StartingPoint
 from grpo_trainer.handlers import FactReader, stored_facts
 from grpo_trainer.holding import ModelHolding
 from grpo_trainer.learner.torch_learner import LearnerOptions, LearnerThread, TorchLearner
@@ -150,9 +151,9 @@ class Trainer:
         self._thawed.set()
         tick = self.sessions.holding.tick
 
-        async def when_thawed(*, bound: int | None = None) -> None:
+        async def when_thawed(*, point: StartingPoint | None = None) -> None:
             await self._thawed.wait()
-            await tick(bound=bound)
+            await tick(point=point)
 
         vars(self.sessions.holding)["tick"] = when_thawed
         self._stop = asyncio.Event()

@@ -223,7 +223,7 @@ def _runner(plan: Plan) -> ProcessSpec:
 def _trainer(plan: Plan) -> ProcessSpec:
     cache = plan.data_dir / "cache" / "trainer"
     trainer = _service(plan, "grpo_trainer", GRPO_TRAINER_DATA_DIR=str(cache))
-    return replace(trainer, start_s=120.0, stop_s=40.0)  # it has 30 s to leave
+    return replace(trainer, start_s=120.0)
 
 
 def _sampler(plan: Plan) -> ProcessSpec:

@@ -41,7 +41,7 @@ class ProcessSpec:
     http_port: int | None = None
     start_s: float = 60.0
     """Seconds from spawn to ready, at most."""
-    stop_s: float = 25.0
+    stop_s: float = 40.0
     """Seconds from SIGTERM to SIGKILL."""
 
 

@@ -7,18 +7,16 @@ import grpc
 import grpc.aio
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
-from opentelemetry.instrumentation.grpc import aio_server_interceptor
 
-from grpc_edge.guard import OPEN_SERVICES, Guard
+from grpc_edge.guard import Guard
 from grpc_edge.limits import server_options
 from grpc_edge.status import StatusTable
+from grpc_edge.tracing import tracing
 from service_kit.deadlines import deadline
 from upcycle.rpc.limits import MAX_MESSAGE_BYTES
 
 T = TypeVar("T")
 
-_POLLED: Final = ("Get", "List", "Watch", "Explain", "Renew")
-"""How the names of methods begin that are called again and again and change nothing but a lease."""
 _BIND_HINT: Final = "is the port taken? choose another grpc_port"
 
 
@@ -92,8 +90,7 @@ class GrpcServer:
     async def start(self) -> None:
         """Listen. Raises CannotListen."""
         names = _ServiceNames()
-        tracing = aio_server_interceptor(filter_=_is_traced)
-        server = grpc.aio.server(interceptors=[tracing, self._guard], options=self._options)
+        server = grpc.aio.server(interceptors=[tracing(), self._guard], options=self._options)
         for register in self._registrations:
             register(names)
             register(server)
@@ -122,11 +119,3 @@ class GrpcServer:
     def ready(self) -> str | None:
         """It answers from start to stop."""
         return None if self._server is not None else "not listening"
-
-
-def _is_traced(details: grpc.HandlerCallDetails) -> bool:
-    """A call that brings its trace, or one that changes something and so begins a trace; no polling."""
-    if details.method.startswith(OPEN_SERVICES):
-        return False
-    name = details.method.rpartition("/")[2]
-    return "traceparent" in dict(details.invocation_metadata) or not name.startswith(_POLLED)

@@ -1,7 +1,7 @@
 """Traces by OpenTelemetry, configured only by its standard OTEL_* variables.
 
-No exporter variable set: nothing is recorded, and spans cost next to nothing; their ids still flow through
-gRPC, NATS, HTTP and the logs, marked as not sampled.
+No exporter variable set: nothing is recorded, and spans cost next to nothing; the ids of a trace still flow
+through gRPC, NATS, HTTP and the logs, marked as not sampled where the trace began in such a process.
 """
 
 import logging
@@ -15,8 +15,9 @@ from opentelemetry import trace
 from opentelemetry.sdk.resources import Resource
 from opentelemetry.sdk.trace import SpanLimits, TracerProvider
 from opentelemetry.sdk.trace.export import BatchSpanProcessor, ConsoleSpanExporter, SpanExporter
-from opentelemetry.sdk.trace.sampling import ALWAYS_OFF
 from opentelemetry.trace import Span, Status, StatusCode
+
+from service_kit.unrecorded import Unrecorded
 
 log = logging.getLogger(__name__)
 
@@ -33,11 +34,12 @@ class UnknownExporter(ValueError):
 class Telemetry:
     """The tracer provider of this process."""
 
-    provider: TracerProvider
+    provider: trace.TracerProvider
 
     def shutdown(self) -> None:
         """Send what is buffered, bounded by the exporter's own deadline, and stop."""
-        self.provider.shutdown()
+        if isinstance(self.provider, TracerProvider):
+            self.provider.shutdown()
 
 
 def span_limits() -> SpanLimits:
@@ -48,18 +50,18 @@ def span_limits() -> SpanLimits:
 
 def setup_telemetry(service: str) -> Telemetry:
     """Install the global tracer provider of this process; call once, at start-up."""
-    resource = Resource.create({"service.name": service, "service.version": version("upcycle")})
     exporter = _exporter()
-    provider = TracerProvider(
-        sampler=ALWAYS_OFF if exporter is None else None,  # None: as OTEL_TRACES_SAMPLER says
-        resource=resource,
-        span_limits=span_limits(),
-        shutdown_on_exit=False,
-    )
-    if exporter is not None:
-        provider.add_span_processor(BatchSpanProcessor(exporter))
+    provider = Unrecorded() if exporter is None else _recording(service, exporter)
     trace.set_tracer_provider(provider)
     return Telemetry(provider)
+
+
+def _recording(service: str, exporter: SpanExporter) -> TracerProvider:
+    """Samples as OTEL_TRACES_SAMPLER says."""
+    resource = Resource.create({"service.name": service, "service.version": version("upcycle")})
+    provider = TracerProvider(resource=resource, span_limits=span_limits(), shutdown_on_exit=False)
+    provider.add_span_processor(BatchSpanProcessor(exporter))
+    return provider
 
 
 def _exporter() -> SpanExporter | None:

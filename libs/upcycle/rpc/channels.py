@@ -8,7 +8,7 @@ from typing import Any, Final
 
 import grpc
 import grpc.aio
-from opentelemetry import trace
+from opentelemetry import propagate, trace
 from opentelemetry.instrumentation.grpc import aio_client_interceptors
 
 from upcycle.rpc.limits import MAX_MESSAGE_BYTES, client_options
@@ -35,7 +35,7 @@ def connect(
     deadline; all others fail at once.
     """
     interceptors: list[grpc.aio.ClientInterceptor] = [
-        *aio_client_interceptors(filter_=_belongs_to_a_trace),
+        *aio_client_interceptors(filter_=_is_recorded),
         _UnaryCalls(default_timeout_s, frozenset(idempotent), api_key),
         _StreamUnaryCalls(default_timeout_s, api_key),
         _UnaryStreamCalls(api_key),
@@ -46,13 +46,18 @@ def connect(
     )
 
 
-def _belongs_to_a_trace(_: Details) -> bool:
-    """Whether there is a current trace. Calls of polling loops have none and get no span."""
-    return trace.get_current_span().get_span_context().is_valid
+def _is_recorded(_: Details) -> bool:
+    """Whether the call gets a span of its own. Calls of polling loops belong to no trace and get none."""
+    return trace.get_current_span().is_recording()
 
 
 def _with_defaults(details: Details, api_key: str | None, timeout_s: float | None = None) -> Details:
     metadata = grpc.aio.Metadata(*(details.metadata or ()))
+    if not (span := trace.get_current_span()).is_recording() and span.get_span_context().is_valid:
+        carrier: dict[str, str] = {}
+        propagate.inject(carrier)
+        for name, text in carrier.items():
+            metadata.add(name, text)
     if api_key is not None:
         metadata.add("authorization", f"Bearer {api_key}")
     timeout = timeout_s if details.timeout is None else details.timeout

@@ -68,6 +68,7 @@ class Tasksets(rpc.TasksetServiceServicer):
         raise Unavailable("the planner's database", retry_after_s=2.0)
 
     async def StopRun(self, request: pb.StopRunRequest, context: Any) -> pb.StopRunResponse:
+        self.trace_ids.append(trace.get_current_span().get_span_context().trace_id)
         raise StoreFull("database planner is full")
 
     async def _act(self, run_id: str) -> None:

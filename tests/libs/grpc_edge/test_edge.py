@@ -18,6 +18,7 @@ from tests.support.waiting import until
 from grpc_edge import GrpcServer, Peer
 from grpc_edge.guard import unknown_field
 from grpc_edge.server import CannotListen
+from service_kit.unrecorded import Unrecorded
 from upcycle.api.taskset.v1 import service_pb2 as pb
 from upcycle.api.taskset.v1 import service_pb2_grpc as rpc
 from upcycle.api.taskset.v1 import taskset_pb2
@@ -204,6 +205,33 @@ async def test_the_trace_of_the_caller_reaches_the_handler(server: GrpcServer, t
         with tracer.start_as_current_span("caller") as span:
             await get(rpc.TasksetServiceStub(channel), "ok")
     assert tasksets.trace_ids == [span.get_span_context().trace_id]
+
+
+@pytest.fixture
+def unrecorded(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A process without an exporter."""
+    monkeypatch.setattr(trace, "_TRACER_PROVIDER", Unrecorded())
+
+
+async def test_the_trace_of_the_caller_reaches_the_handler_where_nothing_is_recorded(
+    unrecorded: None, server: GrpcServer, tasksets: Tasksets
+) -> None:
+    caller = trace.NonRecordingSpan(trace.SpanContext(7, 8, is_remote=False))
+    async with connect(server.address) as channel:
+        stub = rpc.TasksetServiceStub(channel)
+        with trace.use_span(caller):
+            await get(stub, "ok")
+        await get(stub, "ok")  # a poll belongs to no trace, also not to that of the call before it
+    assert tasksets.trace_ids == [7, 0]
+
+
+async def test_a_call_that_changes_something_begins_a_trace_where_nothing_is_recorded(
+    unrecorded: None, server: GrpcServer, tasksets: Tasksets
+) -> None:
+    async with connect(server.address) as channel:
+        with pytest.raises(grpc.aio.AioRpcError):
+            await rpc.TasksetServiceStub(channel).StopRun(pb.StopRunRequest(), timeout=30)
+    assert tasksets.trace_ids != [0]
 
 
 @pytest.fixture

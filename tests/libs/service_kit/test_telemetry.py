@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from opentelemetry import propagate, trace
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.semconv._incubating.attributes import gen_ai_attributes, messaging_attributes
@@ -15,6 +16,7 @@ from opentelemetry.trace import Link, SpanContext, TraceFlags
 from tests.support.parsing import parsed
 
 from service_kit.telemetry import UnknownExporter, setup_telemetry, span_limits
+from service_kit.unrecorded import Unrecorded
 
 REPOSITORY = Path(__file__).parents[3]
 NUM_LINKS = 300
@@ -84,6 +86,20 @@ def test_without_an_endpoint_ids_flow_and_nothing_is_recorded(monkeypatch: pytes
         assert span.get_span_context().is_valid
         assert not span.is_recording()
     telemetry.shutdown()
+
+
+def test_without_an_endpoint_a_trace_that_comes_from_elsewhere_goes_on_as_it_came() -> None:
+    """A service without an exporter between two that have one does not cut their trace in two."""
+    headers = {"traceparent": "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"}
+    sent: dict[str, str] = {}
+
+    tracer = Unrecorded().get_tracer("test")
+    with tracer.start_as_current_span("outer", context=propagate.extract(headers)):
+        with tracer.start_as_current_span("inner"):
+            propagate.inject(sent)
+        assert trace.get_current_span().get_span_context().is_valid
+    assert sent == headers
+    assert not trace.get_current_span().get_span_context().is_valid
 
 
 def test_the_console_shows_spans_without_a_collector(

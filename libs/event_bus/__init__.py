@@ -20,6 +20,7 @@ from event_bus.errors import (
 from event_bus.faststream_ext.filters import Carries
 from event_bus.faststream_ext.subscriber import QueueSubscriber
 from event_bus.middlewares.decoding import CurrentDelivery
+from event_bus.publisher import Stored
 from event_bus.router import EventHandlers, EventRouter
 from event_bus.topology import EVENT_SUBJECTS, UPCYCLE, ConsumerSpec, StreamSpec, Topology
 from service_kit.groups import BusSettings
@@ -50,6 +51,7 @@ __all__ = [
     "PubAck",
     "QueueFull",
     "QueueSubscriber",
+    "Stored",
     "StreamSpec",
     "Topology",
     "UnknownEvent",

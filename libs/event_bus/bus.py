@@ -25,7 +25,7 @@ from event_bus.errors import BusError, CursorBeyondStream, UnknownEvent
 from event_bus.faststream_ext.subscriber import DEPS, DurableSubscriber
 from event_bus.incoming import Decoder, InFlight
 from event_bus.middlewares import event_middlewares
-from event_bus.publisher import Publisher
+from event_bus.publisher import Publisher, Stored
 from event_bus.router import Ephemeral, EventRouter, Projection
 from event_bus.topology import DECISIONS, EVENTS, TASKS, UPCYCLE, ConsumerSpec, Topology
 from event_bus.watch import StreamWatch
@@ -186,6 +186,14 @@ class EventBus:
             return await self._decisions.publish(message, subject, event_id, again=again)
         headers = codec.headers_for(message.message_type, event_id)
         return await self._publisher.publish(subject, message.payload, headers, stream=stream)
+
+    async def publish_together(self, stored: Sequence[Stored], stream: str) -> None:
+        """`publish_encoded` of facts or of commands, next to each other in this order; of all or, where one
+        is refused or its id is known, of none. It costs a quarter of publishing each.
+
+        Raises AlreadyDecided for a known id, other BusErrors for what is refused; Unavailable.
+        """
+        await self._publisher.publish_together([one.outgoing() for one in stored], stream=stream)
 
     def replay(
         self, events: Sequence[type[Message]], *, after_sequence: int, model: str | None = None

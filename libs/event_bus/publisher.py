@@ -14,6 +14,7 @@ from nats.errors import TimeoutError as NatsTimeout
 from nats.js import JetStreamContext
 from nats.js.api import PubAck as NatsPubAck
 from nats.js.errors import APIError, NoStreamResponseError, ServiceUnavailableError
+from opentelemetry import context, propagate
 
 from event_bus import codec, metrics, tracing
 from event_bus.delivery import BusTimings, PubAck
@@ -52,6 +53,27 @@ class Outgoing:
     subject: str
     payload: bytes
     headers: Mapping[str, str]
+
+
+@dataclass(frozen=True, slots=True)
+class Stored:
+    """A message that was encoded, and given its subject, when it was stored. trace: the headers of the trace
+    that it belongs to."""
+
+    message: codec.Encoded
+    subject: str
+    event_id: str
+    trace: Mapping[str, str]
+
+    def outgoing(self) -> Outgoing:
+        """With the headers of its publish, a span in its own trace."""
+        headers = codec.headers_for(self.message.message_type, self.event_id)
+        token = context.attach(propagate.extract(self.trace))
+        try:
+            with tracing.publishing(self.subject, self.event_id, headers):
+                return Outgoing(self.subject, self.message.payload, headers)
+        finally:
+            context.detach(token)
 
 
 Send = Callable[[float], Coroutine[Any, Any, NatsPubAck]]
@@ -98,11 +120,12 @@ class Publisher:
         return ack
 
     async def publish_together(self, messages: Sequence[Outgoing], *, stream: str) -> None:
-        """Store all messages, next to each other, or none. Raises like `publish`, and AlreadyDecided."""
+        """Store all messages, next to each other, or none. One that names its trace keeps it. Raises like
+        `publish`, and AlreadyDecided."""
         last, trace = messages[-1], dict[str, str]()
         event_id = last.headers[codec.EVENT_ID]
         with tracing.publishing(last.subject, event_id, trace):
-            batch = [Outgoing(one.subject, one.payload, {**one.headers, **trace}) for one in messages]
+            batch = [Outgoing(one.subject, one.payload, {**trace, **one.headers}) for one in messages]
             for one in batch:
                 headers = {**one.headers, **_batch_headers("0" * 32, len(batch), last=True)}
                 codec.check_size(one.subject, one.payload, headers)

@@ -267,6 +267,7 @@ STREAMS = (
         max_per_subject=20_000,  # of one model and pool, so that one that no engine serves leaves room
         max_consumers=100_000,  # two for each model
         refuse_when_full=True,
+        is_atomic=True,
         description="commands; each is deleted when its owner acknowledged it",
     ),
     StreamSpec(
@@ -288,6 +289,7 @@ STREAMS = (
         max_msg_bytes=MAX_EVENT_BYTES + 4 * 1024,
         copies_from=DECISIONS,
         copied=copies(DECISION_SPECS, EVENT_SUBJECTS),
+        is_atomic=True,
         description="facts, in the order in which they became durable",
     ),
     StreamSpec(

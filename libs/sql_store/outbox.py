@@ -29,12 +29,17 @@ from sqlalchemy import (
 from sqlalchemy.dialects import postgresql, sqlite
 
 from event_bus import codec
-from event_bus.topology import TASKS, UPCYCLE, Topology
+from event_bus.topology import DECISIONS, EVENTS, TASKS, UPCYCLE, Topology
 from identities.tenants import DEFAULT_TENANT
 from sql_store.columns import UtcDateTime
 from sql_store.database import give_notice
 
 TABLE_NAME: Final = "outbox"
+
+
+def topic(stream: str) -> str:
+    """What a transaction gives notice of that stored a row for a stream."""
+    return f"{TABLE_NAME}/{stream}"
 
 
 def outbox_table(metadata: MetaData) -> Table:
@@ -103,7 +108,8 @@ def publish_again(connection: Connection, event_ids: Collection[str]) -> None:
     """The same of facts that the outbox still has, as they were; of others nothing happens."""
     known = (OUTBOX.c.event_id.in_(sorted(event_ids)), _DONE_WITH)
     connection.execute(update(OUTBOX).where(*known).values(published_at=None, refusal=None, again=True))
-    give_notice(connection, TABLE_NAME)
+    for stream in (EVENTS, DECISIONS, TASKS):
+        give_notice(connection, topic(stream))
 
 
 def enqueue_command(
@@ -134,4 +140,4 @@ def _store(connection: Connection, message: Message, *, stream: str, event_id: s
         "trace": json.dumps(trace),
     }
     connection.execute(_INSERTS[connection.dialect.name], row)
-    give_notice(connection, TABLE_NAME)
+    give_notice(connection, topic(stream))

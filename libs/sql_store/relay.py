@@ -1,17 +1,19 @@
 """Publishes what the outbox holds, in order within each stream, until the bus confirms; then marks it.
 
-A row is marked after its PubAck, so a crash between the two publishes it again under the same id. The full
-command queue of one model holds up neither the other models' nor the facts. A decision that finds another
-standing is answered like a repeat: its row is done with. What the bus refuses is set aside with its reason,
-named by `ready`, and tried again every minute.
+A row is marked after its PubAck, so a crash between the two publishes it again under the same id. Where many
+rows wait, the bus takes them as one batch, whole or not at all; a batch that it refuses goes row by row.
+The full command queue of one model holds up neither the other models' nor the facts. A decision that finds
+another standing is answered like a repeat: its row is done with. What the bus refuses is set aside with its
+reason, named by `ready`, and tried again every minute.
 """
 
 import asyncio
 import json
 import logging
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
+from functools import partial
 from typing import Any, Final, Protocol
 
 from google.protobuf import symbol_database
@@ -23,14 +25,18 @@ from sqlalchemy import Connection, and_, bindparam, delete, func, literal, or_, 
 from event_bus.codec import Encoded
 from event_bus.delivery import PubAck
 from event_bus.errors import BusError, QueueFull
+from event_bus.publisher import Stored
 from event_bus.topology import DECISIONS, EVENTS, TASKS
 from sql_store.database import Database
-from sql_store.outbox import OUTBOX, TABLE_NAME
+from sql_store.outbox import OUTBOX, topic
 from sql_store.refused import TRY_AGAIN_S, Refused, read_refused, refused_ids, set_aside, take_back
 from upcycle.errors import Unavailable
 
 _LOG = logging.getLogger(__name__)
 _BATCH: Final = 100
+_TOGETHER_ROWS: Final = 16
+"""From so many rows on, the server stores them as one: a batch costs it several files of its own."""
+_TOGETHER_BYTES: Final = 1 << 20
 _STREAMS: Final = (EVENTS, DECISIONS, TASKS)
 _PRUNE_EVERY_S: Final = 600.0
 _SQLITE_POLLS_RARELY: Final = 10
@@ -48,6 +54,8 @@ class Bus(Protocol):
         self, message: Encoded, stream: str, subject: str, *, event_id: str, again: bool = False
     ) -> PubAck: ...
 
+    async def publish_together(self, stored: Sequence[Stored], stream: str) -> None: ...
+
 
 @dataclass(frozen=True, slots=True)
 class Row:
@@ -61,6 +69,11 @@ class Row:
     payload: str
     trace: str
     again: bool
+
+    def stored(self) -> Stored:
+        """As the bus takes it. Raises KeyError for a schema that this program does not know."""
+        message = Encoded(symbol_database.Default().GetSymbol(self.schema), self.payload.encode())
+        return Stored(message, self.subject, self.event_id, json.loads(self.trace))
 
 
 _COLUMNS: Final = tuple(OUTBOX.c[name] for name in Row.__slots__)
@@ -120,7 +133,8 @@ class OutboxRelay:
     async def start(self) -> None:
         """Begin to publish."""
         loop = asyncio.get_running_loop()
-        self._db.listen(TABLE_NAME, lambda: self._wake_from_thread(loop))
+        for stream, wakeup in self._wakeups.items():
+            self._db.listen(topic(stream), partial(_set_from_thread, loop, wakeup))
         self._tasks = [asyncio.create_task(self._run(stream), name=f"outbox/{stream}") for stream in _STREAMS]
         self._tasks.append(asyncio.create_task(self._prune(), name="outbox/prune"))
         self._tasks.append(asyncio.create_task(self._try_refused(), name="outbox/refused"))
@@ -146,10 +160,6 @@ class OutboxRelay:
     def _wake(self) -> None:
         for wakeup in self._wakeups.values():
             wakeup.set()
-
-    def _wake_from_thread(self, loop: asyncio.AbstractEventLoop) -> None:
-        if not loop.is_closed():
-            loop.call_soon_threadsafe(self._wake)
 
     async def _run(self, stream: str) -> None:
         while True:
@@ -194,34 +204,58 @@ class OutboxRelay:
         """
         confirmed: list[int] = []
         try:
-            for row in rows:
-                if row.subject in full:
-                    continue
-                try:
-                    await self._publish(row)
-                except QueueFull as error:
-                    full.add(row.subject)
-                    _LOG.warning("queue_is_full", extra={"subject": row.subject, "error": str(error)})
-                    continue
-                except Unavailable as error:
-                    extra = {"stream": row.stream, "event_id": row.event_id, "error": str(error)}
-                    _LOG.warning("outbox_waits", extra=extra)
+            for batch in _batches([row for row in rows if row.subject not in full]):
+                if await self._published_together(batch):
+                    confirmed += [row.id for row in batch]
+                elif not await self._published_alone(batch, full, confirmed):
                     break
-                except (BusError, KeyError) as error:
-                    await self._set_aside(row, error)
-                    continue
-                confirmed.append(row.id)
+        except Unavailable as error:
+            _LOG.warning("outbox_waits", extra={"rows": len(rows) - len(confirmed), "error": str(error)})
         finally:
             if confirmed:
                 await self._db.run(lambda connection: _mark_published(connection, confirmed))
         return len(confirmed)
 
+    async def _published_together(self, rows: Sequence[Row]) -> bool:
+        """False where nothing is known to be published: they are few, or the bus refuses one of them. Raises
+        Unavailable."""
+        if len(rows) < _TOGETHER_ROWS or rows[0].stream == DECISIONS:
+            return False
+        try:
+            await self._bus.publish_together([row.stored() for row in rows], rows[0].stream)
+        except (BusError, KeyError) as error:
+            _LOG.info("outbox_batch_refused", extra={"stream": rows[0].stream, "error": repr(error)})
+            return False
+        RELAYED.labels(rows[0].stream).inc(len(rows))
+        return True
+
+    async def _published_alone(self, rows: Sequence[Row], full: set[str], confirmed: list[int]) -> bool:
+        """Publish row by row; False where one has to wait, and those behind it."""
+        for row in rows:
+            if row.subject in full:
+                continue
+            try:
+                await self._publish(row)
+            except QueueFull as error:
+                full.add(row.subject)
+                _LOG.warning("queue_is_full", extra={"subject": row.subject, "error": str(error)})
+                continue
+            except Unavailable as error:
+                extra = {"stream": row.stream, "event_id": row.event_id, "error": str(error)}
+                _LOG.warning("outbox_waits", extra=extra)
+                return False
+            except (BusError, KeyError) as error:
+                await self._set_aside(row, error)
+                continue
+            confirmed.append(row.id)
+        return True
+
     async def _publish(self, row: Row) -> None:
-        message = Encoded(symbol_database.Default().GetSymbol(row.schema), row.payload.encode())
-        token = context.attach(propagate.extract(json.loads(row.trace)))
+        stored = row.stored()
+        token = context.attach(propagate.extract(stored.trace))
         try:
             await self._bus.publish_encoded(
-                message, row.stream, row.subject, event_id=row.event_id, again=row.again
+                stored.message, row.stream, row.subject, event_id=row.event_id, again=row.again
             )
         finally:
             context.detach(token)
@@ -279,6 +313,25 @@ class OutboxRelay:
                 await self._db.run(lambda connection: prune(connection, self._keep))
             except Unavailable as error:
                 _LOG.warning("outbox_not_pruned", extra={"error": str(error)})
+
+
+def _set_from_thread(loop: asyncio.AbstractEventLoop, wakeup: asyncio.Event) -> None:
+    if not loop.is_closed():
+        loop.call_soon_threadsafe(wakeup.set)
+
+
+def _batches(rows: Sequence[Row]) -> Iterator[list[Row]]:
+    """In order, cut where a batch would be large."""
+    batch: list[Row] = []
+    size = 0
+    for row in rows:
+        if batch and size + len(row.payload) > _TOGETHER_BYTES:
+            yield batch
+            batch, size = [], 0
+        batch.append(row)
+        size += len(row.payload)
+    if batch:
+        yield batch
 
 
 def prune(connection: Connection, keep: timedelta) -> int:

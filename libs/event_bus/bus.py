@@ -292,9 +292,9 @@ class EventBus:
             try:
                 await follower.follow(self._replayed(reading, follower.after))
             except CursorBeyondStream as error:  # the stream was made anew: begin as after a restart
+                newest = await replays.last_sequence(self._connection.jetstream())
+                follower.after = newest if ephemeral.start == "new" else ephemeral.start
                 _LOG.error("reader_begins_anew", extra={"reader": reading.reader, "why": str(error)})
-                self._newest = await replays.last_sequence(self._connection.jetstream())
-                follower.after = None
 
         self._loops.append((f"follow-{reading.reader}", loop))
 

@@ -81,7 +81,7 @@ async def replay(
         if cursor and created not in (None, info.created):
             raise CursorBeyondStream(made_anew(cursor))
         created = info.created
-        async for raw in _one_consumer(reading, cursor, connection, timings):
+        async for raw in _one_consumer(reading, cursor, created, connection, timings):
             cursor = raw.metadata.sequence.stream
             try:
                 delivery = reading.decoder.delivery(raw)
@@ -127,15 +127,20 @@ async def _stream_of(after_sequence: int, connection: BusConnection, reader: str
 
 
 async def _one_consumer(
-    reading: Reading, cursor: int, connection: BusConnection, timings: BusTimings
+    reading: Reading, cursor: int, created: datetime | None, connection: BusConnection, timings: BusTimings
 ) -> AsyncIterator[Msg]:
-    """Messages after `cursor` until something is odd: a new epoch, a jump, an error. Then it ends."""
+    """Messages after `cursor` of the stream that was made at `created`, until something is odd: another
+    stream, a new epoch, a jump, an error. Then it ends.
+    """
     epoch, expected = connection.epoch(), 1
     subscription: JetStreamContext.PullSubscription | None = None
     try:
         jetstream = connection.jetstream()
         name = str((await _create(reading, cursor, jetstream)).name)
         subscription = await jetstream.pull_subscribe_bind(name, stream=EVENTS)
+        # Made on a stream that came between, the consumer would wait there for `cursor` to be reached again.
+        if (await jetstream.stream_info(EVENTS)).created != created:
+            return
         while epoch == connection.epoch():
             for raw in await fetched(subscription, _BATCH, timings.pull_s):
                 if raw.metadata.sequence.consumer != expected:

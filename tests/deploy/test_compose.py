@@ -1,6 +1,7 @@
 """docker-compose.yml without a Docker engine: its schema, and what only we can check about it."""
 
 import importlib
+import os
 import re
 import subprocess
 import sys
@@ -22,6 +23,10 @@ OURS = {
     for name, service in SERVICES.items()
     if service.get("command", [""])[0] in SCRIPTS and name != "provision"
 }
+NOT_OURS_TO_CONFINE = {"minio"}
+"""An image that was not seen with this file."""
+RIGHTS = {"volumes": {"CHOWN", "DAC_OVERRIDE"}, "backup": {"DAC_OVERRIDE"}}
+"""Service that runs as root -> what it may do beyond its own files."""
 SETTINGS = {
     "upcycle-scenario-runner": ("scenario_runner", "ScenarioRunnerSettings"),
     "upcycle-rollout-sampler": ("rollout_sampler", "RolloutSamplerSettings"),
@@ -68,6 +73,51 @@ def test_host_ports_are_loopback_and_images_are_pinned(name: str) -> None:
     assert all(port.startswith("127.0.0.1:") for port in service.get("ports", []))
     assert re.search(r":[^:/]*\d", service["image"]), service["image"]
     assert not service["image"].endswith(":latest")
+
+
+@pytest.mark.parametrize("name", sorted(SERVICES))
+def test_a_log_cannot_fill_the_disk(name: str) -> None:
+    assert SERVICES[name]["logging"]["options"].keys() == {"max-size", "max-file"}
+
+
+@pytest.mark.parametrize("name", sorted(set(SERVICES) - NOT_OURS_TO_CONFINE))
+def test_nothing_writes_beside_its_volumes_or_gains_rights(name: str) -> None:
+    service = SERVICES[name]
+    assert service["read_only"] is True
+    assert (service["cap_drop"], service["security_opt"]) == (["ALL"], ["no-new-privileges:true"])
+    assert set(service.get("cap_add", [])) <= RIGHTS.get(name, set())
+
+
+def test_only_what_changes_owners_or_writes_to_the_host_runs_as_root() -> None:
+    image_user = re.search(r"^USER (.*)$", (ROOT / "deploy" / "Dockerfile").read_text(), re.MULTILINE)
+    assert image_user is not None
+    ours = str(image_user[1])
+    users: dict[str, str] = {
+        name: service.get("user", ours if "upcycle" in service["image"] else "root")
+        for name, service in SERVICES.items()
+    }
+    assert {name for name, user in users.items() if user.startswith(("0", "root"))} == {*RIGHTS, "minio"}
+
+
+@pytest.mark.parametrize("name", sorted(OURS))
+def test_its_health_is_what_readyz_says(name: str) -> None:
+    service = OURS[name]
+    (port,) = [value for key, value in service["environment"].items() if key.endswith("_HTTP_PORT")]
+    assert service["healthcheck"]["test"] == ["CMD", "python", "-m", "service_kit.ready_command", port]
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="only root gives files to another user")
+def test_a_volume_of_an_earlier_version_is_given_to_the_servers_user(tmp_path: Path) -> None:
+    """A folder that root made is given away with what is in it; the next start does not look through it."""
+    inside = tmp_path / "a" / "b c"
+    inside.mkdir(parents=True)
+    (inside / "file").touch()
+    program = ["sh", str(ROOT / "deploy" / "volumes" / "owned.sh"), "10001", str(tmp_path)]
+    said = [
+        subprocess.run(program, capture_output=True, text=True, timeout=60, check=True).stdout for _ in "12"
+    ]
+    assert {path.stat().st_uid for path in (tmp_path, inside.parent, inside, inside / "file")} == {10001}
+    assert said == [f"{tmp_path} belongs to user 10001 now\n", ""]
 
 
 @pytest.mark.parametrize("name", sorted(OURS))

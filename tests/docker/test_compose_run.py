@@ -47,7 +47,7 @@ def composed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Composed]:
 async def platform(composed: Composed) -> AsyncIterator[Platform]:
     """A client on this machine; the incident model and its tasksets are there."""
     async with Platform(composed.addresses) as client:
-        await client.registry.ImportModel(import_parts(MODEL, POLICY_DIR, if_not_exists=False), timeout=120)
+        await client.registry.ImportModel(import_parts(MODEL, POLICY_DIR, if_not_exists=True), timeout=120)
         for name in (TRAIN_TASKSET, HELD_OUT_TASKSET):
             await load_source(str(EXAMPLE / "tasks.py"), name).register(client)
         yield client

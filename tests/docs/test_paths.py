@@ -22,6 +22,8 @@ SERVICES = (
     "MODEL_GATEWAY",
 )
 NOT_OURS = {
+    "--format",
+    "--volumes",
     "--help",
     "--version",
     "--replicas",

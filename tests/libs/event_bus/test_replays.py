@@ -6,6 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+from nats.js import JetStreamContext
 from tests.conftest import NatsFactory
 from tests.libs.event_bus.support import (
     FAST,
@@ -20,7 +21,7 @@ from tests.libs.event_bus.support import (
 from tests.local_servers import NatsServer
 from tests.support.waiting import until
 
-from event_bus import CursorBeyondStream, Delivery, EventBus, UnknownEvent
+from event_bus import CursorBeyondStream, Delivery, EventBus, UnknownEvent, replays
 from event_bus.incoming import Decoder
 from event_bus.provision import provision
 from event_bus.topology import EVENTS
@@ -254,10 +255,19 @@ async def test_what_the_stream_holds_is_waited_for_and_then_said_to_be_away(serv
 
 
 async def test_a_reader_goes_on_when_the_stream_was_made_anew(
-    server: NatsServer, caplog: pytest.LogCaptureFixture
+    server: NatsServer, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its place, 3, is beyond a stream of 1 fact. One reader begins at the start again, one at the end."""
+    """Its place, 3, is beyond a stream of 1 fact. One reader begins at the start again, one at the end. What
+    is published after it said so is read, however slowly NATS tells where the end is.
+    """
     every, newer = Seen(), Seen()
+    newest = replays.last_sequence
+
+    async def slowly(jetstream: JetStreamContext) -> int:
+        await asyncio.sleep(0.5)
+        return await newest(jetstream)
+
+    monkeypatch.setattr(replays, "last_sequence", slowly)
 
     def setup(bus: EventBus) -> None:
         subscribe_ephemeral(bus, [EpisodeFailed], every, start=0)
@@ -273,6 +283,26 @@ async def test_a_reader_goes_on_when_the_stream_was_made_anew(
         await publish(bus, "e")
         await until(lambda: every.details[3:] == ["d", "e"] and newer.details[-1] == "e")
         assert newer.details[3:] in (["e"], ["d", "e"])
+
+
+async def test_a_replay_notices_a_stream_that_was_made_anew_after_it_looked(
+    server: NatsServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its consumer, made to begin at 3, would pass over the facts 1 and 2 of the new stream."""
+    create = replays._create
+
+    async def after_the_stream(*arguments: Any) -> Any:
+        monkeypatch.setattr(replays, "_create", create)
+        await eyes.jetstream.delete_stream(EVENTS)
+        await provision(server.url, topology=topology())
+        await publish(bus, "c", "d")
+        return await create(*arguments)
+
+    async with running(server) as bus, eyes_on(server) as eyes:
+        await publish(bus, "a", "b")
+        monkeypatch.setattr(replays, "_create", after_the_stream)
+        with pytest.raises(CursorBeyondStream, match="was made anew"):
+            await take(bus, 1, after=2)
 
 
 async def test_a_reader_that_was_interrupted_goes_on_after_its_last_fact(

@@ -87,7 +87,7 @@ async def sweep_one(on: Platform) -> None:
         return run is not None and has_overdue(unit, run)
 
     await on.plan.read(read)
-    await on.plan.transact(lambda unit: sweep(unit, run_id, _RULES, queue_is_idle=False))
+    await on.plan.transact(lambda unit: sweep(unit, run_id, _RULES, none_queued_before=None))
 
 
 async def to_play(on: Platform) -> None:

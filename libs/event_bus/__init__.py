@@ -18,6 +18,7 @@ from event_bus.errors import (
     UnknownEvent,
 )
 from event_bus.faststream_ext.filters import Carries
+from event_bus.faststream_ext.held import Needs
 from event_bus.faststream_ext.subscriber import QueueSubscriber
 from event_bus.middlewares.decoding import CurrentDelivery
 from event_bus.publisher import Stored
@@ -44,6 +45,7 @@ __all__ = [
     "EventRouter",
     "EventTooLarge",
     "MalformedEvent",
+    "Needs",
     "NotProvisioned",
     "OutdatedDurable",
     "PoisonMessage",

@@ -24,7 +24,7 @@ from upcycle.errors import Unavailable
 
 _LOG = logging.getLogger(__name__)
 T = TypeVar("T")
-_BEATS_PER_ACK_WAIT: Final = 3
+BEATS_PER_ACK_WAIT: Final = 3
 _MAX_RETRY_AFTER_S: Final = 300.0
 _NACK_S: Final = 5.0
 """What cancelled handlers get to nack their messages; longer than one exchange with a server that is down."""
@@ -89,7 +89,7 @@ async def in_work(raws: Sequence[Msg], spec: ConsumerSpec) -> AsyncIterator[None
 async def _beat(raws: Sequence[Msg], spec: ConsumerSpec) -> None:
     async with asyncio.timeout(spec.handler_timeout_s):  # also when the handler goes on after that
         while True:
-            await asyncio.sleep(spec.ack_wait_s / _BEATS_PER_ACK_WAIT)
+            await asyncio.sleep(spec.ack_wait_s / BEATS_PER_ACK_WAIT)
             for raw in raws:
                 try:
                     await raw.in_progress()

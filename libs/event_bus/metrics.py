@@ -17,6 +17,9 @@ POSTPONED: Final = Counter("upcycle_bus_postponed", "Messages a handler asked to
 FAILED: Final = Counter("upcycle_bus_failed", "Handler failures, by exception class.", ["consumer", "error"])
 DEAD_LETTERED: Final = Counter("upcycle_bus_dead_lettered", "Messages given up, with a reason.", ["consumer"])
 IN_FLIGHT: Final = Gauge("upcycle_bus_in_flight", "Messages in handlers now.", ["consumer"])
+HELD: Final = Gauge(
+    "upcycle_bus_held", "Commands kept without a slot until this process can begin them.", ["consumer"]
+)
 HANDLED_S: Final = Histogram(
     "upcycle_bus_handled_seconds",
     "Time in the handler.",

@@ -26,6 +26,7 @@ from google.protobuf.message import Message
 
 from event_bus.delivery import Delivery
 from event_bus.errors import BusError, UnknownEvent
+from event_bus.faststream_ext.held import Needs
 from event_bus.faststream_ext.subscriber import DurableSubscriber, QueueSubscriber
 from event_bus.topology import UPCYCLE, ConsumerSpec, Topology
 
@@ -118,11 +119,19 @@ class EventRouter(NatsRouter):
         self.durables.append(spec)
         return subscriber
 
-    def queue(self, spec: ConsumerSpec, *, slots: int = 1) -> QueueSubscriber:
+    def queue(self, spec: ConsumerSpec, *, slots: int = 1, needs: Needs | None = None) -> QueueSubscriber:
         """Decorates what handles the commands of a queue, as `subscriber` does, of the models that the
         result's `follow` names: none before it is called. Models that have commands take turns for the slots.
+
+        needs: what a command waits for, without a slot, before it is handled.
         """
-        subscriber = QueueSubscriber(spec, self._topology, self.config, slots=slots)  # type: ignore[arg-type]
+        subscriber = QueueSubscriber(
+            spec,
+            self._topology,
+            self.config,  # type: ignore[arg-type]
+            slots=slots,
+            needs=needs,
+        )
         super(NatsRegistrator, self).subscriber(subscriber)
         return subscriber
 

@@ -30,6 +30,8 @@ decision says in 420 bytes where it came from.
 DECISIONS_PER_EPISODE = 2.5
 """At most: an outcome of each attempt, its share of a group's end and of a step."""
 BYTES_PER_DECISION = 1440
+QUEUED_OF_ONE_MODEL = 20_000
+"""Commands of one pool. All may be out at once: those that no engine can play stop none behind them."""
 _MIB = 1 << 20
 TASKS, EVENTS, DECISIONS, DLQ = "TASKS", "EVENTS", "DECISIONS", "DLQ"
 ATTEMPTS, ADVISORIES = "ATTEMPTS", "ADVISORIES"
@@ -264,7 +266,7 @@ STREAMS = (
         keep=Keep.UNTIL_ACKED,
         max_bytes=1024 * _MIB,
         max_msgs=200_000,
-        max_per_subject=20_000,  # of one model and pool, so that one that no engine serves leaves room
+        max_per_subject=QUEUED_OF_ONE_MODEL,  # so that one that no engine serves leaves room
         max_consumers=100_000,  # two for each model
         refuse_when_full=True,
         is_atomic=True,
@@ -342,14 +344,14 @@ ROLLOUT_SAMPLER_TRAIN = ConsumerSpec(
     durable("rollout-sampler", "train"),
     (taskset.EpisodeRequested,),
     pools=("train",),
-    max_ack_pending=1024,
+    max_ack_pending=QUEUED_OF_ONE_MODEL,
 )
 ROLLOUT_SAMPLER_EVAL = ConsumerSpec(
     TASKS,
     durable("rollout-sampler", "eval"),
     (taskset.EpisodeRequested,),
     pools=("eval",),
-    max_ack_pending=1024,
+    max_ack_pending=QUEUED_OF_ONE_MODEL,
 )
 REWARD_GRADER = ConsumerSpec(
     EVENTS, durable("reward-grader"), (trajectory.TrajectoryRecorded,), max_ack_pending=512

@@ -58,7 +58,9 @@ def build_app(settings: RolloutSamplerSettings) -> Service:
     queues: list[QueueSubscriber] = []
     for spec, wanted in slots.items():
         if wanted:
-            router, queue = episode_router(spec, play, bus, now=utc_now, slots=wanted)
+            router, queue = episode_router(
+                spec, play, bus, now=utc_now, slots=wanted, can_sample=leases.serves
+            )
             bus.include_router(router)
             queues.append(queue)
     service.add(bus)

@@ -1,7 +1,7 @@
 """Bus edge: a command in, the fact of its outcome out."""
 
 import logging
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from datetime import datetime
 from typing import assert_never
 
@@ -13,11 +13,12 @@ from event_bus import (
     Delivery,
     EventBus,
     EventRouter,
+    Needs,
     QueueSubscriber,
 )
 from identities import events
 from rollout_sampler import telemetry, wire
-from rollout_sampler.domain import EpisodeTask, Failed, NotWanted, PlayOutcome, Recorded
+from rollout_sampler.domain import EpisodeTask, Failed, NotWanted, PlayOutcome, PolicyWanted, Recorded
 from rollout_sampler.usecases.play_episode import PlayEpisode
 from service_kit.errors import as_errors
 from service_kit.idleness import SlotMeter
@@ -31,10 +32,18 @@ log = logging.getLogger(__name__)
 
 
 def episode_router(
-    spec: ConsumerSpec, play: PlayEpisode, bus: EventBus, *, now: Callable[[], datetime], slots: int
+    spec: ConsumerSpec,
+    play: PlayEpisode,
+    bus: EventBus,
+    *,
+    now: Callable[[], datetime],
+    slots: int,
+    can_sample: Callable[[PolicyWanted], Awaitable[bool]],
 ) -> tuple[EventRouter, QueueSubscriber]:
     """Plays the episodes of one pool, at most `slots` at once, of the models that the queue follows. Safe to
     redeliver.
+
+    can_sample: whether an engine can; an episode that none can sample waits without a slot.
     """
     router = EventRouter()
     (pool,) = spec.pools
@@ -42,7 +51,8 @@ def episode_router(
     telemetry.IDLE_RATIO.labels(pool).set_function(meter.idle_ratio)
     episodes = Episodes(pool, play, bus, now)
 
-    queue = router.queue(spec, slots=slots)
+    needs = Needs(lambda event: wire.policy_from_wire(event.policy), can_sample)
+    queue = router.queue(spec, slots=slots, needs=needs)
 
     @queue
     async def on_episode_requested(event: EpisodeRequested, delivery: CurrentDelivery) -> None:

@@ -37,7 +37,7 @@ def task_from_wire(message: taskset_events.EpisodeRequested) -> EpisodeTask:
         raise PoisonMessage(f"EpisodeRequested.episode: {error}") from error
     return EpisodeTask(
         identity=identity,
-        policy=_policy(message.policy),
+        policy=policy_from_wire(message.policy),
         sampling=_sampling(message.sampling),
         seed=message.sampling.seed if message.sampling.HasField("seed") else None,
         deadline=moment_of(message.deadline) if message.HasField("deadline") else None,
@@ -52,7 +52,8 @@ def _time_s(message: taskset_events.EpisodeRequested) -> float | None:
     return (moment_of(message.deadline) - moment_of(message.requested_at)).total_seconds()
 
 
-def _policy(message: common_pb2.PolicySelector) -> PolicyWanted:
+def policy_from_wire(message: common_pb2.PolicySelector) -> PolicyWanted:
+    """Raises PoisonMessage."""
     if not message.model:
         raise PoisonMessage("EpisodeRequested.policy.model is empty")
     if message.WhichOneof("at") == "pinned_version":

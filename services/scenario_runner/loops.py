@@ -16,7 +16,7 @@ from scenario_runner.domain.runs import RunRecord
 from scenario_runner.ports import PlannedEpisodes
 from scenario_runner.usecases.leases import Leases
 from scenario_runner.usecases.overdue import has_overdue, overdue
-from scenario_runner.usecases.planning import PlanRules, plan_more, sweep
+from scenario_runner.usecases.planning import PlanRules, has_unopened, plan_more, sweep
 from scenario_runner.usecases.reconciling import Reconcile
 from scenario_runner.usecases.supply import offer_more
 from service_kit.loops import one_piece, until_stopped
@@ -124,17 +124,23 @@ class SweepLoop:
 
     async def _sweep(self, run: RunRecord) -> None:
         run_id = run.run_id
-        queue_is_idle = await self._gauge.is_idle(run.spec.purpose, run.spec.policy.model)
+        none_queued_before = await self._none_queued_before(run)
         outcomes = await self._overdue(run)
 
         def work(unit: PlanUnit) -> int:
-            sweep(unit, run_id, self._rules, queue_is_idle=queue_is_idle, outcomes=outcomes)
+            sweep(unit, run_id, self._rules, none_queued_before=none_queued_before, outcomes=outcomes)
             return unit.num_in_flight(run_id)
 
         with telemetry.PLAN_S.labels("sweep").time():
             in_flight = await self._plan.transact(work)
         telemetry.EPISODES_IN_FLIGHT.labels(run_id).set(in_flight)
         self._swept.add(run_id)
+
+    async def _none_queued_before(self, run: RunRecord) -> datetime | None:
+        """Asked only for a run that may lack a command."""
+        if not await self._plan.read(lambda unit: has_unopened(unit, run)):
+            return None
+        return await self._gauge.none_queued_before(run.spec.purpose, run.spec.policy.model)
 
     async def _overdue(self, run: RunRecord) -> Sequence[Fact]:
         """Decide that episodes failed that were not graded in time; returns what stands about them. Raises

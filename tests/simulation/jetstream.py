@@ -240,6 +240,19 @@ class SimulatedJetStream:
 
         return await self._request(read)
 
+    async def get_msg(self, stream: str, *, seq: int, subject: str, next: bool) -> StoredMessage:
+        """The first message on a subject, from a sequence on. Raises NotFoundError."""
+        assert next
+
+        def read() -> StoredMessage:
+            kept = self.server.streams[stream]
+            found = [at for at in kept.by_subject.get(subject, ()) if at >= seq]
+            if not found:
+                raise NotFoundError(code=404, err_code=10037, description="no message found")
+            return kept.messages[min(found)]
+
+        return await self._request(read)
+
     def _consumer(self, stream: str, name: str) -> SimulatedConsumer:
         found = self.server.streams[stream].consumers.get(name)
         if found is None:

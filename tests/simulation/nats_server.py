@@ -56,6 +56,11 @@ class StoredMessage:
         """As nats-py names it."""
         return self.sequence
 
+    @property
+    def time(self) -> datetime:
+        """As nats-py names it."""
+        return self.at
+
 
 @dataclass(slots=True)
 class SimulatedStream:

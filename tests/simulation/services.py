@@ -211,7 +211,7 @@ async def sampler(given: Infrastructure, process: SimulatedProcess) -> None:
     limits = PlayLimits(episode_s=EPISODE_DEADLINE_S * 0.8, late_start_s=10.0, retry_s=10.0)
     play = PlayEpisode(deps, limits, now=given.now, new_nonce=lambda: given.new_id("n"))
     for spec in (ROLLOUT_SAMPLER_TRAIN, ROLLOUT_SAMPLER_EVAL):
-        router, _ = episode_router(spec, play, bus, now=given.now, slots=3)
+        router, _ = episode_router(spec, play, bus, now=given.now, slots=3, can_sample=engines.serves)
         bus.include_router(router)
     await bus.start()
 
@@ -222,6 +222,9 @@ class StubEngines:
     def __init__(self, given: Infrastructure) -> None:
         self._given = given
         self.luck = given.luck
+
+    async def serves(self, wanted: Any) -> bool:
+        return True
 
     async def version_now(self, wanted: Any) -> int:
         if wanted.pinned_version is not None:

@@ -8,7 +8,7 @@ once, for all models; only the durables that it reads come and go.
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Collection, Iterable
+from collections.abc import Awaitable, Callable, Collection, Hashable, Iterable
 from typing import Any, Final, TypeVar, overload
 
 from faststream._internal.endpoint.subscriber.call_item import CallsCollection
@@ -22,20 +22,23 @@ from faststream.nats.subscriber.usecases import PullStreamSubscriber
 from google.protobuf.message import Message
 from nats.aio.msg import Msg
 from nats.errors import Error as NatsError
+from nats.js import JetStreamContext
 from nats.js.api import ConsumerConfig
 from nats.js.errors import NotFoundError
 
 from event_bus.deps import ConsumerDeps
-from event_bus.errors import BusError
+from event_bus.errors import BusError, MalformedEvent, NewerEvent, PoisonMessage
 from event_bus.faststream_ext.filters import Carries
-from event_bus.incoming import Decoder, in_work, nack
+from event_bus.faststream_ext.held import HeldCommands, Needs, hand_back
+from event_bus.incoming import Decoder, nack
 from event_bus.middlewares.decoding import with_delivery
-from event_bus.pulls import fetched, unsubscribe
+from event_bus.pulls import fetched, fetched_now, unsubscribe
 from event_bus.topology import ConsumerSpec, Topology
 
 _LOG = logging.getLogger(__name__)
 Handler = TypeVar("Handler", bound=Callable[..., Awaitable[Any]])
 _PAUSE_S: Final = 0.25
+_UNSUBSCRIBED_S: Final = 2.0
 DEPS: Final = "bus_deps"
 """Key of the ConsumerDeps in the broker's context."""
 
@@ -108,38 +111,75 @@ class DurableSubscriber(PullStreamSubscriber):
             self.add_task(self._read, (durable,))
 
     async def _read(self, durable: str) -> None:
-        """Ask for a message once a slot is free, begin it in the next free slot, and again.
+        """Take turns with the other durables until this one is not wanted any more.
 
-        A slot goes to the durable that waits longest, and each waits with one message at most: so those that
-        have work take turns, however long their queues are.
+        Where messages wait, a slot goes to the durable that waits longest, and is in hand before a message is
+        asked for: so those that have work take turns, however long their queues are, and a process without a
+        slot keeps nothing that another one could begin.
         """
-        deps: ConsumerDeps = self._outer_config.context.get(DEPS)
         subscription = None
         self._readers.add(durable)
+        has_more = False
         try:
             while self.running and durable in self._wanted:
-                async with self._slots:
-                    pass
-                if not self.running:  # a stop freed the slot: what is fetched now would stay unanswered
-                    break
+                if self._is_full(durable):
+                    await asyncio.sleep(_PAUSE_S)
+                    continue
                 try:
                     if subscription is None:
                         subscription = await self.jetstream.pull_subscribe_bind(
                             durable, stream=self.spec.stream
                         )
-                    raws = await fetched(subscription, 1, deps.timings.pull_s)
+                    has_more = await (self._begin_next if has_more else self._await_next)(subscription)
                     self.missing.discard(durable)
                 except NatsError as error:
                     await self._not_fetched(durable, error)
-                    continue
-                for raw in raws:
-                    await self._take_slot(raw)
-                    name = f"{durable}/{raw.metadata.sequence.stream}"
-                    deps.in_flight.start(self._process(raw), name)
         finally:
             self._readers.discard(durable)
             if subscription is not None:
                 await unsubscribe(subscription)
+
+    async def _begin_next(self, subscription: JetStreamContext.PullSubscription) -> bool:
+        """With a slot in hand, begin the next message. Returns False where none waits."""
+        raws: list[Msg] = []
+        await self._slots.acquire()
+        try:
+            if self.running:  # a stop freed the slot: what is fetched now would stay unanswered
+                raws = await fetched_now(subscription)
+        finally:
+            if not raws:
+                self._slots.release()
+        for raw in raws:
+            self._begin(raw)
+        return bool(raws)
+
+    async def _await_next(self, subscription: JetStreamContext.PullSubscription) -> bool:
+        """Wait for a message while a slot is free, without keeping one for it. Returns whether one came."""
+        async with self._slots:
+            pass
+        if not self.running:
+            return False
+        deps = self._deps
+        raws = await fetched(subscription, 1, deps.timings.pull_s)
+        for raw in raws:
+            if self._slots.locked():  # the last one went to another durable meanwhile
+                await hand_back(raw, deps.notes)
+            else:
+                await self._slots.acquire()
+                self._begin(raw)
+        return bool(raws)
+
+    @property
+    def _deps(self) -> ConsumerDeps:
+        deps: ConsumerDeps = self._outer_config.context.get(DEPS)
+        return deps
+
+    def _is_full(self, durable: str) -> bool:
+        return False
+
+    def _begin(self, raw: Msg) -> None:
+        where = raw.metadata
+        self._deps.in_flight.start(self._process(raw), f"{where.consumer}/{where.sequence.stream}")
 
     async def _not_fetched(self, durable: str, error: NatsError) -> None:
         """Note whether it is the durable that is missing; then pause."""
@@ -151,18 +191,6 @@ class DurableSubscriber(PullStreamSubscriber):
         except NatsError:  # NATS itself does not answer, which its connection says
             pass
         await asyncio.sleep(_PAUSE_S)
-
-    async def _take_slot(self, raw: Msg) -> None:
-        """Wait for a slot, with heartbeats; a message that gets none goes back."""
-        if not self._slots.locked():
-            await self._slots.acquire()
-            return
-        try:
-            async with in_work([raw], self.spec):
-                await self._slots.acquire()
-        except BaseException:
-            await nack(raw, self.spec.durable)
-            raise
 
     async def _process(self, raw: Msg) -> None:
         """Every message is answered, also one that arrives while the subscriber stops."""
@@ -187,10 +215,72 @@ class DurableSubscriber(PullStreamSubscriber):
 class QueueSubscriber(DurableSubscriber):
     """Made by EventRouter.queue; reads the durables of the models that it follows."""
 
+    def __init__(
+        self,
+        spec: ConsumerSpec,
+        topology: Topology,
+        broker_config: NatsBrokerConfig,
+        *,
+        slots: int,
+        needs: Needs | None,
+    ) -> None:
+        super().__init__(spec, topology, broker_config, slots=slots)
+        self._needs = needs
+        self._held = HeldCommands(spec, needs) if needs is not None else None
+        self._events: dict[int, Message] = {}
+
     async def _create_subscription(self) -> None:
         """Nothing is read before `follow`."""
+        if self._held is not None:
+            self.add_task(self._held.run)
 
     def follow(self, models: Collection[str]) -> None:
         """Take commands of these models only. What was taken of another one goes on to its end."""
         if self.running:
             self._read_from({self.spec.of_model(model).durable for model in models})
+
+    async def stop(self) -> None:
+        """What is kept without a slot goes back at once, after the requests of this process are taken back:
+        one of them would get it."""
+        readers = [task for task in self.tasks if not task.done()]
+        await super().stop()
+        if readers:
+            await asyncio.wait(readers, timeout=_UNSUBSCRIBED_S)
+        if self._held is not None:
+            self._held.close()
+
+    def _is_full(self, durable: str) -> bool:
+        return self._held is not None and self._held.is_full(durable)
+
+    async def _process(self, raw: Msg) -> None:
+        """What cannot be begun gives its slot away, and goes back once some process can begin it."""
+        try:
+            need = await self._unmet(raw)
+            if need is None:
+                await self.consume(raw)
+                await nack(raw, self.spec.durable)
+        finally:
+            self._events.pop(id(raw), None)
+            self._slots.release()
+        if need is not None and self._held is not None:
+            try:
+                await self._held.keep(raw, need)
+            finally:
+                await hand_back(raw, self._deps.notes)
+
+    async def _unmet(self, raw: Msg) -> Hashable | None:
+        """What the command lacks; None also where its handling says what is wrong with it."""
+        if self._needs is None:
+            return None
+        try:
+            event = self._decoder_of_events.message(raw.subject, raw.data, raw.headers or {})
+            need = await self._needs.unmet(event)
+        except (MalformedEvent, NewerEvent, PoisonMessage):
+            return None
+        if need is None:
+            self._events[id(raw)] = event
+        return need
+
+    async def _decoded(self, message: StreamMessage[Msg]) -> Message:
+        known = self._events.pop(id(message.raw_message), None)
+        return known if known is not None else await super()._decoded(message)

@@ -57,6 +57,10 @@ class LeaseCache:
         found = await self._leases()
         return frozenset(model for model, leases in found.items() if any(_serves(one) for one in leases))
 
+    async def serves(self, wanted: PolicyWanted) -> bool:
+        """Whether an engine can sample what is wanted. Raises Unavailable where no list was ever read."""
+        return bool(choices_among(await self.of_model(wanted.model), wanted))
+
     def forget(self) -> None:
         """Read again at the next call; the last list stays for as long as the registry is unavailable."""
         self._read_at = -math.inf

@@ -4,6 +4,7 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Final, TypeVar
 
 from nats.aio.client import Client
@@ -19,6 +20,7 @@ from event_bus.topology import (
     ROLLOUT_SAMPLER_EVAL,
     ROLLOUT_SAMPLER_TRAIN,
     SCENARIO_RUNNER_PLAN,
+    UPCYCLE,
     ConsumerSpec,
 )
 from grpc_edge import Peer
@@ -27,6 +29,7 @@ from scenario_runner.domain.runs import NotFound, Refused
 from service_kit.groups import BusSettings
 from upcycle.api.registry.v1 import registry_pb2, service_pb2
 from upcycle.api.registry.v1.service_pb2_grpc import RegistryServiceStub
+from upcycle.api.taskset.v1.events_pb2 import EpisodeRequested
 from upcycle.api.training.v1 import service_pb2 as training_pb2
 from upcycle.api.training.v1 import training_pb2 as training_messages
 from upcycle.api.training.v1.service_pb2_grpc import TrainingServiceStub
@@ -48,6 +51,7 @@ log = logging.getLogger(__name__)
 
 # `why` answers within a second, also when a peer does not.
 ASK_TIMEOUT_S: Final = 0.6
+_NO_COMMAND: Final = datetime.max.replace(tzinfo=UTC)
 SAMPLERS: Final[Mapping[Purpose, ConsumerSpec]] = {
     Purpose.TRAIN: ROLLOUT_SAMPLER_TRAIN,
     Purpose.EVAL: ROLLOUT_SAMPLER_EVAL,
@@ -187,10 +191,26 @@ class BusGauge:
             return None
         return DurableFact(info.num_pending or 0, info.num_ack_pending or 0, info.num_waiting or 0)
 
-    async def is_idle(self, purpose: Purpose, model: str) -> bool:
-        """Whether no command of this purpose and model waits for a sampler or is with one."""
-        fact = await self.read(SAMPLERS[purpose].of_model(model))
-        return fact is not None and fact.is_idle
+    async def none_queued_before(self, purpose: Purpose, model: str) -> datetime | None:
+        """A moment: of the commands of this purpose and model that the bus took before it, none waits for a
+        sampler, or is with one. None when the bus does not answer in time, or has no such queue."""
+        spec = SAMPLERS[purpose].of_model(model)
+        fact = await self.read(spec)
+        if fact is None or fact.is_missing:
+            return None
+        if fact.is_idle:
+            return _NO_COMMAND
+        (subject,) = (UPCYCLE.command_subject(EpisodeRequested, pool, model) for pool in spec.pools)
+        try:
+            async with asyncio.timeout(ASK_TIMEOUT_S):
+                jetstream = (await self._connected()).jetstream(timeout=ASK_TIMEOUT_S)
+                oldest = await jetstream.get_msg(spec.stream, seq=1, subject=subject, next=True)
+        except NotFoundError:  # it was handled meanwhile
+            return None
+        except (NatsError, OSError, TimeoutError) as error:
+            log.info("queue_not_read", extra={"durable": spec.durable, "error": repr(error)})
+            return None
+        return oldest.time
 
     async def _connected(self) -> Client:
         async with self._connecting:

@@ -2,6 +2,7 @@
 
 import json
 import logging
+import math
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
@@ -32,6 +33,7 @@ T = TypeVar("T")
 
 PLANNING: Final = "scenario_runner: plan"
 """The turn of every transaction that changes runs, groups or episodes."""
+_REWARD_TOLERANCE: Final = 1e-6
 _CONFLICTS = 3
 _CHUNK = 500  # SQLite binds at most 32,766 values in one statement
 
@@ -292,6 +294,19 @@ class PlanUnit(SqlAnnouncements):
     def never_opened(self, run_id: str, dispatched_before: datetime) -> list[EpisodeRow]:
         """Planned, not opened, and last dispatched before."""
         return self._episodes(statements.NEVER_OPENED, {"run_id_": run_id, "before": dispatched_before})
+
+    def recounted(self, run: RunRecord) -> RunRecord:
+        """The run as its episodes say; corrects its groups, too. A run that ends asks once."""
+        graded, successes, reward_sum = self._read(statements.RECOUNT, run_id_=run.run_id).one()
+        found = replace(run, num_graded=graded, num_successes=successes, reward_sum=reward_sum)
+        if math.isclose(reward_sum, run.reward_sum, abs_tol=_REWARD_TOLERANCE):  # added in another order
+            found = replace(found, reward_sum=run.reward_sum)
+        num_groups = self._sql.execute(statements.RECOUNT_GROUPS, {"run_id_": run.run_id}).rowcount
+        if found != run or num_groups:
+            counted = f"{run.num_graded} graded, {run.num_successes} successes, {run.reward_sum:g} in all"
+            extra = {"run_id": run.run_id, "counted": counted, "graded": graded, "groups": num_groups}
+            log.error("run_was_miscounted", extra=extra)
+        return found
 
     def add_episodes(self, run: RunRecord, episodes: Sequence[EpisodeRow]) -> None:
         """Plan them: each is announced as requested, and queued unless the run is paused; one that is held

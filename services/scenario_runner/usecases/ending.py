@@ -166,12 +166,13 @@ def conclude(unit: PlanUnit, run_id: str) -> bool:
     if run is None or run.state in FINAL_RUN_STATES:
         return True
     ending = run.ending
-    if ending is None and run.spec.purpose is Purpose.EVAL and run.next_position >= run.num_tasks:
-        ending = RunState.COMPLETED if run.num_graded else RunState.FAILED
-    if ending is None:
+    if ending is None and not (run.spec.purpose is Purpose.EVAL and run.next_position >= run.num_tasks):
         return False
     if unit.num_in_flight(run_id) or unit.source_groups.load(run_id).offered:
         return False
+    run = unit.recounted(run)
+    if ending is None:
+        ending = RunState.COMPLETED if run.num_graded else RunState.FAILED
     counts = unit.counts(run_id)
     failure = run.failure or (why_all_failed(unit, run) if ending is RunState.FAILED else "")
     over = replace(run, state=ending, ending=ending, finished_at=unit.now, failure=failure)

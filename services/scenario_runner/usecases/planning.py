@@ -7,8 +7,8 @@ requested = settled + in flight.
 import logging
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
-from datetime import timedelta
-from typing import TypeVar
+from datetime import datetime, timedelta
+from typing import Final, TypeVar
 
 from episodes import GroupOutcome, Purpose
 from identities.entities import episode_id, group_id
@@ -61,6 +61,8 @@ from scenario_runner.usecases.revisions import take_revision
 
 log = logging.getLogger(__name__)
 R = TypeVar("R", RunRecord, EpisodeRow)
+_CLOCKS_DIFFER: Final = timedelta(seconds=60)
+"""At most, the planner's and that of the bus."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,11 +160,17 @@ def resume(unit: PlanUnit, run: RunRecord) -> None:
 
 
 def sweep(
-    unit: PlanUnit, run_id: str, rules: PlanRules, *, queue_is_idle: bool, outcomes: Sequence[Fact] = ()
+    unit: PlanUnit,
+    run_id: str,
+    rules: PlanRules,
+    *,
+    none_queued_before: datetime | None,
+    outcomes: Sequence[Fact] = (),
 ) -> None:
     """Handle what is overdue: end episodes by name, dispatch lost ones again, end the grace period.
 
-    outcomes: what stands about episodes that were not graded in time.
+    none_queued_before: no command that was sent before waits for a sampler, or is with one; None: nobody
+    knows. outcomes: what stands about episodes that were not graded in time.
     """
     run = unit.run(run_id)
     if run is None:
@@ -171,8 +179,8 @@ def sweep(
     run = _end_overdue(unit, unit.run(run_id) or run, outcomes)
     pause_if_failing(unit, run_id)
     run = unit.run(run_id) or run
-    if queue_is_idle and run.state in OPEN_RUN_STATES:
-        _dispatch_lost(unit, run)
+    if none_queued_before is not None and run.state in OPEN_RUN_STATES:
+        _dispatch_lost(unit, run, none_queued_before)
     grace = timedelta(seconds=rules.stop_grace_s if run.ends_early else rules.ending_grace_s)
     if run.ending_since is not None and unit.now - run.ending_since > grace:
         end_grace_period(unit, run)
@@ -195,9 +203,19 @@ def _end_overdue(unit: PlanUnit, run: RunRecord, outcomes: Sequence[Fact]) -> Ru
     return run
 
 
-def _dispatch_lost(unit: PlanUnit, run: RunRecord) -> None:
-    deadline = timedelta(seconds=run.spec.episode_deadline_s)
-    for episode in unit.never_opened(run.run_id, unit.now - deadline):
+def has_unopened(unit: PlanUnit, run: RunRecord) -> bool:
+    """Whether an episode was dispatched too long ago, and not opened."""
+    return bool(unit.never_opened(run.run_id, _dispatched_too_long_ago(unit, run)))
+
+
+def _dispatched_too_long_ago(unit: PlanUnit, run: RunRecord) -> datetime:
+    return unit.now - timedelta(seconds=run.spec.episode_deadline_s)
+
+
+def _dispatch_lost(unit: PlanUnit, run: RunRecord, none_queued_before: datetime) -> None:
+    """A repeat is harmless: an episode that is open, or settled, is not opened again."""
+    before = min(_dispatched_too_long_ago(unit, run), none_queued_before - _CLOCKS_DIFFER)
+    for episode in unit.never_opened(run.run_id, before):
         if episode.num_dispatches == 0 and run.state is RunState.PAUSED:
             continue  # held back until the run is resumed
         log.warning("episode_dispatched_again", extra={"episode_id": episode.episode_id})

@@ -4,7 +4,7 @@ import itertools
 from collections import Counter
 from collections.abc import Callable, Collection
 from datetime import UTC, datetime
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import sqlalchemy as sa
 from google.protobuf import json_format
@@ -29,6 +29,7 @@ from upcycle.run_config import PolicyChoice, RunSpec, Training
 T = TypeVar("T")
 RULES = PlanRules(eval_episodes_in_flight=6, groups_per_transaction=3, ending_grace_s=20)
 START = datetime(2026, 1, 1, tzinfo=UTC)
+NO_COMMAND = datetime.max.replace(tzinfo=UTC)
 
 
 class PlannerHarness:
@@ -71,9 +72,10 @@ class PlannerHarness:
     async def apply(self, *facts: Fact) -> None:
         await self.do(lambda unit: apply_facts(unit, facts))
 
-    async def sweep(self, *, queue_is_idle: bool = False, at_grader: Collection[str] = ()) -> None:
-        """What the planner decides about overdue episodes is the first that is decided about them."""
-        await self.do(lambda unit: swept(unit, self.run_id, queue_is_idle=queue_is_idle, at_grader=at_grader))
+    async def sweep(self, **known: Any) -> None:
+        """What the planner decides about overdue episodes is the first that is decided about them. known: of
+        `swept`."""
+        await self.do(lambda unit: swept(unit, self.run_id, **known))
 
     async def cancel(self, *, is_delivered: bool = True) -> None:
         """is_delivered: `run.stopping` came back through the stream."""
@@ -159,13 +161,19 @@ class PlannerHarness:
 
 
 def swept(
-    unit: PlanUnit, run_id: str, *, queue_is_idle: bool = False, at_grader: Collection[str] = ()
+    unit: PlanUnit,
+    run_id: str,
+    *,
+    queue_is_idle: bool = False,
+    queued_since: datetime | None = None,
+    at_grader: Collection[str] = (),
 ) -> None:
     """A sweep; nothing was decided about overdue episodes before it."""
     run = unit.run(run_id)
     assert run is not None
     outcomes = [received.failed(one) for one in overdue(unit, run, at_grader)]
-    sweep(unit, run_id, RULES, queue_is_idle=queue_is_idle, outcomes=outcomes)
+    none_before = NO_COMMAND if queue_is_idle else queued_since
+    sweep(unit, run_id, RULES, none_queued_before=none_before, outcomes=outcomes)
 
 
 def _all_episodes(unit: PlanUnit, run_id: str) -> list[EpisodeRow]:

@@ -4,6 +4,7 @@ import asyncio
 from dataclasses import replace
 from datetime import timedelta
 
+import pytest
 import sqlalchemy as sa
 from tests.services.scenario_runner.planning import (
     RULES,
@@ -157,6 +158,39 @@ async def test_what_is_overdue_fails_by_name_and_what_was_lost_is_queued_again(
     assert (await planner.announced())[f"episode.requested/{lost}/2"] == 1
     await planner.sweep(queue_is_idle=True)
     assert f"episode.requested/{lost}/3" not in await planner.announced()
+
+
+async def test_a_command_lost_in_a_queue_that_is_never_empty_is_sent_again(planner: PlannerHarness) -> None:
+    await planner.begin(replace(eval_spec(group_size=1), episode_deadline_s=10), num_tasks=1)
+    (lost,) = [row.episode_id for row in await planner.episodes()]
+    sent_at = planner.now
+    planner.now += timedelta(seconds=600)
+    await planner.sweep(queued_since=sent_at)  # it may be this one
+    await planner.sweep(queued_since=None)
+    assert f"episode.requested/{lost}/2" not in await planner.announced()
+    await planner.sweep(queued_since=sent_at + timedelta(seconds=120))
+    assert (await planner.announced())[f"episode.requested/{lost}/2"] == 1
+    await planner.sweep(queued_since=sent_at + timedelta(seconds=120))
+    assert f"episode.requested/{lost}/3" not in await planner.announced()
+
+
+async def test_a_run_that_ends_has_the_counts_that_its_episodes_say(planner: PlannerHarness) -> None:
+    await planner.begin(eval_spec(group_size=1), num_tasks=2)
+    first, last = [row.episode_id for row in await planner.episodes()]
+    await planner.apply(planner.graded(first))
+    right = await planner.run()
+    for wrong in (
+        "UPDATE run SET num_graded = 7, num_successes = 0, reward_sum = 9.5",
+        "UPDATE task_group SET num_graded = 3",
+    ):
+        await planner.database.run(lambda sql, wrong=wrong: sql.execute(sa.text(wrong)))  # type: ignore[misc]
+    await planner.apply(planner.graded(last))
+    run = await planner.run()
+    assert run.state is RunState.COMPLETED
+    assert (run.num_graded, run.num_successes) == (2, 2 * right.num_successes)
+    assert run.reward_sum == pytest.approx(2 * right.reward_sum)
+    groups = sa.text("SELECT num_graded FROM task_group")
+    assert await planner.database.run(lambda sql: list(sql.execute(groups).scalars())) == [1, 1]
 
 
 async def test_a_grade_that_crossed_the_timeout_of_an_older_planner_stands(planner: PlannerHarness) -> None:

@@ -2,7 +2,7 @@
 
 import asyncio
 from collections.abc import Sequence
-from datetime import timedelta
+from datetime import datetime, timedelta
 from typing import Any
 
 import pytest
@@ -36,10 +36,10 @@ class Others:
         self.answer = answer
         self.stands: dict[str, Message] = {}
 
-    async def is_idle(self, purpose: Purpose, model: str) -> bool:
+    async def none_queued_before(self, purpose: Purpose, model: str) -> datetime | None:
         if purpose is Purpose.TRAIN:
             await self.answer()
-        return False
+        return None
 
     async def at_grader(self, run_id: str) -> GraderFact:
         return GraderFact()

@@ -241,6 +241,7 @@ async def _deps(store: S3BlobStore, scratch: Path) -> RunDeps:
         facts=_SilentFacts(),
         holding=ModelHolding(TrainersStore(store), "benchmark"),
         instruments=cast(TrainerInstruments, _SilentInstruments()),
+        model_of=unused,
         now=lambda: datetime.now(UTC),
         work_dir=scratch,
     )

@@ -64,6 +64,10 @@ class _Peers:
     tasksets: Peer
     trajectories: Peer
 
+    @property
+    def planned(self) -> PlannedRuns:
+        return PlannedRuns(self.tasksets)
+
 
 def _peers(service: Service, settings: GrpoTrainerSettings) -> _Peers:
     addresses = settings.peers
@@ -97,6 +101,7 @@ def _run_deps(
         facts=BusFacts(bus, now=utc_now, check=holding.surely),
         holding=holding,
         instruments=TrainerInstruments(limits),
+        model_of=peers.planned.model_of,
         now=utc_now,
         work_dir=settings.data_dir,
         keep_states=settings.keep_states,
@@ -155,7 +160,7 @@ def build_app(settings: GrpoTrainerSettings) -> Service:
     run_deps.holding.address = lambda: settings.advertised_address or server.address
     service.add(server.add(add_TrainingServiceServicer_to_server, servicer, STATUS_OF))
     service.add(Worker("training", reader.run, ready=reader.ready))
-    service.add(Worker("ends of runs", LostEnds(sessions, PlannedRuns(peers.tasksets)).run))
+    service.add(Worker("ends of runs", LostEnds(sessions, peers.planned).run))
     service.add(PreemptionWatch(settings.spot_grace_s, leave=service.request_stop))
     return service
 

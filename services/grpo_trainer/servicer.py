@@ -25,6 +25,7 @@ from grpo_trainer.runs.sessions import RunSessions
 from upcycle.api.training.v1 import service_pb2 as pb
 from upcycle.api.training.v1 import training_pb2 as training
 from upcycle.api.training.v1.service_pb2_grpc import TrainingServiceServicer, TrainingServiceStub
+from upcycle.errors import Unavailable
 from upcycle.rpc import connect
 
 T = TypeVar("T")
@@ -87,13 +88,15 @@ class TrainingServicer(TrainingServiceServicer):
         yield pb.WatchSessionResponse(session=view)
         while view.state not in views.FINAL:
             await self._change(view)
-            view = (await self.GetSession(asked, context)).session
+            with suppress(Unavailable):  # of the trainer that holds it: the view is as old as it is
+                view = (await self.GetSession(asked, context)).session
             yield pb.WatchSessionResponse(session=view)
 
     async def _asked_elsewhere(
         self, request: pb.GetSessionRequest, context: Context
     ) -> pb.GetSessionResponse | None:
-        """The answer of the trainer that holds the run; None where that is this one, or does not answer."""
+        """The answer of the trainer that holds the run; None where that is this one, or none. Raises
+        Unavailable where it does not answer: this one knows nothing of the run's groups and steps."""
         other = self._sessions.holder_of(request.run_id)
         is_passed_on = any(key == _PASSED_ON for key, _ in context.invocation_metadata() or ())
         if other is None or not other.address or is_passed_on:
@@ -103,8 +106,9 @@ class TrainingServicer(TrainingServiceServicer):
                 return await TrainingServiceStub(channel).GetSession(
                     request, metadata=((_PASSED_ON, "1"),), timeout=_PASS_ON_S
                 )
-        except grpc.aio.AioRpcError:
-            return None
+        except grpc.aio.AioRpcError as error:
+            what = f"trainer {other.name} at {other.address}, which holds run {request.run_id}"
+            raise Unavailable(f"{what}: {error.code().name}") from error
 
     async def _shown(self, run_id: str) -> training.TrainingSession:
         try:

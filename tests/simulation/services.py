@@ -30,6 +30,7 @@ from event_bus.topology import EVENTS, ROLLOUT_SAMPLER_EVAL, ROLLOUT_SAMPLER_TRA
 from grpc_edge.status import StatusTable
 from grpo_trainer import views
 from grpo_trainer.adapters.bus_facts import BusFacts
+from grpo_trainer.adapters.planned_runs import PlannedRuns
 from grpo_trainer.adapters.trainers_store import TrainersStore
 from grpo_trainer.domain.errors import UnknownSession
 from grpo_trainer.domain.model_leases import ModelLeases
@@ -129,7 +130,7 @@ class Infrastructure:
         )
 
     def peer(self, address: str) -> Any:
-        return SimpleNamespace(channel=self.peers.channel(address))
+        return SimpleNamespace(address=address, channel=self.peers.channel(address))
 
     def blobs(self) -> Any:
         return SimulatedBlobs(self.network, self.objects)
@@ -287,6 +288,7 @@ async def trainer(given: Infrastructure, process: SimulatedProcess) -> None:
         facts=BusFacts(bus, now=given.now, check=holding.surely),
         holding=holding,
         instruments=stubs.StubInstruments(),
+        model_of=PlannedRuns(given.peer(PLANNER)).model_of,
         now=given.now,
         work_dir=folder,
     )

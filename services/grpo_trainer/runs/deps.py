@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from datetime import datetime
 from pathlib import Path
@@ -23,7 +23,8 @@ class RunDeps:
     """Everything a session works with. holding: the models of this process. new_learner: one learner per
     session. keep_states: newest states kept. alarm_limits: what steps are compared with. computing: held
     while a batch is computed. begun: how often this process began a batch, by run and batch: it lives, so
-    none of these starts killed it."""
+    none of these starts killed it. model_of: the model that a run trains, asked of the
+    planner; None for a run that it does not know. Raises Unavailable."""
 
     new_learner: Callable[[], Learner]
     bodies: BlobBodies
@@ -33,6 +34,7 @@ class RunDeps:
     facts: BusFacts
     instruments: TrainerInstruments
     holding: ModelHolding
+    model_of: Callable[[str], Awaitable[str | None]]
     now: Callable[[], datetime]
     work_dir: Path
     keep_states: int = 2

@@ -89,8 +89,8 @@ class KnownRuns:
         return self.holding.holder_text(model)
 
     async def past(self, run_id: str) -> SessionState | FailedRun | None:
-        """A run that this process does not know, as it is stored."""
-        model = await self._deps.states.model_of(run_id)
+        """A run that this process does not know, as it is stored. Raises Unavailable."""
+        model = await self._deps.model_of(run_id)
         found = None if model is None else await self._deps.states.find_run(model, run_id)
         return None if isinstance(found, BrokenRun) else found
 

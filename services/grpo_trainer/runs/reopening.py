@@ -29,6 +29,9 @@ MAX_LOST: Final = 3
 """How often in a row a session is opened again without a durable step of its own in between, although this
 trainer holds the run."""
 
+_LOOK_S: Final = 2.0
+"""How often a trainer looks at what another one stored of a run."""
+
 ReadAgain = Callable[[str, str, int], Awaitable[Sequence[Fact]]]
 """Facts about a model's run that the stream holds after a sequence, in order. Raises Unavailable."""
 
@@ -59,9 +62,22 @@ async def newest_of(run: OpenRun, deps: RunDeps) -> SessionState | FailedRun | B
     return await RetryUntilAvailable().until_available(lambda: deps.states.find_run(run.model, run.run_id))
 
 
+def is_durable(found: SessionState | FailedRun | BrokenRun | None) -> bool:
+    """Whether a trainer can go on with the run, or leave it, without its run.submitted."""
+    return isinstance(found, SessionState | FailedRun) or is_closed(found)
+
+
 def is_closed(found: SessionState | FailedRun | BrokenRun | None) -> bool:
     """Whether a run needs no trainer any more."""
     return found.finished if isinstance(found, SessionState) else found is not None and found.closed
+
+
+async def until_stored(
+    run: OpenRun, deps: RunDeps, is_enough: Callable[[SessionState | FailedRun | BrokenRun | None], bool]
+) -> None:
+    """Wait until what is stored of a run, by another trainer, is enough."""
+    while not is_enough(await newest_of(run, deps)):
+        await asyncio.sleep(_LOOK_S)
 
 
 async def until_lost(held: HeldModel, work: Coroutine[Any, Any, bool]) -> bool:

@@ -33,9 +33,11 @@ from grpo_trainer.runs.reopening import (
     feed,
     hand_over,
     is_closed,
+    is_durable,
     may_go_on,
     newest_of,
     until_lost,
+    until_stored,
 )
 from grpo_trainer.runs.session import TrainingSession
 from grpo_trainer.runs.watermark import ReplayWatermark
@@ -49,11 +51,8 @@ _LAST_MOMENT_S: Final = 1.0
 """How long abandoned sessions may take to end; a learner that computes a step cannot be interrupted."""
 _PAUSE_S: Final = 0.2
 """Before a run is looked at again that another trainer took."""
-_LOOK_S: Final = 2.0
-"""How often a trainer looks whether another one closed a run that is over."""
 _OF_LEAVING: Final = (SessionFailure.ERROR, SessionFailure.LINEAGE_TAKEN)
-"""Errors that a stopping process may cause itself: they fail no run while it stops. A real one occurs again.
-"""
+"""Errors that a stopping process may cause itself: they fail no run while it stops."""
 
 
 class RunSessions(KnownRuns):
@@ -191,10 +190,12 @@ class RunSessions(KnownRuns):
             return holding.result() if holding.done() else over.result()
 
     async def _closed_elsewhere(self, run: OpenRun) -> None:
-        """Wait until another trainer closed a run that the planner ended."""
+        """Wait until another trainer closed a run that the planner ended. Once the run has a durable state,
+        cursors here need not stay before its submission."""
+        await until_stored(run, self._deps, is_durable)
+        self.watermark.opened(run.run_id)
         await run.over.wait()
-        while not is_closed(await newest_of(run, self._deps)):
-            await asyncio.sleep(_LOOK_S)
+        await until_stored(run, self._deps, is_closed)
 
     async def _train(self, run: OpenRun, held: HeldModel) -> bool:
         """Run the session of a run, and the sessions that replace it. Returns whether the run is done here:

@@ -72,14 +72,6 @@ class BlobStates(StepStates[SessionState]):
         found = [parse_training_run(line) for line in sorted(runs) if _CLOSED not in runs[line]]
         return [(one.model, one.run_id) for one in found]
 
-    async def model_of(self, run_id: str) -> str | None:
-        """The model of a run that has a folder."""
-        with object_store(f"the folder of {run_id}"):
-            keys = await self._store.list(training_states())
-        return next(
-            (found.model for key in keys if (found := parse_training_run(key)).run_id == run_id), None
-        )
-
     async def find_run(self, model: str, run_id: str) -> SessionState | BrokenRun | FailedRun | None:
         """A run by what is in its folder; None where nothing durable is there."""
         line = training_run(model, run_id)

@@ -28,6 +28,7 @@ from grpo_trainer.learner.torch_learner import LearnerOptions, LearnerThread, To
 from grpo_trainer.runs.deps import RunDeps
 from grpo_trainer.runs.sessions import RunSessions
 from grpo_trainer.runs.stores import BlobBodies, BlobStates
+from identities.objects import parse_training_run
 from identities.objects import trajectory_body as body_key
 from policy_files import PolicyFacts, fetch, load, manifest_ref, upload
 from trajectory_body import pack
@@ -103,9 +104,15 @@ class World:
             facts=BusFacts(self.recorder, now=self.clock, check=holding.surely),
             holding=holding,
             instruments=Instruments(),
+            model_of=self.model_of,
             now=self.clock,
             work_dir=work_dir,
         )
+
+    async def model_of(self, run_id: str) -> str | None:
+        """As the planner says it: the model of a run that has a folder."""
+        found = (parse_training_run(key) for key in self.store.objects if "/training/" in key)
+        return next((one.model for one in found if one.run_id == run_id), None)
 
     async def weights(self, version: int, *, model: str = MODEL) -> dict[str, torch.Tensor]:
         """Tensors of a published version."""

@@ -38,6 +38,7 @@ class Planner(TasksetServiceServicer):
         if request.run_id not in self.states:
             await context.abort(grpc.StatusCode.NOT_FOUND, f"no run {request.run_id}")
         run = taskset_pb2.Run(run_id=request.run_id, state=self.states[request.run_id])
+        run.spec.policy.model = MODEL
         return service_pb2.GetRunResponse(run=run)
 
 
@@ -61,6 +62,11 @@ async def planned(planner: Planner) -> AsyncIterator[PlannedRuns]:
     yield PlannedRuns(peer)
     await peer.stop()
     await server.stop()
+
+
+async def test_the_planner_says_which_model_a_run_trains(planned: PlannedRuns) -> None:
+    assert await planned.model_of(RUN) == MODEL
+    assert await planned.model_of("run-unknown") is None
 
 
 async def the_next_run(world: World) -> None:

@@ -36,7 +36,7 @@ MISSING: Final[Mapping[EpisodeFailure, str]] = {
     EpisodeFailure.ENVIRONMENT_BROKEN: "the environment cannot be loaded, or its scenario raises whatever is "
     "answered: a fresh instance raised on an empty answer too. Played once",
     EpisodeFailure.ENVIRONMENT_LOST: "a process or host of the platform died: the runner, the zygote, or an "
-    "environment while no call of the policy ran in it",
+    "environment before any call of the policy",
     EpisodeFailure.EXTERNAL_FAILURE: "a scenario or tool raised an exception that its environment declares "
     "as one of its outside world (`external_errors`: ConnectionError, a lost MCP server, "
     "upcycle.InfrastructureError)",
@@ -55,8 +55,8 @@ ATTRIBUTABLE: Final[Mapping[EpisodeFailure, str]] = {
     EpisodeFailure.TOOL_TIMEOUT: "a tool that the policy called blocked its environment beyond the tool's "
     "time, used up the processor time, or took most of the time until the episode's deadline, also where it "
     "was still running then and its environment said so",
-    EpisodeFailure.PROCESS_ENDED: "the environment's process ended, or was killed for its memory, in a call "
-    "of the policy",
+    EpisodeFailure.PROCESS_ENDED: "the environment's process ended, or was killed (for its memory, or by "
+    "what a call left behind), in a call of the policy or after one",
     EpisodeFailure.ANSWER_ERROR: "the scenario raised, yielded no valid reward, hung or died on this answer, "
     "and a fresh instance of it graded an empty answer",
 }

@@ -15,8 +15,8 @@ from scenario_runner.domain.peer_facts import GraderBacklog
 from scenario_runner.domain.runs import RunRecord
 from scenario_runner.ports import PlannedEpisodes
 from scenario_runner.usecases.leases import Leases
-from scenario_runner.usecases.overdue import has_overdue, overdue
-from scenario_runner.usecases.planning import PlanRules, has_unopened, plan_more, sweep
+from scenario_runner.usecases.overdue import has_overdue, has_unopened, overdue
+from scenario_runner.usecases.planning import PlanRules, plan_more, sweep
 from scenario_runner.usecases.reconciling import Reconcile
 from scenario_runner.usecases.supply import offer_more
 from service_kit.loops import one_piece, until_stopped

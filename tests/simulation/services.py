@@ -70,7 +70,7 @@ from trajectory_store.adapters.sql_index import SqlIndex
 from trajectory_store.handlers import ledger_router
 from trajectory_store.servicer import TrajectoryServicer, UseCases
 from upcycle.api.training.v1.events_pb2 import PolicyPublished
-from upcycle.api.training.v1.service_pb2 import GetSessionResponse
+from upcycle.api.training.v1.service_pb2 import GetSessionResponse, ListSessionsResponse
 from upcycle.api.training.v1.service_pb2_grpc import TrainingServiceStub
 
 PLANNER, STORE, SAMPLER, GRADER, TRAINER = "planner", "store", "sampler", "grader", "trainer"
@@ -267,6 +267,9 @@ class ShownSessions:
         except UnknownSession:
             view = await views.stored(self._sessions, request.run_id)
         return GetSessionResponse(session=view)
+
+    async def ListSessions(self, request: Any, context: object) -> ListSessionsResponse:
+        return ListSessionsResponse(sessions=views.every(self._sessions))
 
 
 async def trainer(given: Infrastructure, process: SimulatedProcess) -> None:

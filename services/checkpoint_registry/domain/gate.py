@@ -94,10 +94,13 @@ def judge(candidate: Evidence, head: Evidence, rule: GateRule) -> Verdict:
 
 
 def is_significantly_worse(now: Evidence, before: Evidence, confidence: float, *, reps: int = 4000) -> bool:
-    """Whether `now` lost against `before` beyond chance: bound and exact test must both say so."""
-    pairs = pair_by_task(before, now)
-    if len(pairs) < 2:
+    """Whether `now` lost against `before` beyond chance: bound and exact test must both say so.
+
+    A task that `now` was not graded on counts as no change: an evaluation of a few tasks says little of all.
+    """
+    if len(pair_by_task(before, now)) < 2:
         return False
+    pairs = pair_by_task(before, _missing_as_before(now, before))
     seed = _seed(before.checkpoint_id, now.checkpoint_id)
     lower = bootstrap_lower([pair.difference for pair in pairs], 1 - confidence, seed=seed, reps=reps)
     return lower > 0 and exact_p_value(pairs) <= 1 - confidence
@@ -125,6 +128,13 @@ def _missing_as_failed(candidate: Evidence, head: Evidence) -> Evidence:
         num_failed = min(mine.missing, max(0, other.attempts - mine.attempts))
         tallies[slug] = replace(mine, attempts=mine.attempts + num_failed)
     return replace(candidate, tallies=tallies)
+
+
+def _missing_as_before(now: Evidence, before: Evidence) -> Evidence:
+    """The evidence with the earlier version's attempts at each task on which there is none: what was lost to
+    infrastructure neither moves head back nor leaves the tasks that were graded to stand for all."""
+    graded = {slug: tally for slug, tally in now.tallies.items() if tally.attempts}
+    return replace(now, tallies={**before.tallies, **graded})
 
 
 def _judge_families(pairs: Sequence[PairedTask], rule: GateRule, seed: int) -> tuple[FamilyVerdict, ...]:

@@ -97,9 +97,9 @@ class ChannelEnvironment:
         return Grade(result.score, bool(result.success), subscores, result.info, duration_s)
 
     def _blamed(self, error: EpisodeError, *, is_idle: bool) -> EpisodeError:
-        """Whose failure it was that a process ended or hung. is_idle: no call ran in it; then a signal came
-        from elsewhere, and an end by itself is the policy's if it had called anything before."""
-        if is_idle and (isinstance(error, EnvironmentKilled) or not self._was_called):
+        """Whose failure it was that a process ended or hung. is_idle: no call ran in it; then it is the
+        policy's only if it had called anything before: what a call left behind, memory included, may kill."""
+        if is_idle and not self._was_called:
             return EnvironmentLost(str(error))
         if isinstance(error, EpisodeTimeout):
             return PolicyFault(EpisodeFailure.TOOL_TIMEOUT, str(error))

@@ -51,6 +51,7 @@ log = logging.getLogger(__name__)
 
 # `why` answers within a second, also when a peer does not.
 ASK_TIMEOUT_S: Final = 0.6
+_OVER: Final = (training_messages.SESSION_STATE_FINISHED, training_messages.SESSION_STATE_FAILED)
 _NO_COMMAND: Final = datetime.max.replace(tzinfo=UTC)
 SAMPLERS: Final[Mapping[Purpose, ConsumerSpec]] = {
     Purpose.TRAIN: ROLLOUT_SAMPLER_TRAIN,
@@ -152,7 +153,21 @@ class PeerFacts:
             session.step,
             session.version,
             session.failure_kind,
+            await self._behind(session),
         )
+
+    async def _behind(self, session: training_messages.TrainingSession) -> str:
+        """The run that a session which has not begun waits for: the planner lets one run train a model, so
+        another open one is older."""
+        if session.state != training_messages.SESSION_STATE_WAITING or session.step:
+            return ""
+        request = training_pb2.ListSessionsRequest()
+        reply = await _answered(self._training.ListSessions(request, timeout=ASK_TIMEOUT_S / 2))
+        for other in reply.sessions if reply is not None else ():
+            is_run = other.kind == training_messages.SESSION_KIND_RUN and other.run_id != session.run_id
+            if is_run and other.model == session.model and other.state not in _OVER:
+                return str(other.run_id)
+        return ""
 
     async def durables(self, purpose: Purpose, model: str) -> Mapping[str, DurableFact]:
         """Of "sampler" (the queue of the model), "grader", "planner", those that could be read."""

@@ -274,6 +274,12 @@ def _training(facts: RunFacts) -> Iterator[WaitReason]:
     run, waits, session = facts.view.run, facts.waits, facts.session
     if run.spec.purpose is not Purpose.TRAIN:
         return
+    if session is not None and session.behind:
+        before = f"run {session.behind} of model {run.spec.policy.model}"
+        what = f"the trainer still has {before} open, and takes this one after it"
+        remedy = f"none: it asks every 30 s whether that run is over; see upcycle why {session.behind}"
+        yield WaitReason("grpo_trainer", what, waits.graded, waits.graded_s, remedy)
+        return
     if waits.num_in_step and not facts.view.counts.in_flight:
         said = "does not answer" if session is None else f"is at step {session.step}, {session.state}"
         what = (

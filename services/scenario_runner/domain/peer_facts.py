@@ -63,6 +63,8 @@ class SessionFact:
     step: int = 0
     version: int = 0
     failure_kind: str = ""
+    behind: str = ""
+    """The run of the same model that the trainer has open before it; empty where there is none."""
 
 
 NOT_STARTED: Final = SessionFact("not started yet", "", 0.0, 0)

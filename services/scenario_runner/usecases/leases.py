@@ -39,6 +39,8 @@ log = logging.getLogger(__name__)
 
 MAX_LEASES_PER_EPISODE = 2
 _DRAIN_POLL_S = 0.05
+_EMPTY_TRAJECTORY = {"turns": [{"text": "", "tool_calls": []}]}
+"""Of an empty answer: a scenario that reads the last turn finds one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -244,7 +246,7 @@ class Leases:
         try:
             fresh = await self._host.start(episode)
             try:
-                await fresh.grade("", {"turns": []})
+                await fresh.grade("", _EMPTY_TRAJECTORY)
             finally:
                 await fresh.close()
         except EpisodeError as again:

@@ -4,7 +4,7 @@ A grade may stand already and not have been read yet: an episode of the plan cha
 """
 
 from collections.abc import Collection
-from datetime import timedelta
+from datetime import datetime, timedelta
 from typing import Final
 
 from episodes import EpisodeFailure
@@ -38,6 +38,16 @@ def overdue(unit: PlanUnit, run: RunRecord, at_grader: Collection[str] = ()) -> 
         for episode in found
         if episode.episode_id not in at_grader
     ]
+
+
+def has_unopened(unit: PlanUnit, run: RunRecord) -> bool:
+    """Whether an episode was dispatched too long ago, and not opened."""
+    return bool(unit.never_opened(run.run_id, dispatched_too_long_ago(unit, run)))
+
+
+def dispatched_too_long_ago(unit: PlanUnit, run: RunRecord) -> datetime:
+    """What was dispatched before should have been opened."""
+    return unit.now - timedelta(seconds=run.spec.episode_deadline_s)
 
 
 def _opened_too_long_ago(unit: PlanUnit, run: RunRecord) -> list[EpisodeRow]:

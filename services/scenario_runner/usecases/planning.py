@@ -56,7 +56,7 @@ from scenario_runner.usecases.futile_runs import (
     settled_without_step,
 )
 from scenario_runner.usecases.offering import add_waiting, settle_offer
-from scenario_runner.usecases.overdue import OVERDUE
+from scenario_runner.usecases.overdue import OVERDUE, dispatched_too_long_ago
 from scenario_runner.usecases.revisions import take_revision
 
 log = logging.getLogger(__name__)
@@ -203,18 +203,9 @@ def _end_overdue(unit: PlanUnit, run: RunRecord, outcomes: Sequence[Fact]) -> Ru
     return run
 
 
-def has_unopened(unit: PlanUnit, run: RunRecord) -> bool:
-    """Whether an episode was dispatched too long ago, and not opened."""
-    return bool(unit.never_opened(run.run_id, _dispatched_too_long_ago(unit, run)))
-
-
-def _dispatched_too_long_ago(unit: PlanUnit, run: RunRecord) -> datetime:
-    return unit.now - timedelta(seconds=run.spec.episode_deadline_s)
-
-
 def _dispatch_lost(unit: PlanUnit, run: RunRecord, none_queued_before: datetime) -> None:
     """A repeat is harmless: an episode that is open, or settled, is not opened again."""
-    before = min(_dispatched_too_long_ago(unit, run), none_queued_before - _CLOCKS_DIFFER)
+    before = min(dispatched_too_long_ago(unit, run), none_queued_before - _CLOCKS_DIFFER)
     for episode in unit.never_opened(run.run_id, before):
         if episode.num_dispatches == 0 and run.state is RunState.PAUSED:
             continue  # held back until the run is resumed

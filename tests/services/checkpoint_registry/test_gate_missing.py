@@ -58,6 +58,13 @@ def test_what_head_lacks_is_not_held_against_the_candidate_nor_against_head() ->
     assert not is_significantly_worse(head, solved, 0.95)  # lost to infrastructure, not to the policy
 
 
+def test_two_tasks_of_twenty_move_head_back_for_no_one() -> None:
+    before = evidence("before", families(f0=(2, 2, 0), payments=(2, 2, 0)))
+    few = {"f0-0": Tally("f0", 0, 2), "f0-1": Tally("f0", 0, 2), "f0-2": Tally("f0", 0, 0, missing=2)}
+    assert not is_significantly_worse(evidence("now", few), before, 0.95)
+    assert is_significantly_worse(evidence("now", families(f0=(0, 2, 0))), before, 0.95)  # a family is lost
+
+
 @pytest.mark.parametrize("crash_percent", [10, 30, 50, 80])
 def test_no_share_of_missing_episodes_promotes_an_equal_candidate(crash_percent: int) -> None:
     rates = dict.fromkeys(("bad_deploy", "db_down", "pool", "config", "dns"), 0.5)

@@ -2,16 +2,19 @@
 
 from dataclasses import replace
 from datetime import UTC, datetime
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
 from episodes import Channel, Purpose, Split
+from scenario_runner.adapters.peers import PeerFacts
 from scenario_runner.domain.explain import PlanWaits, RunFacts, Supply, explain
 from scenario_runner.domain.learning import WithoutStep
 from scenario_runner.domain.peer_facts import DurableFact, EngineFact, SessionFact
 from scenario_runner.domain.runs import Counts, EpisodeState, RunRecord, RunState, RunView
 from scenario_runner.domain.source_groups import SourceReport
+from upcycle.api.training.v1 import service_pb2 as pb
+from upcycle.api.training.v1 import training_pb2 as training
 from upcycle.run_config import PolicyChoice, RunSpec, Training
 
 WORKING = DurableFact(num_pending=0, num_unacknowledged=3, num_pulling=5)
@@ -22,8 +25,8 @@ ENGINE = EngineFact("e1", "latest", 3, (), True, "ready")
 
 def run_facts(purpose: Purpose = Purpose.TRAIN, policy: PolicyChoice | None = None, **facts: Any) -> RunFacts:
     """A healthy run in the middle of its work, apart from the given facts."""
-    training = Training() if purpose is Purpose.TRAIN else None
-    spec = RunSpec("ts", purpose, policy or PolicyChoice("incident"), 8, training=training)
+    learning = Training() if purpose is Purpose.TRAIN else None
+    spec = RunSpec("ts", purpose, policy or PolicyChoice("incident"), 8, training=learning)
     run = RunRecord("run-1", "r", spec, Split.TRAIN, "d", RunState.RUNNING, datetime.now(UTC), 10)
     counts = Counts({EpisodeState.PLANNED: 60, EpisodeState.GRADED: 20, EpisodeState.TRAINED: 100}, 10, 12)
     healthy: dict[str, Any] = {
@@ -113,6 +116,12 @@ def test_a_healthy_run_waits_for_nothing() -> None:
             "step.completed of step 1 is awaited, and the trainer is at step 0, publishing",
             0,
         ),
+        (
+            {"session": SessionFact("waiting", "", 0, 0, behind="run-0")},
+            "grpo_trainer",
+            "the trainer still has run run-0 of model incident open, and takes this one after it",
+            20,
+        ),
         ({"sampler": None, "grader": None, "planner": None}, "nats", "the bus cannot be reached", 80),
         ({"outbox_waiting": 500}, "scenario_runner", "500 announcements are not published", 20),
         ({"planner": replace(WORKING, num_pending=5000)}, "scenario_runner", "5000 events behind", 80),
@@ -138,6 +147,54 @@ def test_each_stall_is_named(facts: dict[str, Any], owner: str, text: str, episo
     assert found[0].remedy
     assert reasons[0].what in summary
     assert [reason.episodes for reason in reasons] == sorted((one.episodes for one in reasons), reverse=True)
+
+
+def test_a_run_that_waits_behind_another_names_it_before_anything_is_graded() -> None:
+    waiting = run_facts(
+        waits=PlanWaits(), ledger={}, session=SessionFact("waiting", "", 0, 0, behind="run-0")
+    )
+    (reason,), summary = explain(waiting)
+    assert "run run-0" in summary
+    assert "upcycle why run-0" in reason.remedy
+
+
+class Sessions:
+    """A trainer with these sessions."""
+
+    def __init__(self, *sessions: training.TrainingSession) -> None:
+        self._sessions = sessions
+
+    async def GetSession(self, request: pb.GetSessionRequest, timeout: float) -> pb.GetSessionResponse:
+        (found,) = [one for one in self._sessions if one.run_id == request.run_id]
+        return pb.GetSessionResponse(session=found)
+
+    async def ListSessions(self, request: pb.ListSessionsRequest, timeout: float) -> pb.ListSessionsResponse:
+        return pb.ListSessionsResponse(sessions=self._sessions)
+
+
+def session(run_id: str, state: str, model: str = "m", step: int = 0) -> training.TrainingSession:
+    number = training.SessionState.Value(f"SESSION_STATE_{state}")
+    kind = training.SESSION_KIND_RUN
+    return training.TrainingSession(run_id=run_id, model=model, kind=kind, state=number, step=step)
+
+
+@pytest.mark.parametrize(
+    ("others", "behind"),
+    [
+        ([session("run-0", "WAITING", step=4)], "run-0"),
+        ([session("run-0", "FINISHED"), session("run-1", "FAILED"), session("run-3", "STEPPING")], "run-3"),
+        ([session("run-0", "STEPPING", model="another")], ""),
+        ([], ""),
+    ],
+)
+async def test_the_open_run_before_a_session_is_found(
+    others: list[training.TrainingSession], behind: str
+) -> None:
+    peers = object.__new__(PeerFacts)
+    peers._training = cast(Any, Sessions(*others, session("run-2", "WAITING")))
+    found = await peers.session("run-2")
+    assert found is not None
+    assert found.behind == behind
 
 
 def drawing(offered: int, groups_ready: int, waits: PlanWaits | None = None, holder: str = "t1") -> RunFacts:

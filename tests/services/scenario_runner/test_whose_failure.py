@@ -73,9 +73,12 @@ async def test_rule_and_traceback_travel_with_the_grade(fleet: Fleet) -> None:
     assert "json.loads(answer)" in sent.failure.detail  # the line that raised
 
 
-async def test_the_fresh_instance_sees_no_turns(fleet: Fleet) -> None:
+async def test_the_fresh_instance_sees_one_empty_turn(fleet: Fleet) -> None:
     environment = await opened(fleet, "counts_turns")
     grade = await fleet.grade(environment, "x", Turn(text="a"), Turn(text="b"))
+    assert grade.failure.failure_kind == "answer_error"
+    environment = await opened(fleet, "reads_last_turn")
+    grade = await fleet.grade(environment, "x", Turn(text="no number"))
     assert grade.failure.failure_kind == "answer_error"
 
 
@@ -186,13 +189,28 @@ async def test_a_process_that_a_call_ends_later_is_the_policys(fleet: Fleet) -> 
     assert (grade.reward, grade.failure.failure_kind) == (0.0, "process_ended")
 
 
-# environment_lost: it died while no call ran in it, or with its zygote.
+async def test_a_process_that_is_killed_after_a_call_is_the_policys(fleet: Fleet) -> None:
+    environment = await opened(fleet)
+    pid = await process_of(fleet, environment)
+    os.kill(pid, signal.SIGKILL)  # as what the call left behind, or the kernel for its memory
+    await _gone(fleet, pid)
+    grade = await fleet.grade(environment, '{"score": 1}')
+    assert (grade.reward, grade.failure.failure_kind) == (0.0, "process_ended")
+    environment = await opened(fleet)
+    pid = await process_of(fleet, environment)
+    os.kill(pid, signal.SIGKILL)
+    await _gone(fleet, pid)
+    with pytest.raises(PolicyFault, match="signal 9"):
+        await fleet.call(environment, "process")
 
 
-async def test_a_process_that_is_killed_between_calls_is_lost(fleet: Fleet) -> None:
+# environment_lost: it died before any call of the policy, or with its zygote.
+
+
+async def test_a_process_that_is_killed_before_any_call_is_lost(fleet: Fleet) -> None:
     for is_graded in (False, True):
         environment = await opened(fleet)
-        pid = await process_of(fleet, environment)
+        (pid,) = (await fleet.hosts.forked.zygote(BLAME))._episodes
         os.kill(pid, signal.SIGKILL)
         await _gone(fleet, pid)
         with pytest.raises(EnvironmentLost) as caught:

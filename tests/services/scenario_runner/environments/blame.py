@@ -107,6 +107,14 @@ async def counts_turns() -> AsyncGenerator[Any, Any]:
 
 
 @env.scenario()
+async def reads_last_turn() -> AsyncGenerator[Any, Any]:
+    """Every answer has a last turn; one that is empty is 0."""
+    answer = yield "go"
+    text = answer.trajectory.turns[-1].text
+    yield float(json.loads(text)) if text else 0.0
+
+
+@env.scenario()
 async def needs_json() -> AsyncGenerator[Any, Any]:
     """Broken: raises on an empty answer too."""
     answer = yield "go"

@@ -35,8 +35,9 @@ ToolCaller = Callable[[str, Mapping[str, Any]], Awaitable[ToolResult]]
 
 
 class ChannelEnvironment:
-    """Implements LiveEnvironment. `on_close` ends whatever is behind the channel; `explain_loss` says why the
-    channel broke, once it is known."""
+    """Implements LiveEnvironment. `on_close` ends whatever is behind the channel, and before the channel: a
+    process that is killed need not see it end. `explain_loss` says why the channel broke, once it is
+    known."""
 
     def __init__(
         self,
@@ -112,8 +113,10 @@ class ChannelEnvironment:
         """End it with everything it started. Idempotent."""
         if not self._closed:
             self._closed = True
-            await self._channel.close()
-            await self._on_close()
+            try:
+                await self._on_close()
+            finally:
+                await self._channel.close()
 
     async def _started(self, scenario: str, arguments: Mapping[str, Any]) -> tuple[Message, ...]:
         prompt = await self._channel.start(scenario, arguments, timeout_s=self._timeouts.start_s)

@@ -43,7 +43,12 @@ class ForkedHost:
         zygote = await self.zygote(episode.source)
         async with self._forks:
             forked = await zygote.fork()
-        channel = await ControlChannel.over(forked.sock)
+        try:
+            channel = await ControlChannel.over(forked.sock, speaks_tools=True)
+        except BaseException:
+            forked.sock.close()
+            await zygote.end(forked)
+            raise
         environment = ChannelEnvironment(
             channel,
             self._timeouts,
@@ -51,16 +56,12 @@ class ForkedHost:
             explain_loss=_explainer(zygote, forked),
         )
         try:
-            # Sent together with start, so that it adds no round trip.
-            hello = asyncio.ensure_future(channel.hello())
             await environment.start(episode.scenario, json.loads(episode.args_json))
-            await hello
             if zygote.description["attaches_tools"]:
                 await environment.list_tools()
             else:
                 environment.tools = description_from(zygote.description).tools
         except BaseException:
-            hello.cancel()
             await environment.close()
             raise
         return environment

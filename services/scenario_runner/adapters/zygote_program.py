@@ -86,7 +86,7 @@ class Zygote:
             signal.set_wakeup_fd(-1)
             signal.signal(signal.SIGCHLD, signal.SIG_DFL)
             self._sandbox.enter(folder, descriptor, self._pid)
-            asyncio.run(ChannelServer(self._environment).serve_socket(socket.socket(fileno=descriptor)))
+            _serve(self._environment, socket.socket(fileno=descriptor))
             status = 0
         except SystemExit as error:
             status = error.code if isinstance(error.code, int) else 1
@@ -141,6 +141,13 @@ class Zygote:
             self._control.send(json.dumps(message).encode())
         except BrokenPipeError:
             return  # the fleet is gone; the next receive ends the loop
+
+
+def _serve(environment: Environment, sock: socket.socket) -> None:
+    """Without what `asyncio.run` does at its end: the process ends with its loop, mostly by a signal."""
+    loop = asyncio.new_event_loop()
+    asyncio.set_event_loop(loop)
+    loop.run_until_complete(ChannelServer(environment).serve_socket(sock))
 
 
 def _children_of(pid: int) -> list[int]:

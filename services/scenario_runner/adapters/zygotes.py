@@ -113,11 +113,11 @@ class WarmEnvironment:
         return Forked(pid, ours, folder, ended)
 
     async def end(self, forked: Forked) -> int:
-        """Kill an episode with everything it started; its folder goes soon after. Returns its exit status.
+        """Kill an episode with everything it started; its folder goes soon after, its socket is the caller's.
+        Returns its exit status.
 
         A zygote that does not do so within END_TIMEOUT_S is killed itself, with all its episodes.
         """
-        forked.sock.close()
         try:
             async with asyncio.timeout(END_TIMEOUT_S):
                 if not forked.ended.done():

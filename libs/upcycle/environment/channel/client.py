@@ -42,12 +42,13 @@ class ControlChannel:
     """One open control channel. Every call has a deadline and raises ChannelError (the environment refused or
     failed), ChannelTimeout or ChannelClosed."""
 
-    def __init__(self, lines: LineProtocol) -> None:
+    def __init__(self, lines: LineProtocol, *, speaks_tools: bool = False) -> None:
         self._lines = lines
         self._ids = itertools.count(1)
         self._waiting: dict[int, asyncio.Future[dict[str, Any]]] = {}
         self._reader = asyncio.ensure_future(self._read())
         self.welcome: Welcome | None = None
+        self._speaks_tools = speaks_tools
 
     @property
     def is_closed(self) -> bool:
@@ -55,10 +56,11 @@ class ControlChannel:
         return self._reader.done()
 
     @classmethod
-    async def over(cls, sock: socket.socket) -> Self:
-        """On a connected socket, for example one end of a socketpair."""
+    async def over(cls, sock: socket.socket, *, speaks_tools: bool = False) -> Self:
+        """On a connected socket, for example one end of a socketpair. speaks_tools: the server is known to be
+        of this package, so nothing needs to be asked with `hello`."""
         _, lines = await asyncio.get_running_loop().create_connection(LineProtocol, sock=sock)
-        return cls(lines)
+        return cls(lines, speaks_tools=speaks_tools)
 
     @classmethod
     async def connect(cls, url: str, *, timeout_s: float = CONNECT_TIMEOUT_S) -> Self:
@@ -92,6 +94,7 @@ class ControlChannel:
                 tuple(reply.get("bindings") or ()),
                 EXTENSION in (reply.get("extensions") or ()),
             )
+        self._speaks_tools = self.welcome.speaks_tools
         return self.welcome
 
     async def list_tasks(self, *, timeout_s: float = CALL_TIMEOUT_S) -> list[dict[str, Any]]:
@@ -144,7 +147,7 @@ class ControlChannel:
     ) -> dict[str, Any]:
         """Grade the task in progress; returns the evaluation as a row (`score`, `subscores`, …)."""
         params: dict[str, Any] = {"answer": answer}
-        if trajectory is not None and self.welcome is not None and self.welcome.speaks_tools:
+        if trajectory is not None and self._speaks_tools:
             params["trajectory"] = dict(trajectory)
         return await self.call("tasks.grade", params, timeout_s=timeout_s)
 

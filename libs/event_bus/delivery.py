@@ -71,6 +71,8 @@ class BusTimings:
     """Timeout of one pull request; after a reconnect an idle consumer gets no message for at most this
     long.
     """
+    gather_s: float = 0.05
+    """What a projection waits after a small batch, so that the next transaction is about more messages."""
     first_retry_s: float = 0.5
     """Delay before the second attempt of a failed message; doubles with each failure."""
     max_retry_s: float = 30.0

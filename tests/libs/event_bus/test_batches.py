@@ -88,6 +88,21 @@ async def test_a_lone_message_after_silence_arrives_at_once(server: NatsServer) 
             await until(lambda n=n: len(got.done) == n + 1)  # type: ignore[misc]
 
 
+async def test_messages_gather_after_a_small_batch(server: NatsServer) -> None:
+    """So ten that come one after the other are two or three batches, not ten transactions."""
+    spec, got = projection(), Batches()
+    timings = replace(FAST, gather_s=3.0)
+    async with running(
+        server, spec, setup=lambda bus: subscribe_batch(bus, spec, got), timings=timings
+    ) as bus:
+        for n in range(11):
+            await publish(bus, [f"{n:02}"])
+            if n == 0:
+                await until(lambda: got.done == ["00"])
+        await until(lambda: len(got.done) == 11)
+    assert len(got.seen) <= 3
+
+
 async def test_a_failed_batch_comes_again_whole_before_anything_newer(server: NatsServer) -> None:
     spec, got = projection(), Batches()
     failures = 0

@@ -35,6 +35,9 @@ _STATEMENT_TIMEOUT_MS: Final = 30_000
 _CONNECT_TIMEOUT_S: Final = 10
 _MAX_TRIES: Final = 4
 _NOTICES: Final = "sql_store.notices"
+_NOTED: Final = "sql_store_noted"
+_SYNCHRONOUS: Final = "sql_store.synchronous"
+"""Of a SQLite connection, what `PRAGMA synchronous` says; FULL from the start."""
 _UNSTORABLE: Final = re.compile(r"[\x00\ud800-\udfff]")
 
 
@@ -50,6 +53,7 @@ class Database:
         self._threads = ThreadPoolExecutor(max_workers=workers, thread_name_prefix="sql")
         self._engine = self._sqlite() if self._is_sqlite else self._postgres()
         event.listen(self._engine, "before_cursor_execute", _with_storable_texts, retval=True)
+        self._noting = self._engine.execution_options(**{_NOTED: True})
         self._listeners: dict[str, list[Callable[[], None]]] = {}
         self._stopped = False
 
@@ -84,11 +88,20 @@ class Database:
         cancelled does not know whether the transaction took place. Raises StoreFull, Unavailable,
         PoisonMessage for a value that the database will never take, and whatever `fn` raises.
         """
+        return await self._in_thread(fn, self._engine)
+
+    async def note(self, fn: Callable[[Connection], T]) -> T:
+        """`run` whose commit does not wait for the disk, which is most of what a small one costs. No death of
+        a process loses it; with the machine's power the last ones may be lost, until a commit of `run`.
+        """
+        return await self._in_thread(fn, self._noting)
+
+    async def _in_thread(self, fn: Callable[[Connection], T], engine: Engine) -> T:
         if self._stopped:
             raise Unavailable(f"the database {self._shown} was closed")
         work = contextvars.copy_context()
         return await asyncio.get_running_loop().run_in_executor(
-            self._threads, work.run, self._with_retries, fn
+            self._threads, work.run, self._with_retries, fn, engine
         )
 
     async def read(self, fn: Callable[[Connection], T]) -> T:
@@ -104,11 +117,11 @@ class Database:
 
         return await self.run(of_one_instant)
 
-    def _with_retries(self, fn: Callable[[Connection], T]) -> T:
+    def _with_retries(self, fn: Callable[[Connection], T], engine: Engine) -> T:
         attempt = 1
         while True:
             try:
-                return self._transact(fn)
+                return self._transact(fn, engine)
             except DBAPIError as error:
                 if attempt == _MAX_TRIES or not is_transient(error):
                     raise translated(error, self._shown) from error
@@ -117,9 +130,9 @@ class Database:
                 raise refusal(self._shown, error) from error
             attempt += 1
 
-    def _transact(self, fn: Callable[[Connection], T]) -> T:
+    def _transact(self, fn: Callable[[Connection], T], engine: Engine) -> T:
         notices: set[str] = set()
-        with self._engine.begin() as connection:
+        with engine.begin() as connection:
             connection.info[_NOTICES] = notices
             result = fn(connection)
         for listener in (one for topic in notices for one in self._listeners.get(topic, ())):
@@ -145,7 +158,7 @@ class Database:
     def _postgres(self) -> Engine:
         options = f"-c statement_timeout={_STATEMENT_TIMEOUT_MS} -c lock_timeout={_BUSY_TIMEOUT_MS}"
         given = self._url.query.get("options")
-        return create_engine(
+        engine = create_engine(
             self._url,
             pool_size=_POSTGRES_CONNECTIONS,
             max_overflow=0,
@@ -156,6 +169,8 @@ class Database:
                 "options": f"{options} {given}" if isinstance(given, str) else options,
             },
         )
+        event.listen(engine, "begin", _begin_on_postgres)
+        return engine
 
 
 def give_notice(connection: Connection, topic: str) -> None:
@@ -228,5 +243,14 @@ def _use_wal(connection: sqlite3.Connection) -> None:
 
 
 def _begin_immediate(connection: Connection) -> None:
+    wanted = "NORMAL" if connection.get_execution_options().get(_NOTED) else "FULL"
+    if connection.info.get(_SYNCHRONOUS, "FULL") != wanted:
+        connection.exec_driver_sql(f"PRAGMA synchronous={wanted}")  # only between transactions
+        connection.info[_SYNCHRONOUS] = wanted
     # Taking the write lock at the beginning, a read-then-write cannot fail half way.
     connection.exec_driver_sql("BEGIN IMMEDIATE")
+
+
+def _begin_on_postgres(connection: Connection) -> None:
+    if connection.get_execution_options().get(_NOTED):
+        connection.exec_driver_sql("SET LOCAL synchronous_commit TO off")

@@ -1,6 +1,7 @@
 """Publishes what the outbox holds, in order within each stream, until the bus confirms; then marks it.
 
-A row is marked after its PubAck, so a crash between the two publishes it again under the same id. Where many
+A row is marked after its PubAck, so a crash between the two publishes it again under the same id; so does a
+mark that was lost with the machine's power. Where many
 rows wait, the bus takes them as one batch, whole or not at all; a batch that it refuses goes row by row.
 The full command queue of one model holds up neither the other models' nor the facts. A decision that finds
 another standing is answered like a repeat: its row is done with. What the bus refuses is set aside with its
@@ -126,6 +127,7 @@ class OutboxRelay:
         self._keep = keep
         self._try_refused_s = try_refused_s
         self._refused = Refused()
+        self._looking = asyncio.Lock()  # or an older look could replace what a newer one found
         self._wakeups = {stream: asyncio.Event() for stream in _STREAMS}
         self._tasks: list[asyncio.Task[None]] = []
         self._stopping = False
@@ -213,7 +215,7 @@ class OutboxRelay:
             _LOG.warning("outbox_waits", extra={"rows": len(rows) - len(confirmed), "error": str(error)})
         finally:
             if confirmed:
-                await self._db.run(lambda connection: _mark_published(connection, confirmed))
+                await self._db.note(lambda connection: _mark_published(connection, confirmed))
         return len(confirmed)
 
     async def _published_together(self, rows: Sequence[Row]) -> bool:
@@ -270,7 +272,8 @@ class OutboxRelay:
             set_aside(connection, row.id, repr(error))
             return read_refused(connection)
 
-        self._refused = await self._db.run(stored)
+        async with self._looking:
+            self._refused = await self._db.run(stored)
 
     async def _try_refused(self) -> None:
         """At the start and every minute: publish what was refused, or name it."""
@@ -278,7 +281,8 @@ class OutboxRelay:
             try:
                 for row_id in await self._db.run(refused_ids):
                     await self._try_again(row_id)
-                self._refused = await self._db.run(read_refused)
+                async with self._looking:
+                    self._refused = await self._db.run(read_refused)
             except Unavailable as error:
                 _LOG.warning("refused_rows_wait", extra={"error": str(error)})
             await asyncio.sleep(self._try_refused_s)

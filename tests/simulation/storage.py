@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import Callable, Coroutine
 from typing import Any, Final, TypeVar
 
-from sqlalchemy import Connection
+from sqlalchemy import Connection, Engine
 from tests.simulation.network import SimulatedNetwork
 from tests.simulation.statements import Found, Interrupted, SimulatedConnection
 from tests.simulation.virtual_time import SimulatedProcess, VirtualLoop, running_process
@@ -68,6 +68,10 @@ class SimulatedDatabase(Database):
         """See Database.run."""
         return await self._asked(fn, self._interleaved)
 
+    async def note(self, fn: Callable[[Connection], T]) -> T:
+        """See Database.note. No machine loses its power here."""
+        return await self.run(fn)
+
     async def read(self, fn: Callable[[Connection], T]) -> T:
         """See Database.read: it sees one instant."""
         return await self._asked(fn, None)
@@ -78,7 +82,7 @@ class SimulatedDatabase(Database):
 
     async def _asked(self, fn: Callable[[Connection], T], interleaved: VirtualLoop | None) -> T:
         if self._network is None:
-            return self._with_retries(fn)
+            return self._with_retries(fn, self._engine)
         return await self._network.conversation(
             f"{SQL}/{self._service}",
             self._transacted(fn, interleaved),
@@ -100,10 +104,10 @@ class SimulatedDatabase(Database):
         """What is committed, read from outside of the history."""
         return self._open.raw.execute(statement).fetchall()
 
-    def _transact(self, fn: Callable[[Connection], T]) -> T:
+    def _transact(self, fn: Callable[[Connection], T], engine: Engine) -> T:
         """As the real one, over one connection that stays open."""
         if self._network is None:
-            return super()._transact(fn)
+            return super()._transact(fn, engine)
         notices: set[str] = set()
         connection: Any = self._open
         connection.info[_NOTICES] = notices
@@ -125,7 +129,7 @@ class SimulatedDatabase(Database):
     ) -> T:
         before = self._open.raw.total_changes
         self._asking = read, interrupts
-        result = self._with_retries(fn)
+        result = self._with_retries(fn, self._engine)
         if self._open.raw.total_changes != before:
             self._on_commit()
         return result

@@ -180,6 +180,23 @@ async def test_sqlite_is_durable_and_checks_references(tmp_path: Path) -> None:
         assert await db.run(pragmas) == ["wal", 2, 1, 10000]
 
 
+async def test_only_a_note_does_not_wait_for_the_disk(sql_url: str) -> None:
+    async with opened(sql_url) as db:
+        is_sqlite = db.dialect == "sqlite"
+        asked = "PRAGMA synchronous" if is_sqlite else "SHOW synchronous_commit"
+
+        def how(connection: Connection) -> object:
+            write(f"{connection.exec_driver_sql(asked).scalar_one()}")(connection)
+            return connection.exec_driver_sql(asked).scalar_one()
+
+        waits, does_not = (2, 1) if is_sqlite else ("on", "off")
+        assert await db.note(how) == does_not
+        assert await db.run(how) == waits
+    async with opened(sql_url) as db:
+        assert await db.run(texts) == [str(does_not), str(waits)]
+        assert await db.run(lambda sql: sql.exec_driver_sql(asked).scalar_one()) == waits
+
+
 async def test_a_full_sqlite_refuses_and_keeps_what_it_has(tmp_path: Path) -> None:
     async with opened(f"sqlite:///{tmp_path / 'x.sqlite'}") as db:
         await db.run(write("kept"))

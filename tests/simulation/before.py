@@ -16,13 +16,16 @@ from scenario_runner.domain.tasksets import RegisteredTaskset, RunnableTask
 from upcycle.run_config import PolicyChoice
 
 
-def base_policy(folder: Path) -> tuple[dict[str, bytes], BasePolicy]:
-    """The version that every history begins with, uploaded as the registry does it."""
-    blobs, directory = MemoryBlobStore(), folder / "base"
-    stubs.write_policy(directory, "base")
-    facts = PolicyFacts(model=services.MODEL, version=0, created_at=datetime(2026, 1, 1, tzinfo=UTC))
-    manifest = asyncio.run(upload(blobs, directory, facts))
-    return blobs.objects, BasePolicy(0, checkpoint_id(services.MODEL, 0), manifest_ref(manifest))
+def base_policies(folder: Path) -> tuple[dict[str, bytes], dict[str, BasePolicy]]:
+    """The versions that every history begins with, one of each model, uploaded as the registry does it."""
+    blobs, found = MemoryBlobStore(), {}
+    for model in services.MODELS:
+        directory = folder / f"base-{model}"
+        stubs.write_policy(directory, f"base {model}")
+        facts = PolicyFacts(model=model, version=0, created_at=datetime(2026, 1, 1, tzinfo=UTC))
+        manifest = asyncio.run(upload(blobs, directory, facts))
+        found[model] = BasePolicy(0, checkpoint_id(model, 0), manifest_ref(manifest))
+    return blobs.objects, found
 
 
 def tasksets(num_tasks: int) -> tuple[RegisteredTaskset, RegisteredTaskset]:

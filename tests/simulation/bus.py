@@ -6,7 +6,7 @@ slow for a hundred thousand histories. `SlotReader` follows the rules of event_b
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from typing import Any, Final
 from unittest.mock import patch
 
@@ -37,9 +37,9 @@ Call = Callable[[Any], Awaitable[None]]
 class SimulatedConnection:
     """Takes the place of BusConnection: connected again at once after each loss."""
 
-    def __init__(self, jetstream: SimulatedJetStream, topology: Topology, model: str) -> None:
+    def __init__(self, jetstream: SimulatedJetStream, topology: Topology, models: Sequence[str]) -> None:
         self._jetstream = jetstream
-        self.broker = SimulatedBroker(jetstream, topology, model)
+        self.broker = SimulatedBroker(jetstream, topology, models)
         self.is_connected = True
 
     def jetstream(self) -> Any:
@@ -64,9 +64,9 @@ class SimulatedConnection:
 class SimulatedBroker:
     """Takes the place of FastStream's broker: pulls for each durable that has handlers."""
 
-    def __init__(self, jetstream: SimulatedJetStream, topology: Topology, model: str) -> None:
-        """model: the one whose queues are read."""
-        self.jetstream, self.topology, self.model = jetstream, topology, model
+    def __init__(self, jetstream: SimulatedJetStream, topology: Topology, models: Sequence[str]) -> None:
+        """models: those whose queues are read."""
+        self.jetstream, self.topology, self.models = jetstream, topology, models
         self.running = False
         self.subscribers: list[DurableSubscriber] = []
         self.context = self
@@ -86,11 +86,13 @@ class SimulatedBroker:
     async def start(self) -> None:
         self.running = True
         for subscriber in self.subscribers:
-            is_queue = isinstance(subscriber, QueueSubscriber)
-            spec = subscriber.spec.of_model(self.model) if is_queue else subscriber.spec
-            reader = SlotReader(subscriber, spec, self)
-            for _ in range(subscriber._slots._value):
-                self._pulling.append(asyncio.create_task(reader.pull()))
+            specs, slots = [subscriber.spec], subscriber._slots._value
+            if isinstance(subscriber, QueueSubscriber):
+                specs = [subscriber.spec.of_model(model) for model in self.models]
+                slots = -(-slots // len(specs))
+            for reader in [SlotReader(subscriber, spec, self) for spec in specs]:
+                for _ in range(slots):
+                    self._pulling.append(asyncio.create_task(reader.pull()))
 
     async def stop_subscribers(self) -> None:
         self.running = False
@@ -201,10 +203,10 @@ class SimulatedBus(EventBus):
     """One per life of a process; only its connection is another."""
 
     def __init__(
-        self, jetstream: SimulatedJetStream, *, client_name: str, topology: Topology, model: str
+        self, jetstream: SimulatedJetStream, *, client_name: str, topology: Topology, models: Sequence[str]
     ) -> None:
-        """model: the one whose queues are read."""
-        connection = SimulatedConnection(jetstream, topology, model)
+        """models: those whose queues are read."""
+        connection = SimulatedConnection(jetstream, topology, models)
         settings: Any = None
         with (
             patch("event_bus.bus.BusConnection", lambda *_: connection),

@@ -1,7 +1,7 @@
-"""One history: a run from its submission to its end, under the faults that the seed chose.
+"""One history: runs from their submission to their end, under the faults that the seed chose.
 
 It has two parts, as TigerBeetle's histories have: first faults, in which nothing wrong may happen; then
-calm, in which the run must end. Promises are looked at after each commit and each stored message.
+calm, in which each run must end. Promises are looked at after each commit and each stored message.
 """
 
 import asyncio
@@ -10,44 +10,38 @@ import random
 import tempfile
 import time
 import traceback
-from collections.abc import Awaitable, Callable
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Any, Final, TypeVar
+from typing import Any, Final
 from unittest.mock import patch
 
 from tests.simulation import services, stubs
-from tests.simulation.before import AnyPolicy, base_policy, tasksets
+from tests.simulation.before import base_policies, tasksets
 from tests.simulation.bus import DecodedOnce
+from tests.simulation.clients import PATIENCE_S, Client, repeated
+from tests.simulation.engines import SimulatedLeasedEngines, behind, engine
 from tests.simulation.invariants import Broken, PromiseWatch
+from tests.simulation.moments import Moments
 from tests.simulation.nats_server import SimulatedServer, StoredMessage
 from tests.simulation.network import SimulatedNetwork, Weather
 from tests.simulation.plans import FAULTS_S, FOR_GOOD, Fault, Plan
 from tests.simulation.registry import REGISTRY_DB, HeadWatch, import_model, registry
 from tests.simulation.rpc import SimulatedPeers
-from tests.simulation.services import Infrastructure
+from tests.simulation.service_logs import BUGS, ServiceLogs
+from tests.simulation.services import PLANNER_DB, STORE_DB, Infrastructure
 from tests.simulation.storage import SimulatedDatabase, turn
-from tests.simulation.virtual_time import (
-    NothingLeft,
-    SimulatedProcess,
-    VirtualLoop,
-    run_virtually,
-    running_process,
-)
+from tests.simulation.virtual_time import NothingLeft, SimulatedProcess, VirtualLoop, run_virtually
 
 from event_bus.topology import CHECKPOINT_REGISTRY, EVENTS, UPCYCLE
 from grpo_trainer.domain.states import BasePolicy
 from scenario_runner.adapters.sql_plan import SqlPlan
 from scenario_runner.domain.runs import FINAL_RUN_STATES
 from scenario_runner.usecases import revisions
-from scenario_runner.usecases.submitting import Runs, SubmitRun, TraceContext
-from upcycle.retrying import retry
 
-T = TypeVar("T")
-_CALM_S: Final = 450.0
-"""What a run gets to end once nothing fails any more: longer than every deadline of the platform."""
+_CALM_S: Final = PATIENCE_S
+"""What a run gets to end once nothing fails any more, and the run before it is over."""
 _REMEMBERS_S: Final = 60.0
 """How long a stream knows the id of a message: a tenth of production, so that more comes twice, and a run
 that waits until it may repeat something waits for less."""
@@ -60,10 +54,7 @@ _POLLS_S: Final = {
 nothing that this does not."""
 _AFTERWARDS_S: Final = 1.0
 """Between two events that were planned for a time at which the run is over: they need not wait for it."""
-_BUGS: Final = (ArithmeticError, AssertionError, AttributeError, LookupError, NameError, TypeError)
-"""Errors that no fault of a history may cause."""
-_STARTS: Final = {**services.STARTS, services.REGISTRY: registry}
-PLANNER_DB, STORE_DB = "scenario_runner", "trajectory_store"
+_STARTS: Final = {**services.STARTS, services.REGISTRY: registry, services.ENGINE: engine}
 
 
 @dataclass(slots=True)
@@ -83,21 +74,22 @@ class Simulation:
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
-        self._objects, self._head = base_policy(folder)
+        self._objects, self._heads = base_policies(folder)
         self._databases = {name: SimulatedDatabase(name) for name in (PLANNER_DB, STORE_DB, REGISTRY_DB)}
         for database in self._databases.values():
             database.prepare(self._fill)
 
     async def _fill(self, database: SimulatedDatabase) -> None:
         if database is self._databases[REGISTRY_DB]:
-            await import_model(database, services.MODEL, self._head)
+            for model, head in self._heads.items():
+                await import_model(database, model, head, self._objects)
 
     def play(self, plan: Plan, *, traced: bool = False) -> Verdict:
         """The verdict about one history."""
         began = time.process_time()
         history = _History(plan, traced=traced)
         with tempfile.TemporaryDirectory(dir=self._folder) as folder:
-            history.prepare(self._databases, dict(self._objects), self._head, Path(folder))
+            history.prepare(self._databases, dict(self._objects), self._heads, Path(folder))
             verdict = history.verdict()
         verdict.cpu_s = time.process_time() - began
         return verdict
@@ -116,10 +108,12 @@ class _History:
             plan.playing_fails,
             plan.grading_fails,
             plan.learning_fails,
+            plan.engines_fail,
         )
         self._losses = random.Random(f"losses {plan.seed}")
         self._lives: dict[tuple[str, int], SimulatedProcess] = {}
-        self._run_id = ""
+        self._moments = Moments(self._loop)
+        self._clients: list[Client] = []
         self._is_over = asyncio.Event()
         self._is_calm = False
 
@@ -127,27 +121,32 @@ class _History:
         self,
         databases: dict[str, SimulatedDatabase],
         objects: dict[str, bytes],
-        head: BasePolicy,
+        heads: dict[str, BasePolicy],
         folder: Path,
     ) -> None:
-        """Empty tables, an empty stream, and one policy in the object store."""
-        without = () if services.REGISTRY in self._plan.replicas else (CHECKPOINT_REGISTRY,)
+        """Empty tables, an empty stream, and one policy of each model in the object store."""
+        has_registry, models = services.REGISTRY in self._plan.replicas, self._plan.models
+        without = () if has_registry else (CHECKPOINT_REGISTRY,)
         self._given = Infrastructure(
             loop=self._loop,
             rng=self._rng,
             network=self._network,
-            server=SimulatedServer(
-                self._loop, UPCYCLE, [services.MODEL], without=without, remembers_s=_REMEMBERS_S
-            ),
+            server=SimulatedServer(self._loop, UPCYCLE, models, without=without, remembers_s=_REMEMBERS_S),
             peers=SimulatedPeers(self._loop, self._network),
             databases=databases,
             objects=objects,
             luck=self._luck,
-            head=head,
+            models=models,
+            heads=heads,
+            has_registry=has_registry,
+            has_engines=services.ENGINE in self._plan.replicas,
+            engines={},
+            new_engines=SimulatedLeasedEngines,
             folder=folder,
+            on_object=lambda key: self._watch.on_object(key),
             wake_planner=[],
         )
-        self._watch = PromiseWatch(self._given, self._say)
+        self._watch = PromiseWatch(self._given, self._say, self._moments)
         self._given.server.on_stored = self._watch.on_stored
         self._given.server.loses = self._is_lost
         interleaved = self._loop if self._plan.interleaved else None
@@ -161,7 +160,7 @@ class _History:
         verdict = Verdict(self._plan.seed)
         self._loop.set_exception_handler(self._on_unhandled)
         with ExitStack() as patches:
-            logs = [_ServiceLogs(self._loop, self._say)]
+            logs = [ServiceLogs(self._loop, self._say)]
             patches.enter_context(patch.object(logging.getLogger(), "handlers", logs))
             patches.enter_context(patch("time.monotonic", self._loop.time))
             for name, seconds in _POLLS_S.items():
@@ -187,48 +186,40 @@ class _History:
         for name, count in self._plan.replicas.items():
             for replica in range(count):
                 self._start(name, replica, 1)
-        await self._submit()
+        await self._register()
+        people = [asyncio.create_task(one.run()) for one in self._clients]
         events = asyncio.create_task(self._events())
-        await self._end_of_run(FAULTS_S)
+        await self._ends_of_runs(FAULTS_S)
         self._is_over.set()
         await events
         self._calm()
-        ended = await self._end_of_run(_CALM_S)
-        if not ended:
-            raise Broken("HUNG", self._watch.describe(self._run_id))
-        await self._gate_decided(ended)
+        if self._ends() is None and not await self._ends_of_runs(_CALM_S * len(people)):
+            raise Broken("HUNG", self._watch.describe())
+        await asyncio.gather(*people)
+        await self._gate_decided()
         await self._everything_delivered()
         self._watch.at_the_end()
-        return ended
+        ends = list((self._ends() or {}).values())
+        return next((one for one in ends if one != "completed"), "completed")
 
-    async def _submit(self) -> None:
-        """As a client does, which asks again until it is answered."""
+    async def _register(self) -> None:
+        """The tasksets; and the people who will submit runs."""
         plan = SqlPlan(self._given.databases[PLANNER_DB], now=self._given.now)
-        submit = SubmitRun(plan, AnyPolicy(), new_id=self._given.new_id, wake=self._wake_planner)
-        self._runs = Runs(plan, wake=self._wake_planner)
         for taskset in tasksets(self._plan.num_tasks):
             store = partial(revisions.store, taskset=taskset)
-            await _repeated(partial(plan.transact, store))
-        view = await _repeated(lambda: submit("request", self._plan.spec, TraceContext("", {})))
-        self._run_id = view.run.run_id
-
-    def _wake_planner(self) -> None:
-        for wake in self._given.wake_planner:
-            wake()
+            await repeated(partial(plan.transact, store))
+        for planned in self._plan.runs:
+            self._clients.append(Client(planned, self._given, self._moments, self._until))
 
     async def _events(self) -> None:
-        """Everything that befalls the run and its processes, at its moment."""
-        due: list[tuple[float, Callable[[], Awaitable[object]]]] = [
-            (fault.at_s, lambda fault=fault: self._befall(fault))  # type: ignore[misc]
-            for fault in self._plan.faults
-        ]
-        if self._plan.cancel_at_s is not None:
-            due.append((self._plan.cancel_at_s, lambda: self._runs.cancel(self._run_id, "by a person")))
-        if self._plan.stop_at_s is not None:
-            due.append((self._plan.stop_at_s, lambda: self._runs.stop(self._run_id, "by a person")))
-        for at_s, act in sorted(due, key=lambda one: one[0]):
-            await self._until(at_s)
-            await _repeated(act)
+        """Everything that befalls the processes, at its moment."""
+        for fault in self._plan.faults:
+            if fault.on is not None:
+                self._moments.at(fault.on, partial(self._befall, fault))
+        for fault in self._plan.faults:
+            if fault.on is None:
+                await self._until(fault.at_s)
+                self._befall(fault)
 
     async def _until(self, at_s: float) -> None:
         """A moment; once the run is over, soon."""
@@ -237,7 +228,9 @@ class _History:
                 await self._is_over.wait()
                 await asyncio.sleep(_AFTERWARDS_S)
 
-    async def _befall(self, fault: Fault) -> None:
+    def _befall(self, fault: Fault) -> None:
+        if self._is_calm:
+            return
         process = self._lives[fault.service, fault.replica]
         self._say(f"{fault.what} {fault.server} for {fault.lasts_s:g} s", process.name)
         if fault.what == "crash":
@@ -273,32 +266,52 @@ class _History:
             if process.is_frozen:
                 self._loop.wake(process)
 
-    async def _end_of_run(self, within_s: float) -> str:
-        """The final state of the run; empty where it has none by then."""
+    async def _ends_of_runs(self, within_s: float) -> bool:
+        """Whether each run was submitted and is over by then."""
         until = self._loop.time() + within_s
         while self._loop.time() < until:
-            if (state := self._watch.state_of(self._run_id)) in FINAL_RUN_STATES:
-                return state
-            if state == "paused" and self._is_calm:  # too much failed: a person sees that it no longer does
-                await _repeated(lambda: self._runs.resume(self._run_id))
+            if self._ends() is not None:
+                return True
+            if self._is_calm:
+                await self._resume_the_paused()
             self._restart_the_dead()
             await asyncio.sleep(0.5)
-        return ""
+        return False
 
-    async def _gate_decided(self, ended: str) -> None:
+    def _ends(self) -> dict[str, str] | None:
+        """The final state of each run; None while one has none."""
+        states = self._watch.states()
+        found = {one.run_id: states.get(one.run_id, "") for one in self._clients}
+        return found if all(state in FINAL_RUN_STATES for state in found.values()) else None
+
+    async def _resume_the_paused(self) -> None:
+        """Too much failed: a person sees that it no longer does."""
+        states = self._watch.states()
+        for client in self._clients:
+            if states.get(client.run_id) == "paused":
+                await client.resume()
+
+    async def _gate_decided(self) -> None:
         """A run that was trained has a checkpoint, and every candidate is promoted or held. Raises Broken."""
-        until = self._loop.time() + _CALM_S
-        while self._plan.spec.gate is not None and (undecided := self._head_watch.undecided(ended)):
-            if self._loop.time() > until:
-                raise Broken("HUNG", f"the gate has not decided: {undecided}")
-            self._restart_the_dead()
-            await asyncio.sleep(1.0)
+        until, ends = self._loop.time() + _CALM_S, self._ends() or {}
+        for client in self._clients:
+            gated = client.planned.spec.gate is not None
+            while gated and (undecided := self._head_watch.undecided(client.run_id, ends[client.run_id])):
+                if self._loop.time() > until:
+                    raise Broken("HUNG", f"the gate has not decided: {undecided}")
+                self._restart_the_dead()
+                await asyncio.sleep(1.0)
 
     async def _everything_delivered(self) -> None:
         until = self._loop.time() + _CALM_S
-        while self._loop.time() < until and self._watch.difference() is not None:
+        while self._loop.time() < until and (self._watch.difference() or self._behind()) is not None:
             self._restart_the_dead()
             await asyncio.sleep(1.0)
+        if (late := self._behind()) is not None:
+            raise Broken("STALE", late)
+
+    def _behind(self) -> str | None:
+        return behind(self._given) if self._given.has_engines else None
 
     def _start(self, name: str, replica: int, life: int) -> None:
         process = SimulatedProcess(name, replica, life)
@@ -326,7 +339,7 @@ class _History:
         """A process of which a worker ended exits; the machine starts it again."""
         for process in list(self._lives.values()):
             if process.died_of is not None and not process.is_dead:
-                if isinstance(process.died_of, _BUGS):
+                if isinstance(process.died_of, BUGS):
                     raise Broken("BUG", f"{process.name}: {process.died_of!r}")
                 self._say(f"died of {process.died_of!r}", process.name)
                 self._on_crash(process)
@@ -341,36 +354,6 @@ class _History:
             self._trace.append(f"{self._loop.time():9.3f}  {who:<16} {what}")
 
 
-async def _repeated(ask: Callable[[], Awaitable[T]]) -> T:
-    return await retry(ask, budget_s=_CALM_S)
-
-
 def _note_failed_start(process: SimulatedProcess, starting: asyncio.Task[None]) -> None:
     if not starting.cancelled() and starting.exception() is not None:
         process.died_of = starting.exception()
-
-
-class _ServiceLogs(logging.Handler):
-    """What the services log is part of the trace. A bug that a service survives ends the history."""
-
-    def __init__(self, loop: VirtualLoop, say: Callable[[str, str], None]) -> None:
-        super().__init__(logging.INFO)
-        self._loop = loop
-        self._say = say
-        self._usual = set(vars(logging.makeLogRecord({}))) | {"message"}
-
-    def emit(self, record: logging.LogRecord) -> None:
-        if self._loop.is_over:
-            return
-        extra = {name: value for name, value in vars(record).items() if name not in self._usual}
-        error = record.exc_info[1] if record.exc_info else None
-        process = running_process()
-        who = process.name if process else ""
-        self._say(
-            f"{record.getMessage()} {extra} {error!r}" if error else f"{record.getMessage()} {extra}", who
-        )
-        if isinstance(error, _BUGS):
-            where = traceback.extract_tb(error.__traceback__)[-1]
-            self._loop.failure = Broken(
-                "BUG", f"{who}: {error!r} in {Path(where.filename).name}:{where.lineno}"
-            )

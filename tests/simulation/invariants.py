@@ -6,8 +6,9 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, Final
 
+from tests.simulation.moments import Moments
 from tests.simulation.nats_server import StoredMessage
-from tests.simulation.services import Infrastructure
+from tests.simulation.services import PLANNER_DB, STORE_DB, Infrastructure
 
 from event_bus.topology import EVENTS
 from trajectory_store.domain.facts import LedgerState
@@ -37,29 +38,30 @@ class Broken(Exception):
 class PromiseWatch:
     """Looks at tables and stream of a history."""
 
-    def __init__(self, given: Infrastructure, say: Callable[[str, str], None]) -> None:
+    def __init__(self, given: Infrastructure, say: Callable[[str, str], None], moments: Moments) -> None:
         self._given = given
         self._say = say
+        self._moments = moments
         self._ends: dict[str, str] = {}
         self._trained: dict[str, tuple[str, int]] = {}
         self._settled: dict[str, str] = {}
-        self.saved: set[str] = set()
-        """Checkpoints that were announced."""
+        self.saved: dict[str, str] = {}
+        """Checkpoints that were announced, and their runs."""
         self._steps: dict[tuple[str, int], tuple[str, ...]] = {}
+        self._bodies: dict[str, bytes] = {}
 
-    @property
-    def was_trained(self) -> bool:
-        """Whether a step was completed."""
-        return bool(self._steps)
+    def was_trained(self, run_id: str) -> bool:
+        """Whether a step of the run was completed."""
+        return any(one == run_id for one, _ in self._steps)
 
-    def state_of(self, run_id: str) -> str:
-        """Of the run, as the planner has it."""
-        return str(dict(self._rows("scenario_runner", _RUNS))[run_id])
+    def states(self) -> dict[str, str]:
+        """Of the runs, as the planner has them."""
+        return dict(self._rows(PLANNER_DB, _RUNS))
 
-    def describe(self, run_id: str) -> str:
-        """What a hung run looks like."""
-        states = Counter(state for _, state in self._rows("scenario_runner", _PLANNED))
-        return f"{self.state_of(run_id)}, episodes {dict(states)}"
+    def describe(self) -> str:
+        """What hung runs look like."""
+        states = Counter(state for _, state in self._rows(PLANNER_DB, _PLANNED))
+        return f"{', '.join(self.states().values())}, episodes {dict(states)}"
 
     def at_the_end(self) -> None:
         """What must hold once a run is over and everything was delivered. Raises Broken."""
@@ -68,8 +70,8 @@ class PromiseWatch:
 
     def difference(self) -> str | None:
         """The first episode about whose end planner and ledger disagree."""
-        ledger = {row[0]: _LEDGER_STATES[row[1]] for row in self._rows("trajectory_store", _LEDGER)}
-        for episode_id, state in self._rows("scenario_runner", _PLANNED):
+        ledger = {row[0]: _LEDGER_STATES[row[1]] for row in self._rows(STORE_DB, _LEDGER)}
+        for episode_id, state in self._rows(PLANNER_DB, _PLANNED):
             have = ledger.get(episode_id, "unknown")
             # The planner may cancel what ended at the same moment: the ledger keeps what came first.
             if have != state and not (state == "cancelled" and have in ("failed", "evaluated", "excluded")):
@@ -87,19 +89,28 @@ class PromiseWatch:
             if kind == "group.settled":
                 self._on_settled(fact)
             elif kind == "checkpoint.saved":
-                self.saved.add(fact["checkpointId"])
+                self.saved[fact["checkpointId"]] = fact["runId"]
             elif kind == "step.completed":
                 self._on_step(fact)
+        self._moments.on_fact(kind)
+
+    def on_object(self, key: str) -> None:
+        """An object was stored."""
+        self._moments.on_object(key)
+        if key.partition("/")[2].startswith("trajectories/"):
+            with self.noted():
+                if self._bodies.setdefault(key, self._given.objects[key]) != self._given.objects[key]:
+                    raise Broken("TWO BODIES", f"{key} was stored over another body")
 
     def on_planned(self) -> None:
         """The planner committed."""
         with self.noted():
-            for run_id, counted, graded in self._rows("scenario_runner", _GRADED):
+            for run_id, counted, graded in self._rows(PLANNER_DB, _GRADED):
                 if counted != graded:
                     raise Broken("COUNTS", f"{run_id} counts {counted} graded episodes, and has {graded}")
-            for group_id, member in self._rows("scenario_runner", _TWICE):
+            for group_id, member in self._rows(PLANNER_DB, _TWICE):
                 raise Broken("TWO MEMBERS", f"{group_id} has two episodes that count as its member {member}")
-            for episode_id, state, was_graded in self._rows("scenario_runner", _ENDS):
+            for episode_id, state, was_graded in self._rows(PLANNER_DB, _ENDS):
                 what = f"plan {episode_id}"
                 # The planner's timeout may lose to a grade that the stream had before it: the grade counts.
                 if was_graded and state != "failed" and self._ends.get(what) == "failed":
@@ -109,7 +120,7 @@ class PromiseWatch:
     def on_counted(self) -> None:
         """The ledger committed."""
         with self.noted():
-            for episode_id, state, in_conflict, trained_twice in self._rows("trajectory_store", _LEDGER):
+            for episode_id, state, in_conflict, trained_twice in self._rows(STORE_DB, _LEDGER):
                 if in_conflict:
                     raise Broken("CONFLICT", f"{episode_id} has two ends in the ledger")
                 if trained_twice:

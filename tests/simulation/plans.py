@@ -1,4 +1,4 @@
-"""What a seed chooses: the run, how bad the network is, how many replicas there are, what befalls them."""
+"""What a seed chooses: the runs, how bad the network is, how many replicas there are, what befalls them."""
 
 import random
 from collections.abc import Sequence
@@ -6,18 +6,25 @@ from dataclasses import dataclass
 from typing import Final
 
 from tests.simulation import services
+from tests.simulation.moments import FACTS, OBJECTS, Moment
 from tests.simulation.network import Weather
 
 from episodes import Purpose
 from upcycle.run_config import Gate, PolicyChoice, RunSpec, Training
 
 FAULTS_S: Final = 45.0
-"""How long faults may begin; after that everything works, and the run must end."""
+"""How long faults may begin; after that everything works, and each run must end."""
 _KINDS: Final = (*["crash"] * 3, *["freeze"] * 2, *["partition"] * 2, "forget")
 _ENDING: Final = 0.15
 """How often a training run is ended while its trainer is away for longer than the planner waits for it."""
 _TAKEN_OVER: Final = 0.1
 """How often one of two trainers never comes back."""
+_AT_A_MOMENT: Final = 0.4
+"""How often a fault begins with something that happens, and not at a time."""
+_SECOND_RUN: Final = 0.15
+_SECOND_MODEL: Final = 0.15
+_ENGINES: Final = 0.5
+"""How often engines have supervisors where a registry runs."""
 FOR_GOOD: Final = float("inf")
 """How long a replica is away that never comes back."""
 _SERVERS: Final = ("nats", "s3", "planner", "registry", "sql/scenario_runner", "sql/trajectory_store")
@@ -29,7 +36,8 @@ class Fault:
 
     what: `crash` (after the replica ran `steps` times more; it is started again after lasts_s), `freeze` (as
     SIGSTOP does, for lasts_s), `partition` (from one server, for lasts_s), or `forget` (the stream removes
-    what the trainers, which are down for lasts_s, have not read, and everybody else has).
+    what the trainers, which are down for lasts_s, have not read, and everybody else has). on: it begins then,
+    and not at at_s.
     """
 
     at_s: float
@@ -39,90 +47,143 @@ class Fault:
     lasts_s: float
     steps: int
     server: str
+    on: Moment | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class PlannedRun:
+    """A run that a person submits at at_s. ends_at_s, ends_on: when, from then on, that person stops it, or
+    cancels it."""
+
+    number: int
+    spec: RunSpec
+    at_s: float
+    is_cancelled: bool = False
+    ends_at_s: float | None = None
+    ends_on: Moment | None = None
+
+    @property
+    def model(self) -> str:
+        """What it is about."""
+        return self.spec.policy.model
 
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """One history, before it is played. cancel_at_s, stop_at_s: when a person ends the run early.
-    interleaved: transactions do, as on Postgres."""
+    """One history, before it is played. interleaved: transactions do, as on Postgres."""
 
     seed: int
-    spec: RunSpec
+    runs: tuple[PlannedRun, ...]
     num_tasks: int
     weather: Weather
     replicas: dict[str, int]
     interleaved: bool
     faults: tuple[Fault, ...]
-    cancel_at_s: float | None
-    stop_at_s: float | None
     opening_fails: float
     playing_fails: float
     grading_fails: float
     learning_fails: float
+    engines_fail: float
+
+    @property
+    def models(self) -> tuple[str, ...]:
+        """What the runs are about."""
+        return tuple(sorted({one.model for one in self.runs}))
 
 
 def plan_of(seed: int) -> Plan:
     """The plan of a seed: small runs, so that a hundred thousand are affordable."""
-    rng = random.Random(seed)
-    spec = _spec(rng)
+    rng, swarm = random.Random(seed), random.Random(f"swarm {seed}")
+    runs, away = _runs(rng, swarm)
     replicas = dict.fromkeys(services.STARTS, 1)
-    if spec.gate is not None:
+    if any(one.spec.gate is not None for one in runs):
         replicas[services.REGISTRY] = 1
+        if swarm.random() < _ENGINES:
+            replicas[services.ENGINE] = services.ENGINES_PER_MODEL * len({one.model for one in runs})
     for name in (services.SAMPLER, services.GRADER, services.TRAINER):
         replicas[name] = rng.choice((1, 1, 2))
     interleaved = rng.random() < 0.4
     replicas[services.PLANNER] = rng.choice((1, 2)) if interleaved else 1
-    early, at_s = rng.random(), rng.uniform(0, 20)
-    swarm = random.Random(f"swarm {seed}")
     found = [*_faults(rng, replicas)]
     if not any(one.lasts_s == FOR_GOOD for one in found):
-        found += _taken_over(swarm, spec, replicas)
-    if spec.purpose is Purpose.TRAIN and swarm.random() < _ENDING:
-        early, at_s = swarm.choice((0.0, 0.2)), swarm.choice((swarm.uniform(0, 1.5), swarm.uniform(0, 8)))
-        found += _trainers_away(swarm, at_s, replicas[services.TRAINER])
+        found += _taken_over(swarm, runs, replicas)
+    found += [one for one in away if one.replica < replicas[services.TRAINER]]
     return Plan(
         seed=seed,
-        spec=spec,
+        runs=tuple(runs),
         num_tasks=rng.randint(2, 4),
         weather=Weather(
             slow=rng.choice((0.0, 0.02, 0.2)),
             lost=rng.choice((0.0, 0.0, 0.01, 0.05)),
             repeated=rng.choice((0.0, 0.1)),
-            forgotten=random.Random(f"forgotten {seed}").choice((0.0, 0.0, 0.5)),
+            forgotten=swarm.choice((0.0, 0.0, 0.5)),
         ),
         replicas=replicas,
         interleaved=interleaved,
         faults=tuple(sorted(found, key=lambda one: one.at_s)),
-        cancel_at_s=at_s if early < 0.15 else None,
-        stop_at_s=at_s if 0.15 <= early < 0.3 and spec.purpose is Purpose.TRAIN else None,
         opening_fails=rng.choice((0.0, 0.1)),
         playing_fails=rng.choice((0.0, 0.2)) or swarm.choice((0.0, 0.0, 0.0, 0.6)),
         grading_fails=rng.choice((0.0, 0.1)) or swarm.choice((0.0, 0.0, 0.0, 0.4)),
         learning_fails=swarm.choice((0.0, 0.0, 0.0, 0.0, 0.0, 0.3)),
+        engines_fail=swarm.choice((0.0, 0.02, 0.1)),
     )
 
 
-def _trainers_away(rng: random.Random, at_s: float, num_trainers: int) -> Sequence[Fault]:
+def _runs(rng: random.Random, swarm: random.Random) -> tuple[list[PlannedRun], Sequence[Fault]]:
+    """One run, or two of one model, one of two models, or all three; and how their trainers are away."""
+    model, other = services.MODELS
+    first = _spec(rng, model)
+    wanted = [(first, 0.0)]
+    more = swarm.random()
+    if more < _SECOND_RUN:
+        wanted.append((_spec(swarm, model), swarm.uniform(0, 4)))
+    if _SECOND_RUN - 0.03 < more < _SECOND_RUN + _SECOND_MODEL:
+        wanted.append((_spec(swarm, other), swarm.uniform(0, 4)))
+    found: list[PlannedRun] = []
+    away: Sequence[Fault] = ()
+    for number, (spec, at_s) in enumerate(wanted):
+        run, its_trainers = _ended(rng if number == 0 else swarm, PlannedRun(number, spec, at_s))
+        found.append(run)
+        away = away or its_trainers
+    return found, away
+
+
+def _ended(rng: random.Random, run: PlannedRun) -> tuple[PlannedRun, Sequence[Fault]]:
+    """Whether and when a person ends the run, and what its trainers do meanwhile."""
+    is_training = run.spec.purpose is Purpose.TRAIN
+    early, at_s = rng.random(), rng.uniform(0, 20)
+    if is_training and rng.random() < _ENDING:
+        is_cancelled, soon_s = rng.random() < 0.5, rng.choice((rng.uniform(0, 1.5), rng.uniform(0, 8)))
+        on = _moment(rng, ("object training", "object policies")) if rng.random() < 0.5 else None
+        ended = PlannedRun(run.number, run.spec, run.at_s, is_cancelled, soon_s, on)
+        return ended, _trainers_away(rng, run.at_s + soon_s, on)
+    if early < 0.15 or (early < 0.3 and is_training):
+        return PlannedRun(run.number, run.spec, run.at_s, early < 0.15, at_s), ()
+    return run, ()
+
+
+def _moment(rng: random.Random, kinds: Sequence[str] = (*OBJECTS, *FACTS)) -> Moment:
+    return Moment(rng.choice(kinds), rng.choice((1, 1, 2, 3, 5)))
+
+
+def _trainers_away(rng: random.Random, at_s: float, on: Moment | None) -> Sequence[Fault]:
     """Around the end of the run, no trainer reaches one of its servers, or none runs."""
     what, server = rng.choice(("freeze", "partition", "partition")), rng.choice(("s3", "nats", "s3"))
     begins_s, lasts_s = max(0.0, at_s + rng.uniform(-1.0, 0.5)), rng.choice((12.0, 30.0, 40.0))
-    return [
-        Fault(begins_s, what, services.TRAINER, replica, lasts_s, 0, server)
-        for replica in range(num_trainers)
-    ]
+    return [Fault(begins_s, what, services.TRAINER, replica, lasts_s, 0, server, on) for replica in range(2)]
 
 
-def _taken_over(rng: random.Random, spec: RunSpec, replicas: dict[str, int]) -> Sequence[Fault]:
+def _taken_over(rng: random.Random, runs: Sequence[PlannedRun], replicas: dict[str, int]) -> Sequence[Fault]:
     """While a run trains, one of two trainers never comes back. This changes `replicas`."""
-    if spec.purpose is not Purpose.TRAIN or rng.random() >= _TAKEN_OVER:
+    if all(one.spec.purpose is not Purpose.TRAIN for one in runs) or rng.random() >= _TAKEN_OVER:
         return ()
     replicas[services.TRAINER] = 2
     gone, steps = rng.randrange(2), rng.randint(0, 40)
     return (Fault(rng.uniform(0, 2), "crash", services.TRAINER, gone, FOR_GOOD, steps, ""),)
 
 
-def _spec(rng: random.Random) -> RunSpec:
-    policy, deadline_s = PolicyChoice(services.MODEL), services.EPISODE_DEADLINE_S
+def _spec(rng: random.Random, model: str) -> RunSpec:
+    policy, deadline_s = PolicyChoice(model), services.EPISODE_DEADLINE_S
     if rng.random() < 0.3:
         group_size = rng.choice((1, 1, 2))
         return RunSpec("ts", Purpose.EVAL, policy, group_size, episode_deadline_s=deadline_s)
@@ -153,9 +214,10 @@ def _faults(rng: random.Random, replicas: dict[str, int]) -> Sequence[Fault]:
             lasts_s=rng.choice((0.1, 2.0, 12.0, 40.0)),
             steps=rng.randint(0, 40),
             server=rng.choice(_SERVERS),
+            on=_moment(rng) if rng.random() < _AT_A_MOMENT else None,
         )
         found.append(fault)
-    gone = [name for name, count in sorted(replicas.items()) if count > 1]
+    gone = [name for name, count in sorted(replicas.items()) if count > 1 and name != services.ENGINE]
     if gone and rng.random() < 0.3:
         service, at_s = rng.choice(gone), rng.uniform(0, 10)
         found.append(Fault(at_s, "crash", service, rng.randrange(2), FOR_GOOD, rng.randint(0, 40), ""))

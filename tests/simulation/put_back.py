@@ -57,12 +57,6 @@ BUGS: Final = (
         "        if False:\n",
     ),
     Bug(
-        "a command overtakes run.submitted (found by this simulator)",
-        "services/scenario_runner/app.py",
-        "NEVER_OVERTAKEN: Final = (RunSubmitted,)",
-        "NEVER_OVERTAKEN: Final = ()",
-    ),
-    Bug(
         "a body is stored over the one of another sampler",
         "services/rollout_sampler/adapters/trajectories.py",
         "await self._store.put_if_absent(key, pack(body))",
@@ -74,12 +68,6 @@ BUGS: Final = (
         "                async with in_work(raws, self._spec):\n",
         "                for raw in raws:\n                    await self._ack(raw)\n"
         "                async with in_work(raws, self._spec):\n",
-    ),
-    Bug(
-        "the trainer's cursor passes groups that wait",
-        "services/grpo_trainer/runs/session.py",
-        "return bound if first is None else min(bound, first - 1)",
-        "return bound",
     ),
     Bug(
         "a group.settled that the stream lost is not published again",
@@ -98,5 +86,23 @@ BUGS: Final = (
         "services/checkpoint_registry/domain/evidence.py",
         "return self.num_tasks > 0 and self._num_covered(attempts) >= self.num_tasks",
         "return self.num_tasks > 0",
+    ),
+    Bug(
+        "a gate with confidence 0.5 divides by zero (found by this simulator)",
+        "services/checkpoint_registry/domain/statistics.py",
+        "gap**2 * n / z2 if z2 else math.inf))",
+        "gap**2 * n / z2))",
+    ),
+    Bug(
+        "a trainer does not ask which of its runs are over",
+        "services/grpo_trainer/runs/lost_ends.py",
+        "        for run_id in sorted(over & self._over):\n",
+        "        for run_id in ():\n",
+    ),
+    Bug(
+        "a run ends with its last step though steps before it are not read (found by this simulator)",
+        "services/scenario_runner/usecases/ending.py",
+        "    if not is_certain and unit.num_in_step(",
+        "    if False and unit.num_in_step(",
     ),
 )

@@ -1,11 +1,19 @@
 """The registry and its gate in a history: as its own app.py composes them, and what must hold about head."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from datetime import UTC, datetime
 from typing import Any, Final, cast
 
 from tests.simulation.invariants import Broken, PromiseWatch
-from tests.simulation.services import ATTEMPTS, NUM_HELD_OUT, PLANNER, REGISTRY, Infrastructure, forever
+from tests.simulation.services import (
+    ATTEMPTS,
+    NUM_HELD_OUT,
+    PLANNER,
+    PLANNER_DB,
+    REGISTRY,
+    Infrastructure,
+    forever,
+)
 from tests.simulation.storage import SimulatedDatabase
 from tests.simulation.virtual_time import SimulatedProcess
 
@@ -23,6 +31,7 @@ from checkpoint_registry.usecases.leases import EngineLeases
 from checkpoint_registry.usecases.models import ManageModels
 from checkpoint_registry.usecases.rollback import RollbackPolicy, WatchHead
 from grpo_trainer.domain.states import BasePolicy
+from policy_files import manifest_from_bytes
 from sql_store import OutboxRelay
 
 REGISTRY_DB: Final = "checkpoint_registry"
@@ -32,11 +41,13 @@ _EVIDENCE: Final = "SELECT checkpoint_id, run_id FROM evaluation"
 _GRADED: Final = "SELECT run_id, task_position, count(*) FROM episode WHERE state = 'evaluated' GROUP BY 1, 2"
 
 
-async def import_model(database: SimulatedDatabase, model: str, base: BasePolicy) -> None:
-    """Add the model of all histories, with its base as head."""
+async def import_model(
+    database: SimulatedDatabase, model: str, base: BasePolicy, objects: Mapping[str, bytes]
+) -> None:
+    """Add a model of all histories, with its base as head."""
     at = datetime(2026, 1, 1, tzinfo=UTC)
-    state = CheckpointState.BASE
-    checkpoint = Checkpoint(base.checkpoint_id, model, base.version, "", "0" * 64, base.manifest, state, at)
+    state, digest = CheckpointState.BASE, manifest_from_bytes(objects[base.manifest.key]).digest
+    checkpoint = Checkpoint(base.checkpoint_id, model, base.version, "", digest, base.manifest, state, at)
     await SqlModelStore(database).create_model(checkpoint, forked_from="")
 
 
@@ -78,12 +89,13 @@ class HeadWatch:
                     self._seen.add(revision)
                     self._check(before, after)
 
-    def undecided(self, ended: str) -> dict[str, str]:
-        """Checkpoints about which the gate has not decided, and how far it is. ended: how their run did."""
-        if ended == "completed" and self._watch.was_trained and not self._watch.saved:
+    def undecided(self, run_id: str, ended: str) -> dict[str, str]:
+        """Checkpoints of a run about which the gate has not decided, and how far it is. ended: how it did."""
+        saved = sorted(one for one, its_run in self._watch.saved.items() if its_run == run_id)
+        if ended == "completed" and self._watch.was_trained(run_id) and not saved:
             return {"its last checkpoint": "not announced"}
         phases = dict(self._rows(REGISTRY_DB, _JOBS))
-        found = {one: phases.get(one, "unknown") for one in sorted(self._watch.saved)}
+        found = {one: phases.get(one, "unknown") for one in saved}
         return {one: phase for one, phase in found.items() if phase != "done"}
 
     def _check(self, before: str, after: str) -> None:
@@ -97,7 +109,7 @@ class HeadWatch:
                 yield run_id
 
     def _is_complete(self, run_id: str) -> bool:
-        graded = [count for one, _, count in self._rows("scenario_runner", _GRADED) if one == run_id]
+        graded = [count for one, _, count in self._rows(PLANNER_DB, _GRADED) if one == run_id]
         return len(graded) == NUM_HELD_OUT and min(graded) >= ATTEMPTS
 
     def _rows(self, service: str, statement: str) -> list[Any]:

@@ -6,7 +6,7 @@ Each function here is one life of one process; it returns when the process runs.
 import asyncio
 import json
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime
@@ -25,12 +25,14 @@ from tests.simulation.rpc import BothServicers, SimulatedPeers
 from tests.simulation.storage import SimulatedBlobs, SimulatedDatabase
 from tests.simulation.virtual_time import SimulatedProcess, VirtualLoop, running_process
 
+from engine_client import Completion, FinishReason, TokenSpan
 from environment_client import EnvironmentClient, EnvironmentTimeouts
 from event_bus.topology import EVENTS, ROLLOUT_SAMPLER_EVAL, ROLLOUT_SAMPLER_TRAIN, UPCYCLE
 from grpc_edge.status import StatusTable
 from grpo_trainer import views
 from grpo_trainer.adapters.bus_facts import BusFacts
 from grpo_trainer.adapters.planned_runs import PlannedRuns
+from grpo_trainer.adapters.policies import PolicyCache, RegistryPolicies
 from grpo_trainer.adapters.trainers_store import TrainersStore
 from grpo_trainer.domain.errors import UnknownSession
 from grpo_trainer.domain.model_leases import ModelLeases
@@ -38,6 +40,7 @@ from grpo_trainer.domain.states import BasePolicy
 from grpo_trainer.handlers import FactReader, stored_facts
 from grpo_trainer.holding import ModelHolding
 from grpo_trainer.runs.deps import RunDeps
+from grpo_trainer.runs.lost_ends import LostEnds
 from grpo_trainer.runs.sessions import RunSessions
 from grpo_trainer.runs.stores import BlobBodies, BlobStates
 from reward_grader.adapters.transcripts import GraderTranscripts
@@ -75,11 +78,18 @@ from upcycle.api.training.v1.service_pb2_grpc import TrainingServiceStub
 
 PLANNER, STORE, SAMPLER, GRADER, TRAINER = "planner", "store", "sampler", "grader", "trainer"
 REGISTRY: Final = "registry"
+ENGINE: Final = "engine"
+ENGINES_PER_MODEL: Final = 2
+"""For the newest version, and for those that evaluations pin."""
+PLANNER_DB: Final = "scenario_runner"
+STORE_DB: Final = "trajectory_store"
 HELD_OUT: Final = "held"
 NUM_HELD_OUT: Final = 3
 ATTEMPTS: Final = 2
 """Of the gate, at each held-out task."""
-MODEL: Final = "m"
+_TOKENS: Final = (stubs.TOKEN, stubs.TOKEN)
+_LOGPROBS: Final = (-0.5, -0.5)
+MODELS: Final = ("m", "n")
 EPISODE_DEADLINE_S: Final = 30
 _PASS_ON_S: Final = 0.4
 LEASE_S: Final = 16.0
@@ -105,8 +115,19 @@ class Infrastructure:
     databases: dict[str, SimulatedDatabase]
     objects: dict[str, bytes]
     luck: stubs.Luck
-    head: BasePolicy
+    models: Sequence[str]
+    heads: Mapping[str, BasePolicy]
+    """Of each model, when the history begins."""
+    has_registry: bool
+    has_engines: bool
+    """Engines with supervisors, whose leases samplers follow; else each version is served once published."""
+    engines: dict[str, Any]
+    """By address, while they run."""
+    new_engines: Callable[["Infrastructure"], Any]
+    """How samplers reach them."""
     folder: Path
+    on_object: Callable[[str], None]
+    """Called with the key of each object that was stored."""
     wake_planner: list[Callable[[], None]]
     """Of each life of a planner, which plans when a run was submitted."""
 
@@ -120,20 +141,22 @@ class Infrastructure:
         """The newest published version of a model."""
         stream = self.server.streams[EVENTS]
         newest = stream.last_on(UPCYCLE.fact_subject(PolicyPublished, model))
-        return int(json.loads(stream.messages[newest].data)["version"]) if newest else self.head.version
+        return (
+            int(json.loads(stream.messages[newest].data)["version"]) if newest else self.heads[model].version
+        )
 
     def bus(self) -> SimulatedBus:
         jetstream = SimulatedJetStream(self.server, self.network)
         process = running_process()
         return SimulatedBus(
-            jetstream, client_name=process.name if process else "", topology=UPCYCLE, model=MODEL
+            jetstream, client_name=process.name if process else "", topology=UPCYCLE, models=self.models
         )
 
     def peer(self, address: str) -> Any:
         return SimpleNamespace(address=address, channel=self.peers.channel(address))
 
     def blobs(self) -> Any:
-        return SimulatedBlobs(self.network, self.objects)
+        return SimulatedBlobs(self.network, self.objects, self.on_object)
 
 
 Start = Callable[[Infrastructure, SimulatedProcess], Any]
@@ -151,7 +174,7 @@ class SimulatedGauge(BusGauge):
 
 async def planner(given: Infrastructure, process: SimulatedProcess) -> None:
     """scenario_runner with both roles: plans runs, and hosts environments."""
-    database = given.databases["scenario_runner"]
+    database = given.databases[PLANNER_DB]
     plan = SqlPlan(database, now=given.now)
     gauge = SimulatedGauge(given)
     registry, ledger, training = (given.peer(one) for one in ("registry", STORE, TRAINER))
@@ -193,7 +216,7 @@ def _tasksets(plan: SqlPlan, registry: Any, loop: PlannerLoop, given: Infrastruc
 
 async def store(given: Infrastructure, process: SimulatedProcess) -> None:
     """trajectory_store: the ledger."""
-    database = given.databases["trajectory_store"]
+    database = given.databases[STORE_DB]
     bus = given.bus()
     index, unused = SqlIndex(database), cast(Any, None)
     bus.include_router(ledger_router(index, on_change=lambda: None, batch_size=100))
@@ -207,8 +230,9 @@ async def sampler(given: Infrastructure, process: SimulatedProcess) -> None:
     """rollout_sampler: its handlers and use case; the turns are a stub's."""
     bus = given.bus()
     environments = EnvironmentClient(PLANNER, EnvironmentTimeouts(open_s=10.0, unreachable_s=3.0))
-    engines: Any = StubEngines(given)
-    deps = SamplerDeps(environments, engines, engines, StoredTrajectories(given.blobs()))
+    policies: Any = StubEngines(given)
+    engines = given.new_engines(given) if given.has_engines else policies
+    deps = SamplerDeps(environments, engines, policies, StoredTrajectories(given.blobs()))
     limits = PlayLimits(episode_s=EPISODE_DEADLINE_S * 0.8, late_start_s=10.0, retry_s=10.0)
     play = PlayEpisode(deps, limits, now=given.now, new_nonce=lambda: given.new_id("n"))
     for spec in (ROLLOUT_SAMPLER_TRAIN, ROLLOUT_SAMPLER_EVAL):
@@ -234,6 +258,13 @@ class StubEngines:
 
     async def chat_format(self, model: str, version: int) -> int:
         return version
+
+    async def sample(self, wanted: Any, prompt_ids: object, sampling: object, usage: object) -> Completion:
+        """One turn, by the version that is served now."""
+        version = await self.version_now(wanted)
+        spans = (TokenSpan(version, 0, 2),)
+        digests = {version: "0" * 64}
+        return Completion(_TOKENS, _LOGPROBS, FinishReason.STOP, spans, weights_digests=digests)
 
 
 async def grader(given: Infrastructure, process: SimulatedProcess) -> None:
@@ -286,7 +317,7 @@ async def trainer(given: Infrastructure, process: SimulatedProcess) -> None:
         new_learner=lambda: stubs.StubLearner(given.luck),
         bodies=BlobBodies(blobs, train_parse_errors=False),
         states=BlobStates(blobs),
-        policies=stubs.StubPolicies(blobs, folder / "policies", given.head, holding.surely),
+        policies=_policies(given, blobs, folder / "policies", holding),
         held_out=stubs.NothingHeldOut(),
         facts=BusFacts(bus, now=given.now, check=holding.surely),
         holding=holding,
@@ -302,6 +333,14 @@ async def trainer(given: Infrastructure, process: SimulatedProcess) -> None:
     given.peers.serve(name, process, ShownSessions(sessions), statuses)
     await bus.start()
     forever(reader.run)
+    forever(LostEnds(sessions, PlannedRuns(given.peer(PLANNER))).run)
+
+
+def _policies(given: Infrastructure, blobs: Any, folder: Path, holding: ModelHolding) -> RegistryPolicies:
+    if not given.has_registry:
+        return stubs.StubPolicies(blobs, folder, given.heads, holding.surely)
+    cache = PolicyCache(blobs, folder, in_use=lambda: ())
+    return RegistryPolicies(given.peer(REGISTRY), blobs, cache, check=holding.surely)
 
 
 def forever(run: Callable[[asyncio.Event], Any]) -> None:

@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Callable, Coroutine
+from functools import partial
 from typing import Any, Final, TypeVar
 
 from sqlalchemy import Connection, Engine
@@ -149,16 +150,25 @@ def _never() -> bool:
 class SimulatedBlobs(MemoryBlobStore):
     """One object store behind the network."""
 
-    def __init__(self, network: SimulatedNetwork, objects: dict[str, bytes]) -> None:
+    def __init__(
+        self, network: SimulatedNetwork, objects: dict[str, bytes], on_object: Callable[[str], None]
+    ) -> None:
+        """on_object: called with the key of each object that was stored."""
         super().__init__()
         self.objects = objects
         self._network = network
+        self._on_object = on_object
 
     async def put(self, key: str, data: bytes) -> BlobRef:
-        return await self._asked(super().put(key, data))
+        return await self._asked(self._stored(key, partial(super().put, key, data)))
 
     async def put_if_absent(self, key: str, data: bytes) -> BlobRef | None:
-        return await self._asked(super().put_if_absent(key, data))
+        return await self._asked(self._stored(key, partial(super().put_if_absent, key, data)))
+
+    async def _stored(self, key: str, put: Callable[[], Coroutine[Any, Any, T]]) -> T:
+        ref = await put()
+        self._on_object(key)
+        return ref
 
     async def read(self, key: str) -> bytes | None:
         return await self._asked(super().read(key))

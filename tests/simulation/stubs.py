@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Final
 
+from engine_client import SamplingParams
 from episodes import EpisodeBroken, EpisodeFailure
 from grpo_trainer.adapters.policies import HeldOutTasks, PolicyCache, RegistryPolicies
 from grpo_trainer.domain.spec import TrainingSpec
@@ -16,6 +17,7 @@ from grpo_trainer.domain.states import BasePolicy
 from grpo_trainer.learner.protocol import BatchGroup, Canary, StepNumbers
 from grpo_trainer.telemetry import TrainerInstruments
 from rollout_sampler.domain import EpisodeTask
+from rollout_sampler.usecases.turns import PlayLimits
 from scenario_runner.domain.environments import (
     EnvironmentLost,
     EpisodeFault,
@@ -25,8 +27,10 @@ from scenario_runner.domain.environments import (
 )
 from upcycle.api.trajectory.v1 import trajectory_pb2
 from upcycle.environment.tools import ToolSpec
+from upcycle.retrying import retry
 
 TOKEN: Final = 7
+_SAMPLING: Final = SamplingParams(2)
 
 
 def safetensors_of(text: str) -> bytes:
@@ -34,6 +38,12 @@ def safetensors_of(text: str) -> bytes:
     data = hashlib.sha256(text.encode()).digest()
     header = json.dumps({"w": {"dtype": "U8", "shape": [len(data)], "data_offsets": [0, len(data)]}}).encode()
     return struct.pack("<Q", len(header)) + header + data
+
+
+def scores(weights: bytes, row: Sequence[int]) -> list[float]:
+    """The log-probabilities of a row's tokens after the first; others by other weights."""
+    (number,) = struct.unpack("<I", hashlib.sha256(weights).digest()[:4])
+    return [-0.5 - number / 2**32] * (len(row) - 1)
 
 
 def write_policy(directory: Path, text: str) -> None:
@@ -80,8 +90,10 @@ class Luck:
         playing_fails: float = 0.0,
         grading_fails: float = 0.0,
         learning_fails: float = 0.0,
+        engines_fail: float = 0.0,
     ) -> None:
         self._rng = rng
+        self.engines_fail = engines_fail
         self.learning_fails = learning_fails
         self.opening_fails = opening_fails
         self.playing_fails = playing_fails
@@ -90,7 +102,8 @@ class Luck:
 
     def be_kind(self) -> None:
         """Nothing goes wrong from now on."""
-        self.opening_fails = self.playing_fails = self.grading_fails = self.learning_fails = 0.0
+        self.opening_fails = self.playing_fails = self.grading_fails = 0.0
+        self.learning_fails = self.engines_fail = 0.0
 
     def reward_of(self, episode_id: str) -> float:
         """0 or 1; the same whenever it is asked."""
@@ -117,7 +130,7 @@ class StubHost:
 class StubPlayer:
     """Takes the place of EpisodePlayer: one turn of two tokens, by the version that is served."""
 
-    engine_id = "engine"
+    engine_id = ""
     is_mostly_tools = False
     tools_s = 0.0
 
@@ -125,27 +138,33 @@ class StubPlayer:
         self,
         task: EpisodeTask,
         environment: object,
-        version: int,
+        form: object,
         engines: Any,
         environments: object,
         *,
         time_s: float,
     ) -> None:
         self.time_s = time_s
-        self._version = version
+        self._policy = task.policy
+        self._engines = engines
         self._luck: Luck = engines.luck
 
-    async def play_into(self, body: trajectory_pb2.TrajectoryBody, limits: object, nonce: str) -> None:
+    async def play_into(self, body: trajectory_pb2.TrajectoryBody, limits: PlayLimits, nonce: str) -> None:
         """See EpisodePlayer."""
         broken = self._luck.maybe_break
         broken(self._luck.playing_fails, EpisodeBroken, EpisodeFailure.ENGINE_ERROR, "the engine broke")
+        completion = await retry(
+            lambda: self._engines.sample(self._policy, [1, 2], _SAMPLING, body.usage), budget_s=limits.retry_s
+        )
+        self.engine_id = completion.engine_id
         turn = trajectory_pb2.Turn(
             new_prompt_ids=[1, 2],
-            sampled_ids=[TOKEN, TOKEN],
-            sampled_logprobs=[-0.5, -0.5],
+            sampled_ids=completion.token_ids,
+            sampled_logprobs=completion.logprobs,
             sampled_texts=["x", "x"],
             versions=[
-                trajectory_pb2.TokenVersions(version=self._version, weights_digest="0" * 64, num_tokens=2)
+                trajectory_pb2.TokenVersions(version=version, weights_digest=digest, num_tokens=2)
+                for version, digest in completion.weights_digests.items()
             ],
             finish_reason=trajectory_pb2.FINISH_REASON_STOP,
             text="xx",
@@ -163,10 +182,14 @@ def _write(directory: Path, gradients: str) -> None:
 class StubSnapshot:
     """Weights on the host: the gradients that they hold, as text."""
 
-    canary: Canary = (([TOKEN, TOKEN], [-0.5]),)
-
     def __init__(self, gradients: tuple[str, ...]) -> None:
         self._gradients = gradients
+
+    @property
+    def canary(self) -> Canary:
+        """What engines must score, too, once they have these weights."""
+        weights, row = safetensors_of(json.dumps(self._gradients)), [TOKEN, TOKEN]
+        return ((row, scores(weights, row)),)
 
     async def save(self, directory: Path) -> None:
         _write(directory, json.dumps(self._gradients))
@@ -216,16 +239,18 @@ class StubInstruments(TrainerInstruments):
 
 
 class StubPolicies(RegistryPolicies):
-    """Publishing and fetching are real; head is what the history says."""
+    """Where no registry runs: publishing and fetching are real; head is what the history says."""
 
-    def __init__(self, store: Any, folder: Path, head: BasePolicy, check: Callable[[str], object]) -> None:
+    def __init__(
+        self, store: Any, folder: Path, heads: Mapping[str, BasePolicy], check: Callable[[str], object]
+    ) -> None:
         self._check = check
         self._store = store
         self.cache = PolicyCache(store, folder, in_use=lambda: ())
-        self._head = head
+        self._heads = heads
 
     async def head(self, model: str) -> BasePolicy:
-        return self._head
+        return self._heads[model]
 
 
 class NothingHeldOut(HeldOutTasks):

@@ -81,7 +81,7 @@ def test_a_stream_at_its_bounds_keeps_what_a_durable_has_not_read_also_before_it
 
 def test_a_bug_that_a_service_survives_ends_the_history() -> None:
     plans = (plan_of(seed) for seed in range(50))
-    plan = next(one for one in plans if one.spec.training and one.cancel_at_s is one.stop_at_s is None)
+    plan = next(one for one in plans if one.runs[0].spec.training and one.runs[0].ends_at_s is None)
     with tempfile.TemporaryDirectory() as folder, patch.object(StubLearner, "step", _with_a_bug):
         verdict = Simulation(Path(folder)).play(plan)
     assert verdict.broken.startswith("BUG: trainer/0")

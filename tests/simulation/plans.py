@@ -23,7 +23,7 @@ _AT_A_MOMENT: Final = 0.4
 """How often a fault begins with something that happens, and not at a time."""
 _SECOND_RUN: Final = 0.15
 _SECOND_MODEL: Final = 0.15
-_ENGINES: Final = 0.5
+_ENGINES: Final = 0.3
 """How often engines have supervisors where a registry runs."""
 FOR_GOOD: Final = float("inf")
 """How long a replica is away that never comes back."""

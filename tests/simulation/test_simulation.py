@@ -38,12 +38,13 @@ def simulated(*arguments: str) -> "subprocess.CompletedProcess[str]":
     return subprocess.run(command, cwd=_ROOT, env=environment, capture_output=True, text=True, check=False)
 
 
+@pytest.mark.timeout(900)
 def test_every_promise_holds_in_a_slice_of_histories_and_each_replays() -> None:
     """Traces are compared within a process and, by their digest, between two."""
-    first = simulated("--seeds", "0-29", "--twice", "--keep-going")
+    first = simulated("--seeds", "0-19", "--twice", "--keep-going")
     assert first.returncode == 0, first.stderr
     found = json.loads(first.stdout)
-    assert found["ends"]["completed"] > 15, "most runs survive their faults, or the histories show little"
+    assert found["ends"]["completed"] > 10, "most runs survive their faults, or the histories show little"
     again = json.loads(simulated("--seeds", "0-4", "--twice").stdout)
     assert again["traces"] == {seed: found["traces"][seed] for seed in again["traces"]}
 

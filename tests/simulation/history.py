@@ -29,7 +29,7 @@ from tests.simulation.network import SimulatedNetwork, Weather
 from tests.simulation.plans import FAULTS_S, FOR_GOOD, Fault, Plan
 from tests.simulation.registry import REGISTRY_DB, HeadWatch, import_model, registry
 from tests.simulation.rpc import SimulatedPeers
-from tests.simulation.service_logs import BUGS, ServiceLogs
+from tests.simulation.service_logs import BUGS, ServiceLogs, unmeasured
 from tests.simulation.services import PLANNER_DB, STORE_DB, Infrastructure
 from tests.simulation.storage import SimulatedDatabase, turn
 from tests.simulation.virtual_time import NothingLeft, SimulatedProcess, VirtualLoop, run_virtually
@@ -168,6 +168,7 @@ class _History:
             for module in ("sql_plan", "planned_episodes"):
                 patches.enter_context(patch(f"scenario_runner.adapters.{module}.take_turn", turn))
             patches.enter_context(patch("event_bus.codec._parsed", DecodedOnce()))
+            patches.enter_context(unmeasured())
             patches.enter_context(
                 patch("rollout_sampler.usecases.play_episode.EpisodePlayer", stubs.StubPlayer)
             )

@@ -92,8 +92,8 @@ _LOGPROBS: Final = (-0.5, -0.5)
 MODELS: Final = ("m", "n")
 EPISODE_DEADLINE_S: Final = 30
 _PASS_ON_S: Final = 0.4
-LEASE_S: Final = 16.0
-"""Twice that of production, because a trainer renews its leases five times as often."""
+LEASE_S: Final = 24.0
+"""Three times that of production, because a trainer renews its leases five times as often."""
 RULES: Final = PlanRules(
     eval_episodes_in_flight=2,
     groups_per_transaction=3,

@@ -153,6 +153,11 @@ class VirtualLoop(asyncio.BaseEventLoop):
         return _Future(self._created, self)
 
     def _run_once(self) -> None:
+        """All callbacks until the loop is to stop: once per history, because a call for each costs."""
+        while not self._stopping:
+            self._run_next()
+
+    def _run_next(self) -> None:
         handle = self._next()
         process = handle._context.get(_RUNNING) if handle._context is not None else None
         if process is not None:

@@ -6,8 +6,8 @@ slow for a hundred thousand histories. `SlotReader` follows the rules of event_b
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
-from typing import Any, Final
+from collections.abc import Awaitable, Callable, Hashable, Iterable, Mapping, Sequence
+from typing import Any, Final, cast
 from unittest.mock import patch
 
 from google.protobuf.message import Message
@@ -18,6 +18,7 @@ from event_bus import BusTimings, Carries, ConsumerSpec, EventBus, EventRouter, 
 from event_bus.attempts import Attempts
 from event_bus.deps import ConsumerDeps
 from event_bus.errors import MalformedEvent, PoisonMessage
+from event_bus.faststream_ext.held import hand_back
 from event_bus.faststream_ext.subscriber import DurableSubscriber, QueueSubscriber
 from event_bus.incoming import Decoder, delivery_of, in_work, nack, retry_after_s, retry_delay_s
 from event_bus.middlewares.attempts import MAX_UNANSWERED
@@ -67,6 +68,8 @@ class SimulatedBroker:
     def __init__(self, jetstream: SimulatedJetStream, topology: Topology, models: Sequence[str]) -> None:
         """models: those whose queues are read."""
         self.jetstream, self.topology, self.models = jetstream, topology, models
+        self.holds = False
+        """Whether commands are kept without a slot that cannot be begun yet."""
         self.running = False
         self.subscribers: list[DurableSubscriber] = []
         self.context = self
@@ -90,6 +93,8 @@ class SimulatedBroker:
             if isinstance(subscriber, QueueSubscriber):
                 specs = [subscriber.spec.of_model(model) for model in self.models]
                 slots = -(-slots // len(specs))
+                if subscriber._held is not None and self.holds:
+                    self._pulling.append(asyncio.create_task(subscriber._held.run()))
             for reader in [SlotReader(subscriber, spec, self) for spec in specs]:
                 for _ in range(slots):
                     self._pulling.append(asyncio.create_task(reader.pull()))
@@ -108,6 +113,9 @@ class SlotReader:
         self._jetstream: Any = broker.jetstream
         self._decoder = Decoder.of(broker.topology, spec)
         self._calls = dict(_calls_of(subscriber))
+        is_queue = isinstance(subscriber, QueueSubscriber)
+        self._queue = cast(QueueSubscriber, subscriber) if is_queue and broker.holds else None
+        self._held: set[asyncio.Task[None]] = set()
 
     async def pull(self) -> None:
         """Until the process ends."""
@@ -119,7 +127,8 @@ class SlotReader:
                 await asyncio.sleep(_PAUSE_S)
                 continue
             for raw in raws:
-                await self._answer(raw)
+                if not await self._is_kept(raw):
+                    await self._answer(raw)
 
     async def _answer(self, raw: Any) -> None:
         """Every message gets exactly one answer."""
@@ -149,6 +158,24 @@ class SlotReader:
             await nack(raw, self._spec.durable, retry_delay_s(failures, self._deps.timings))
         else:
             await raw.ack()
+
+    async def _is_kept(self, raw: Any) -> bool:
+        """Whether a command cannot be begun yet: then it is kept, and goes back once it can."""
+        need = None if self._queue is None else await self._queue._unmet(raw)
+        if need is not None:
+            keeping = asyncio.create_task(self._keep(raw, need))
+            self._held.add(keeping)
+            keeping.add_done_callback(self._held.discard)
+        return need is not None
+
+    async def _keep(self, raw: Any, need: Hashable) -> None:
+        """See QueueSubscriber._process."""
+        assert self._queue is not None
+        assert self._queue._held is not None
+        try:
+            await self._queue._held.keep(raw, need)
+        finally:
+            await hand_back(raw, self._deps.notes)
 
     async def _handle(self, raw: Any, before: Attempts) -> None:
         event = self._decoder.message(raw.subject, raw.data, raw.headers)
@@ -203,10 +230,17 @@ class SimulatedBus(EventBus):
     """One per life of a process; only its connection is another."""
 
     def __init__(
-        self, jetstream: SimulatedJetStream, *, client_name: str, topology: Topology, models: Sequence[str]
+        self,
+        jetstream: SimulatedJetStream,
+        *,
+        client_name: str,
+        topology: Topology,
+        models: Sequence[str],
+        holds: bool,
     ) -> None:
-        """models: those whose queues are read."""
+        """models: those whose queues are read. holds: see SimulatedBroker."""
         connection = SimulatedConnection(jetstream, topology, models)
+        connection.broker.holds = holds
         settings: Any = None
         with (
             patch("event_bus.bus.BusConnection", lambda *_: connection),

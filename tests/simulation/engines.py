@@ -34,6 +34,7 @@ from policy_engine.usecases.supervisor import EngineSupervisor, SupervisorDeps, 
 from policy_files import manifest_from_bytes
 from rollout_sampler.adapters.engines import LeasedEngines
 from rollout_sampler.adapters.leases import EngineChoice, LeaseCache
+from rollout_sampler.domain import PolicyWanted
 from upcycle.api.registry.v1.service_pb2_grpc import RegistryServiceStub
 
 WEIGHTS: Final = "model.safetensors"
@@ -182,6 +183,10 @@ class SimulatedLeasedEngines(LeasedEngines):
         super().__init__(leases, digest_of, turn_timeout_s=_ANSWER_S)
         self.luck = given.luck
         self._given = given
+
+    async def serves(self, wanted: PolicyWanted) -> bool:
+        """See LeaseCache."""
+        return await self._leases.serves(wanted)
 
     async def _generate(
         self, choice: EngineChoice, prompt_ids: Sequence[int], sampling: SamplingParams

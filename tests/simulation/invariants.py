@@ -82,7 +82,7 @@ class PromiseWatch:
         """A message was added to a stream."""
         if stream != EVENTS:
             return
-        kind = ".".join(message.subject.split(".")[3:5])
+        kind = kind_of(message.subject)
         fact = json.loads(message.data)
         self._say(f"{message.headers.get('Nats-Msg-Id')} {_short(fact)}", f"stream {message.sequence}")
         with self.noted():
@@ -172,6 +172,11 @@ _LEDGER_STATES: Final = {
     LedgerState.RECORDED: "planned",
     **{state: state.name.lower() for state in LedgerState if state >= LedgerState.GRADED},
 }
+
+
+def kind_of(subject: str) -> str:
+    """`entity.verb` of a fact."""
+    return ".".join(subject.split(".")[3:5])
 
 
 def _short(fact: dict[str, Any]) -> str:

@@ -18,8 +18,8 @@ class Weather:
     """How bad the network of a history is. Each is a probability per message.
 
     slow: it takes up to 3 s instead of 2 ms. lost: a request or its answer never arrives. repeated: a request
-    that has no answer to wait for arrives twice. forgotten: the stream of facts loses the end of a group
-    before anybody reads it.
+    that has no answer to wait for arrives twice. forgotten: the stream of facts loses the end of a group, a
+    step, a session or a run before anybody reads it.
     """
 
     slow: float = 0.0

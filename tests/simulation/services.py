@@ -149,7 +149,11 @@ class Infrastructure:
         jetstream = SimulatedJetStream(self.server, self.network)
         process = running_process()
         return SimulatedBus(
-            jetstream, client_name=process.name if process else "", topology=UPCYCLE, models=self.models
+            jetstream,
+            client_name=process.name if process else "",
+            topology=UPCYCLE,
+            models=self.models,
+            holds=self.has_engines,
         )
 
     def peer(self, address: str) -> Any:

@@ -88,12 +88,6 @@ BUGS: Final = (
         "return self.num_tasks > 0",
     ),
     Bug(
-        "a gate with confidence 0.5 divides by zero (found by this simulator)",
-        "services/checkpoint_registry/domain/statistics.py",
-        "gap**2 * n / z2 if z2 else math.inf))",
-        "gap**2 * n / z2))",
-    ),
-    Bug(
         "a trainer does not ask which of its runs are over",
         "services/grpo_trainer/runs/lost_ends.py",
         "        for run_id in sorted(over & self._over):\n",

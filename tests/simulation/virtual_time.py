@@ -85,6 +85,7 @@ class VirtualLoop(asyncio.BaseEventLoop):
     chooses. on_crash: called when a process reached its crash point."""
 
     _ready: deque[Any]
+    _stopping: bool
 
     def __init__(self, rng: random.Random, on_crash: Callable[[SimulatedProcess], None]) -> None:
         super().__init__()

@@ -44,7 +44,7 @@ class Composed:
 
     def up(self) -> None:
         """Start everything and wait until all of it is healthy."""
-        self._compose("up", "--detach", "--no-build", "--wait", "--wait-timeout", "300")
+        self._compose("up", "--detach", "--no-build", "--wait", "--wait-timeout", "480")
 
     def down(self) -> None:
         """Remove containers, networks and volumes."""
@@ -97,7 +97,7 @@ class Composed:
             },
             capture_output=True,
             text=True,
-            timeout=420,
+            timeout=600,
             check=False,
         )
         assert done.returncode == 0, f"docker-compose {' '.join(arguments)}: {done.stderr[-4000:]}"

@@ -34,6 +34,7 @@ _BATCH: Final = 500
 _FETCH_S: Final = 5.0
 _FORGOTTEN_AFTER_S: Final = 30.0
 _OURS: Final = (CONSUMER, DELIVERIES, ORIGINAL_ID, REASON, SEQUENCE, STREAM)
+_WRONG_LAST_SEQUENCE: Final = 10071
 _ADDED_BY_SERVER: Final = "Nats-"
 
 
@@ -115,8 +116,8 @@ class DeadLetterBox:
     async def replay(self, number: int) -> DeadLetter:
         """Have the reader that gave it up handle the message again; returns what was replayed.
 
-        Raises UnknownDeadLetter, DeadLetterHandled, DeadLetterUndeliverable. A replay that was cut off may be
-        repeated: the stream takes it once within its duplicate window, and readers are idempotent.
+        Raises UnknownDeadLetter, DeadLetterHandled, DeadLetterUndeliverable, Unavailable. A replay that was cut
+        off may be repeated: the stream takes it once within its duplicate window, and readers are idempotent.
         """
         content = await self.content(number)
         letter = content.letter
@@ -141,7 +142,7 @@ class DeadLetterBox:
 
     async def accept(self, number: int) -> DeadLetter:
         """Handle it without a replay; returns what was accepted. Raises UnknownDeadLetter,
-        DeadLetterHandled.
+        DeadLetterHandled, Unavailable.
         """
         letter = (await self.content(number)).letter
         if letter.is_handled:
@@ -173,8 +174,13 @@ class DeadLetterBox:
         only_once = {"Nats-Expected-Last-Subject-Sequence": "0"}
         try:
             await self._jetstream.publish(subject, b"{}", stream=DLQ, headers=only_once)
-        except APIError as error:  # somebody else handled it at the same time; the stream took one of the two
-            raise _handled(letter) from error
+        except APIError as error:
+            if error.err_code == _WRONG_LAST_SEQUENCE:  # somebody else was first
+                raise _handled(letter) from error
+            raise Unavailable(
+                f"stream {DLQ} does not take the note that dead letter {letter.number} was handled "
+                f"({error.description}): mend the stream, then repeat the command"
+            ) from error
 
     async def _headers_after(self, sequence: int) -> AsyncIterator[Msg]:
         """Dead letters after `sequence`, without their bodies. Raises Unavailable."""

@@ -2,9 +2,11 @@
 
 import asyncio
 from collections.abc import AsyncIterator
+from dataclasses import replace
 from typing import Any
 
 import pytest
+from nats.js.api import DiscardPolicy
 from tests.conftest import NatsFactory
 from tests.libs.event_bus.support import (
     MODEL,
@@ -220,6 +222,30 @@ async def test_what_cannot_be_replayed_is_refused_by_name(server: NatsServer) ->
         await eyes.jetstream.delete_consumer("EVENTS", "moody")
         with pytest.raises(DeadLetterUndeliverable, match="moody of stream EVENTS, which does not exist"):
             await replay(server, second)
+
+
+async def test_a_stream_that_takes_no_note_is_not_taken_for_somebody_who_was_first(
+    server: NatsServer,
+) -> None:
+    spec, gave_up = fact_spec("moody"), Moody()
+    async with (
+        running(server, spec, setup=lambda bus: subscribe(bus, spec, gave_up)) as bus,
+        eyes_on(server) as eyes,
+        DeadLetterBox.opened(BusSettings(url=server.url)) as box,
+    ):
+        await bus.publish(failed("a"), model=MODEL, event_id="id-a")
+        (letter,) = await letters(server, 1)
+        config = (await eyes.jetstream.stream_info(DLQ)).config
+        full = replace(config, max_msgs=1, discard=DiscardPolicy.NEW)
+        await eyes.jetstream.update_stream(full)
+        with pytest.raises(
+            Unavailable, match=rf"note that dead letter {letter.number} was handled \(maximum"
+        ):
+            await box.accept(letter.number)
+        with pytest.raises(Unavailable, match="maximum messages exceeded"):
+            await box.replay(letter.number)
+        await eyes.jetstream.update_stream(config)
+        assert (await box.accept(letter.number)).number == letter.number
 
 
 async def test_no_server_and_no_streams_are_said(server: NatsServer) -> None:

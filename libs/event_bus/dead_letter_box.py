@@ -116,8 +116,8 @@ class DeadLetterBox:
     async def replay(self, number: int) -> DeadLetter:
         """Have the reader that gave it up handle the message again; returns what was replayed.
 
-        Raises UnknownDeadLetter, DeadLetterHandled, DeadLetterUndeliverable, Unavailable. A replay that was cut
-        off may be repeated: the stream takes it once within its duplicate window, and readers are idempotent.
+        Raises UnknownDeadLetter, DeadLetterHandled, DeadLetterUndeliverable, Unavailable. A replay that was
+        cut off may be repeated: the stream takes it once within its duplicate window, and readers are idempotent.
         """
         content = await self.content(number)
         letter = content.letter

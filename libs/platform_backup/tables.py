@@ -16,7 +16,7 @@ from sqlalchemy import Connection, MetaData, make_url, text
 
 from platform_backup.errors import BackupFailed, BackupRefused, refused_below, written_to
 from platform_backup.manifest import SQLITE, DatabasePart
-from sql_store.database import Database
+from sql_store.database import Database, wait_for_ever
 from sql_store.migrations import migrate
 
 _CHUNK_BYTES: Final = 256 * 1024
@@ -153,7 +153,7 @@ def _save_postgres(connection: Connection, service: str, folder: Path) -> Databa
             f"the database of {service} has no tables of {service}",
             "see that UPCYCLE_SQL_URL names the databases of a platform that has run",
         )
-    connection.exec_driver_sql("SET LOCAL statement_timeout = 0")
+    wait_for_ever(connection)
     folder.mkdir(parents=True, exist_ok=True)
     revision = connection.exec_driver_sql(f"SELECT version_num FROM {version}").scalar()  # noqa: S608
     if revision is None:
@@ -175,7 +175,7 @@ def _save_postgres(connection: Connection, service: str, folder: Path) -> Databa
 
 
 def _load_postgres(connection: Connection, part: DatabasePart, folder: Path) -> None:
-    connection.exec_driver_sql("SET LOCAL statement_timeout = 0")
+    wait_for_ever(connection)
     for table in reversed(part.columns):  # rows that a migration puts into its tables
         connection.exec_driver_sql(f"DELETE FROM {_quoted(table)}")  # noqa: S608
     for table, names in part.columns.items():

@@ -23,7 +23,7 @@ from sqlalchemy.exc import ArgumentError, DBAPIError
 from sqlalchemy.pool import StaticPool
 
 from sql_store.errors import UnsupportedDatabase
-from sql_store.failures import is_transient, refusal, translated
+from sql_store.failures import is_silence, is_transient, refusal, translated
 from upcycle.errors import Unavailable
 
 T = TypeVar("T")
@@ -31,8 +31,9 @@ _LOG = logging.getLogger(__name__)
 _POSTGRES_CONNECTIONS: Final = 4
 _BUSY_TIMEOUT_MS: Final = 10_000
 _WAL_PAUSE_S: Final = 0.02
-_STATEMENT_TIMEOUT_MS: Final = 30_000
-_CONNECT_TIMEOUT_S: Final = 10
+_QUEUE_S: Final = 60.0
+"""How long a transaction waits for one of the connections."""
+_SILENCE_TOLD_S: Final = 60.0
 _MAX_TRIES: Final = 4
 _NOTICES: Final = "sql_store.notices"
 _NOTED: Final = "sql_store_noted"
@@ -56,6 +57,7 @@ class Database:
         self._noting = self._engine.execution_options(**{_NOTED: True})
         self._listeners: dict[str, list[Callable[[], None]]] = {}
         self._stopped = False
+        self._silence: tuple[float, str] | None = None
 
     @property
     def dialect(self) -> str:
@@ -78,15 +80,20 @@ class Database:
         await asyncio.to_thread(self._engine.dispose)
 
     def ready(self) -> str | None:
-        """Open for transactions."""
-        return "closed" if self._stopped else None
+        """Open for transactions, and the server answers them."""
+        if self._stopped:
+            return "closed"
+        silence = self._silence
+        is_told = silence is not None and time.monotonic() < silence[0] + _SILENCE_TOLD_S
+        return silence[1] if silence is not None and is_told else None
 
     async def run(self, fn: Callable[[Connection], T]) -> T:
         """Run `fn` in one transaction: it commits when `fn` returns and rolls back when it raises.
 
-        `fn` must touch nothing but the connection: after a deadlock it runs again. A caller that is
-        cancelled does not know whether the transaction took place. Raises StoreFull, Unavailable,
-        PoisonMessage for a value that the database will never take, and whatever `fn` raises.
+        `fn` must touch nothing but the connection: after a deadlock, or when the server took its turn away,
+        it runs again. A caller that is cancelled does not know whether the transaction took place. Raises
+        StoreFull, Unavailable, PoisonMessage for a value that the database will never take, and whatever
+        `fn` raises.
         """
         return await self._in_thread(fn, self._engine)
 
@@ -101,7 +108,7 @@ class Database:
             raise Unavailable(f"the database {self._shown} was closed")
         work = contextvars.copy_context()
         return await asyncio.get_running_loop().run_in_executor(
-            self._threads, work.run, self._with_retries, fn, engine
+            self._threads, work.run, self._begun, fn, engine, time.monotonic()
         )
 
     async def read(self, fn: Callable[[Connection], T]) -> T:
@@ -117,12 +124,23 @@ class Database:
 
         return await self.run(of_one_instant)
 
+    def _begun(self, fn: Callable[[Connection], T], engine: Engine, asked_at: float) -> T:
+        if (waited := time.monotonic() - asked_at) > _QUEUE_S:
+            raise Unavailable(
+                f"database {self._shown} had no connection free for {waited:.0f} s: nothing was written"
+            )
+        return self._with_retries(fn, engine)
+
     def _with_retries(self, fn: Callable[[Connection], T], engine: Engine) -> T:
         attempt = 1
         while True:
             try:
-                return self._transact(fn, engine)
+                result = self._transact(fn, engine)
+                self._silence = None
+                return result
             except DBAPIError as error:
+                if is_silence(error):
+                    self._silence = time.monotonic(), f"{self._shown}: {error.orig}"
                 if attempt == _MAX_TRIES or not is_transient(error):
                     raise translated(error, self._shown) from error
                 _LOG.info("transaction_again", extra={"attempt": attempt, "error": repr(error.orig)})
@@ -156,20 +174,18 @@ class Database:
         return engine
 
     def _postgres(self) -> Engine:
-        options = f"-c statement_timeout={_STATEMENT_TIMEOUT_MS} -c lock_timeout={_BUSY_TIMEOUT_MS}"
-        given = self._url.query.get("options")
+        from sql_store import postgres  # its driver is an extra
+
         engine = create_engine(
             self._url,
             pool_size=_POSTGRES_CONNECTIONS,
             max_overflow=0,
             pool_pre_ping=True,
-            pool_timeout=_CONNECT_TIMEOUT_S,
-            connect_args={
-                "connect_timeout": _CONNECT_TIMEOUT_S,
-                "options": f"{options} {given}" if isinstance(given, str) else options,
-            },
+            pool_timeout=postgres.CONNECT_TIMEOUT_S,
+            connect_args=postgres.connect_args(_BUSY_TIMEOUT_MS, self._url.query.get("options")),
         )
         event.listen(engine, "begin", _begin_on_postgres)
+        event.listen(engine, "do_connect", postgres.connect)
         return engine
 
 
@@ -187,6 +203,14 @@ def take_turn(connection: Connection, name: str) -> None:
     if connection.dialect.name == "postgresql":
         number = int.from_bytes(hashlib.sha256(name.encode()).digest()[:8], signed=True)
         connection.exec_driver_sql("SELECT pg_advisory_xact_lock(%s)", (number,))
+
+
+def wait_for_ever(connection: Connection) -> None:
+    """For one long transaction on Postgres, of a program that has the database for itself."""
+    for name in ("statement_timeout", "idle_in_transaction_session_timeout"):
+        connection.exec_driver_sql(f"SET LOCAL {name} = 0")
+    opened: Any = connection.connection.driver_connection
+    opened.is_patient = True
 
 
 def _normalised(url: str) -> URL:

@@ -15,14 +15,20 @@ _SQLITE_UNAVAILABLE: Final = frozenset(
 )
 _PRIMARY_CODE: Final = 0xFF
 _POSTGRES_FULL: Final = frozenset({"53100", "53200"})  # disk_full, out_of_memory
-_POSTGRES_AGAIN: Final = frozenset({"40001", "40P01"})  # serialization_failure, deadlock_detected
+# serialization_failure, deadlock_detected, idle_in_transaction_session_timeout (before the commit)
+_POSTGRES_AGAIN: Final = frozenset({"40001", "40P01", "25P03"})
 # Whole classes; of others lock_not_available, and read_only_sql_transaction: this server is a replica now
-_POSTGRES_UNAVAILABLE: Final = ("08", "53", "57", "58", "28", "3D", "55P03", "25006")
+_POSTGRES_UNAVAILABLE: Final = ("08", "53", "57", "58", "28", "3D", "55P03", "25006", "25P03")
 
 
 def is_transient(error: DBAPIError) -> bool:
     """Whether the same transaction, run again now, is expected to succeed."""
     return _sqlstate(error) in _POSTGRES_AGAIN
+
+
+def is_silence(error: DBAPIError) -> bool:
+    """Whether the server answered nothing at all."""
+    return type(error.orig).__name__ in ("ServerSilent", "ConnectionTimeout")
 
 
 def translated(error: DBAPIError, where: str) -> Exception:

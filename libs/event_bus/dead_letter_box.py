@@ -117,7 +117,8 @@ class DeadLetterBox:
         """Have the reader that gave it up handle the message again; returns what was replayed.
 
         Raises UnknownDeadLetter, DeadLetterHandled, DeadLetterUndeliverable, Unavailable. A replay that was
-        cut off may be repeated: the stream takes it once within its duplicate window, and readers are idempotent.
+        cut off may be repeated: the stream takes it once within its duplicate window, and readers are
+        idempotent.
         """
         content = await self.content(number)
         letter = content.letter

@@ -63,7 +63,7 @@ def document(topology: Topology = UPCYCLE) -> str:
             title="Upcycle events",
             version="1",
             description="Facts (stream EVENTS) and commands (stream TASKS) on NATS JetStream. Facts that "
-            "decide are published on x-decided-on (stream DECISIONS), and the first one stands. "
+            "decide are published on x-decided-on (stream DECISIONS), and the first one wins. "
             "Payloads are protobuf messages in canonical JSON; message ids are deterministic.",
         ),
         defaultContentType=codec.JSON,

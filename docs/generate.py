@@ -190,7 +190,7 @@ def events() -> str:
         """
         Facts and commands on NATS JetStream, as `up.<tenant>.evt.<kind>.<model>` and
         `up.<tenant>.task.<kind>.<pool>.<model>`. Decisions are published on
-        `up.<tenant>.decision.<kind>.<model>.<about>.<author>`, and the first one stands. Schemas, addresses,
+        `up.<tenant>.decision.<kind>.<model>.<about>.<author>`, and the first one wins. Schemas, addresses,
         operations: [AsyncAPI 3](asyncapi.yaml).
         """
     ), "", asyncapi.events_page()])  # fmt: skip

@@ -42,7 +42,7 @@ def episode_failed(
     at: datetime,
     usage: Usage | None = None,
 ) -> EpisodeFailed:
-    """Fact episode.failed. It decides the same as trajectory.graded: the first of the two stands."""
+    """Fact episode.failed. It decides the same as trajectory.graded: the first of the two wins."""
     return EpisodeFailed(
         episode=episode,
         kind=_UNREADABLE.sub("\ufffd", kind),

@@ -141,7 +141,7 @@ class EventBus:
         again: bool = False,
     ) -> PubAck:
         """Store a fact about `model`. Equal ids are the same event: a repeat adds nothing. Of a type that
-        decides, the first of all authors stands, and a later one is a duplicate.
+        decides, the first of all authors wins, and a later one is a duplicate.
 
         author: of a decision whose type has several. again: see `publish_encoded`. Raises EventTooLarge,
         UnknownEvent; Unavailable after at least 15 s of trying.
@@ -152,20 +152,21 @@ class EventBus:
         )
 
     async def decide(self, decisions: Sequence[Decision]) -> list[Message | None]:
-        """Publish up to 1000 decisions: all, or none where something else stands about one of them. Returns
-        what stands about each; None where nothing does, because another one was refused.
+        """Publish up to 1000 decisions: all, or none where one of them is decided otherwise. Returns the
+        stored decision for each; None where there is none, because another one was refused.
 
         Raises EventTooLarge, UnknownEvent; Unavailable.
         """
         return await self._decisions.decide(decisions)
 
     async def standing(self, decision: Decision) -> Message | None:
-        """What stands about the same thing, of any author; None: nothing yet. Raises Unavailable."""
+        """The stored decision about the same thing, of any author; None before one is stored. Raises
+        Unavailable."""
         return await self._decisions.standing(decision)
 
     async def repeat(self, decision: Decision) -> bool:
-        """Copy what stands about the same thing, of any author, to the facts once more: a reader lacks it.
-        Returns False where nothing stands. Raises Unavailable."""
+        """Copy the stored decision about the same thing, of any author, to the facts again. Returns False
+        where there is none. Raises Unavailable."""
         return await self._decisions.repeat(decision)
 
     async def command(
@@ -180,7 +181,7 @@ class EventBus:
     ) -> PubAck:
         """`publish` or `command` of a message that was encoded, and given its subject, when it was stored.
 
-        again: the readers may not have it. Of what decides, what stands is copied to the facts once more.
+        again: the readers may not have it. Of decisions, the stored one is copied to the facts once more.
         """
         if stream == DECISIONS:
             return await self._decisions.publish(message, subject, event_id, again=again)

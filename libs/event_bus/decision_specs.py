@@ -14,7 +14,7 @@ from upcycle.api.trajectory.v1 import events_pb2 as trajectory
 
 @dataclass(frozen=True, slots=True)
 class DecisionSpec:
-    """A fact that decides: the first of all authors stands, for as long as the stream of decisions keeps it.
+    """A fact that decides: the first of all authors wins, for as long as the stream of decisions keeps it.
 
     kind: what is decided, the same word for all types that decide it. authors: the last tokens of the
     subjects of this type; rights can be given for each.

@@ -1,8 +1,8 @@
-"""Decisions: facts of which the first stands, of all authors, for as long as the stream keeps it.
+"""Decisions: facts of which the first of all authors wins, for as long as the stream keeps it.
 
 Each is stored on the condition that nothing is stored about the same thing yet: an episode's outcome, a
 group's end, a step. The server checks it, so there is no window and no lock. EVENTS gets a copy of each, in
-the order in which they were decided; who lost reads here what stands.
+the order in which they were decided; who lost reads the stored decision here.
 """
 
 import asyncio
@@ -61,10 +61,10 @@ class Decisions:
         self._timings = timings
 
     async def publish(self, message: Encoded, subject: str, event_id: str, *, again: bool = False) -> PubAck:
-        """Decide, unless it is decided: then the ack is a duplicate, with the sequence of what stands.
+        """Decide, unless it is decided: then the ack is a duplicate, with the sequence of the first.
 
-        again: the stream of facts may have lost its copy of what stands; it gets another. It does also where
-        another author's stands: who decides so late may not have read it.
+        again: publish the stored decision to EVENTS once more, because EVENTS may have lost its copy. So is
+        another author's decision that came first: this author may not have read it.
         """
         deadline = time.monotonic() + self._timings.publish_budget_s
         outgoing = _outgoing(message, subject, event_id)
@@ -72,16 +72,16 @@ class Decisions:
             try:
                 return await self._alone(outgoing)
             except AlreadyDecided as error:
-                if (stands := await self._newest(subject)) is not None:
-                    if again or stands.subject != subject:
-                        await self._copy(stands)
+                if (stored := await self._newest(subject)) is not None:
+                    if again or stored.subject != subject:
+                        await self._copy(stored)
                     metrics.DECIDED_BEFORE.labels(subjects.template_of(subject)).inc()
-                    return PubAck(DECISIONS, stands.seq or 0, duplicate=True)
+                    return PubAck(DECISIONS, stored.seq or 0, duplicate=True)
                 await _pause(deadline, error)
 
     async def decide(self, decisions: Sequence[Decision]) -> list[Message | None]:
-        """Publish all or, where something stands about one of them, none. Returns what stands about each, in
-        order: None where nothing does, because another one was refused. Of what stands, the stream of facts
+        """Publish all or, where one of them is decided already, none. Returns the stored decision for each,
+        in order: None where there is none, because another one was refused. Of each, the stream of facts
         gets another copy: it may be decided again because readers lack the first.
 
         Raises EventTooLarge, UnknownEvent; Unavailable.
@@ -99,44 +99,45 @@ class Decisions:
                 await _pause(deadline, error)
 
     async def standing(self, decision: Decision) -> Message | None:
-        """What stands about the same thing, of any author; None: nothing yet. Raises Unavailable."""
-        stands = await self._newest(self._addressed(decision).subject)
-        return None if stands is None else self._decoded(stands)
+        """The stored decision about the same thing, of any author; None before one is stored. Raises
+        Unavailable."""
+        stored = await self._newest(self._addressed(decision).subject)
+        return None if stored is None else self._decoded(stored)
 
     async def repeat(self, decision: Decision) -> bool:
-        """Give the stream of facts another copy of what stands about the same thing, of any author. Returns
-        False where nothing stands. Raises Unavailable."""
-        stands = await self._newest(self._addressed(decision).subject)
-        if stands is not None:
-            await self._copy(stands)
-        return stands is not None
+        """Copy the stored decision about the same thing, of any author, to the facts again. Returns False
+        where there is none. Raises Unavailable."""
+        stored = await self._newest(self._addressed(decision).subject)
+        if stored is not None:
+            await self._copy(stored)
+        return stored is not None
 
-    async def _repeated(self, stands: RawStreamMsg) -> Message:
-        """What stands, copied to the facts once more."""
-        metrics.DECIDED_BEFORE.labels(subjects.template_of(stands.subject or "")).inc()
-        await self._copy(stands)
-        return self._decoded(stands)
+    async def _repeated(self, stored: RawStreamMsg) -> Message:
+        """The stored decision, copied to the facts once more."""
+        metrics.DECIDED_BEFORE.labels(subjects.template_of(stored.subject or "")).inc()
+        await self._copy(stored)
+        return self._decoded(stored)
 
     async def _together(self, batch: Sequence[Outgoing]) -> None:
-        """Raises AlreadyDecided where something stands about one of them."""
+        """Raises AlreadyDecided where one of them is decided."""
         if len(batch) > 1:
             await self._publisher.publish_together(batch, stream=DECISIONS)
         else:
             await self._alone(batch[0])
 
     async def _alone(self, one: Outgoing) -> PubAck:
-        """Raises AlreadyDecided where something stands."""
+        """Raises AlreadyDecided where it is decided."""
         ack = await self._publisher.publish(one.subject, one.payload, one.headers, stream=DECISIONS)
         if ack.duplicate:
             raise AlreadyDecided(f"{one.headers[codec.EVENT_ID]!r} came before")
         return ack
 
-    async def _copy(self, stands: RawStreamMsg) -> None:
+    async def _copy(self, stored: RawStreamMsg) -> None:
         """As the server copies it; while the stream of facts remembers its id, that adds nothing."""
-        decided, headers = stands.subject or "", stands.headers or {}
+        decided, headers = stored.subject or "", stored.headers or {}
         subject = subjects.copied(decided, self._topology.verb_of(self._topology.decided_by(decided)))
         own = {name: text for name, text in headers.items() if not _is_of_server(name)}
-        await self._publisher.publish(subject, stands.data or b"", own, stream=EVENTS)
+        await self._publisher.publish(subject, stored.data or b"", own, stream=EVENTS)
 
     def _addressed(self, decision: Decision) -> Outgoing:
         event, model, event_id = decision.event, decision.model, decision.event_id
@@ -158,7 +159,7 @@ class Decisions:
         except NotFoundError:
             return None
         except NatsError as error:
-            raise Unavailable(f"cannot read what stands on {subject} in {DECISIONS}: {error!r}") from error
+            raise Unavailable(f"cannot read the decision on {subject} in {DECISIONS}: {error!r}") from error
 
 
 def _is_of_server(header: str) -> bool:
@@ -177,5 +178,5 @@ def _outgoing(message: Encoded, subject: str, event_id: str) -> Outgoing:
 async def _pause(deadline: float, error: AlreadyDecided) -> None:
     """The decision that won is not readable yet, or aged out between refusal and reading: ask again."""
     if time.monotonic() + _PAUSE_S >= deadline:
-        raise Unavailable(f"{error}, and {DECISIONS} does not show what stands; publish again") from error
+        raise Unavailable(f"{error}, and {DECISIONS} does not show the decision; publish again") from error
     await asyncio.sleep(_PAUSE_S)

@@ -52,7 +52,7 @@ class PubAck:
     sequence: int
     duplicate: bool
     """The stream already held an event with this id, or another decision about the same thing; nothing was
-    added, and `sequence` is that of what stands."""
+    added, and `sequence` is that of the stored one."""
 
 
 @dataclass(frozen=True, slots=True)

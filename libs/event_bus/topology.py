@@ -62,7 +62,7 @@ class StreamSpec:
     refuse_when_full: bool = False
     """Refuse new messages rather than drop the oldest."""
     may_forget: bool = False
-    """Nobody relies on old messages: that its bound removes them is nothing to say."""
+    """No reader needs old messages: it is no alarm when the bound removes them."""
     duplicate_window_s: float = 600.0
     is_atomic: bool = False
     """Takes several messages as one: all or none."""

@@ -85,8 +85,8 @@ class StreamWatch:
         return [*self._missing, *map(str, self._gaps.open()), *self._passing]
 
     def begins_again(self, after_sequence: int) -> bool:
-        """Whether the place `after_sequence` of the reader without a durable is of an earlier stream of
-        facts; said once, and a gap from then on.
+        """True once if the place `after_sequence` of the reader without a durable belongs to a stream that
+        was deleted and made again. That is recorded as a gap, too.
         """
         is_other, self._begun_anew = self._begun_anew and after_sequence > 0, False
         if is_other:

@@ -1,7 +1,7 @@
 """Event ids (`Nats-Msg-Id`), `<verb>/<what it is about>`: facts with equal ids are the same fact, and the
 stream keeps the first.
 
-Several services may publish an outcome of one episode, or settle one group. The first stands, because both
+Several services may publish an outcome of one episode, or settle one group. The first wins, because both
 build the id here, and the decision is about what follows the first slash. Ids that rest on names which owners
 choose (models, request ids) carry the tenant.
 """
@@ -61,7 +61,7 @@ def group_offered(run_id: str, group_id: str) -> str:
 
 
 def group_settled(group_id: str, *, offered_to: str | None = None) -> str:
-    """Id of group.settled, shared by the trainer and the planner: the first of the two stands.
+    """Id of group.settled, shared by the trainer and the planner: the first of the two wins.
 
     offered_to: the training run that a group of an evaluation was offered to; None: the group's own run.
     """

@@ -2,7 +2,7 @@
 
 up.<tenant>.task.<kind>.<pool>.<model>         commands
 up.<tenant>.evt.<entity>.<verb>.<model>        facts
-up.<tenant>.decision.<kind>.<model>.<about>.<author>   facts of which the first stands, where they are decided
+up.<tenant>.decision.<kind>.<model>.<about>.<author>   facts of which the first wins, where they are decided
 up.<tenant>.dlq.<the subject it had>           dead letters
 up.<tenant>.dlq.gap.<reader>.<stream>          messages that were gone before their reader had read them
 up.<tenant>.handled.<number>                   dead letters that were replayed or accepted

@@ -31,7 +31,9 @@ class UpToDate:
         """Raises Unavailable for a service that has not read what is older than MAX_LAG."""
         why = await self._unread(self._now() - MAX_LAG)
         if why is not None:
-            raise Unavailable(f"{self._service} may not know all that is needed, its bus: {why}")
+            raise Unavailable(
+                f"nothing is removed: {self._service} has not read all events older than {MAX_LAG} ({why})"
+            )
 
     def finding(self, find: Find) -> Find:
         """References, once all is read."""

@@ -59,7 +59,7 @@ def outbox_table(metadata: MetaData) -> Table:
         Column(
             "again", Boolean, nullable=False, server_default=false(), comment="the stream may have lost it"
         ),
-        Column("refusal", Text, comment="why the bus will never take it"),
+        Column("refusal", Text, comment="why the bus refused it last"),
     )
 
 
@@ -82,9 +82,9 @@ def enqueue(
     author: str = "",
     topology: Topology = UPCYCLE,
 ) -> None:
-    """Store a fact with the running transaction of `Database.run`. A known `event_id` adds nothing. A fact
-    that decides is published as such: where another stands, the row is done with, and what stands comes back
-    as a fact.
+    """Store a fact with the running transaction of `Database.run`. A known `event_id` adds nothing. If
+    the fact is a decision, and another author decided first, the row counts as published, and the decision
+    that won arrives as a fact.
 
     author: of a decision whose type has several. Raises UnknownEvent and EventTooLarge here, where the
     transaction can still be refused.
@@ -96,8 +96,8 @@ def enqueue(
 def enqueue_again(connection: Connection, event: Message, *, event_id: str, **address: Any) -> None:
     """Like `enqueue`, of a fact that the stream may have lost: it is published also if it was before.
 
-    While the stream remembers its id, that adds nothing there. Of what decides, what stands is copied to the
-    facts again, whichever author said it. One that the bus refused is tried again.
+    While the stream remembers its id, that adds nothing there. Of a decision, the stored one is copied to the
+    facts again, whichever author it has. One that the bus refused is tried again.
     """
     connection.execute(delete(OUTBOX).where(OUTBOX.c.event_id == event_id, _DONE_WITH))
     enqueue(connection, event, event_id=event_id, **address)
@@ -105,7 +105,7 @@ def enqueue_again(connection: Connection, event: Message, *, event_id: str, **ad
 
 
 def publish_again(connection: Connection, event_ids: Collection[str]) -> None:
-    """The same of facts that the outbox still has, as they were; of others nothing happens."""
+    """Publish these rows once more, unchanged. Ids that the outbox no longer has are ignored."""
     known = (OUTBOX.c.event_id.in_(sorted(event_ids)), _DONE_WITH)
     connection.execute(update(OUTBOX).where(*known).values(published_at=None, refusal=None, again=True))
     for stream in (EVENTS, DECISIONS, TASKS):

@@ -162,8 +162,8 @@ class ModelHolding:
                 del self._held[model]
 
     def _may_take(self, model: str) -> bool:
-        """Whether the model is free, and it is the turn of this process to take it: those that hold less go
-        first, and have little time for it."""
+        """Whether the model is free, and this process may take it now: processes that hold fewer models go
+        first, for a quarter of `lease_s`."""
         if model in self._held or len(self._held) >= self._max_models:
             return False
         if self._watch.holder(model) is not None:
@@ -277,7 +277,7 @@ class ModelHolding:
         if self._away is not None:
             return f"the leases, which cannot be renewed: {self._away}"
         if (why := self.able()) is not None:
-            return f"the leases, which others may take: {why}"
+            return f"what this trainer needs to work ({why}); other trainers may take over its models"
         free = sorted(
             model for model in models if model not in self._held and self._watch.holder(model) is None
         )

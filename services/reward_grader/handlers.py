@@ -28,7 +28,7 @@ _MAX_INFO_CHARS: Final = 2000
 def trajectory_router(
     grade: GradeTrajectory, bus: EventBus, *, now: Callable[[], datetime], slots: int
 ) -> EventRouter:
-    """Grades recorded trajectories. Safe to redeliver: the first outcome of an episode stands."""
+    """Grades recorded trajectories. Safe to redeliver: the first outcome of an episode wins."""
     router = EventRouter()
     grading = Grading(grade, bus, now)
 
@@ -118,10 +118,10 @@ class Grading:
         await self._publish(recorded, event)
 
     async def _publish(self, recorded: TrajectoryRecorded, event: Message) -> None:
-        """Unless an outcome of the episode stands: the planner waits for no grade after its deadline."""
+        """Unless an outcome of the episode is decided: the planner waits for no grade after its deadline."""
         episode = recorded.episode
         decision = Decision(event, episode.model, events.episode_outcome(episode.episode_id))
-        (stands,) = await self._bus.decide([decision])
-        if stands is not None and type(stands) is not type(event):
-            extra = {"episode_id": episode.episode_id, "stands": stands.DESCRIPTOR.name}
+        (stored,) = await self._bus.decide([decision])
+        if stored is not None and type(stored) is not type(event):
+            extra = {"episode_id": episode.episode_id, "stored": stored.DESCRIPTOR.name}
             log.warning("outcome_came_too_late", extra=extra)

@@ -123,8 +123,8 @@ class Episodes:
                     usage=usage,
                 )
                 outcome_id = events.episode_outcome(episode_id)
-                (stands,) = await self._bus.decide([Decision(failed, model, outcome_id)])
-                if isinstance(stands, TrajectoryGraded):  # another sampler played it
+                (stored,) = await self._bus.decide([Decision(failed, model, outcome_id)])
+                if isinstance(stored, TrajectoryGraded):  # another sampler played it
                     log.warning("episode_was_graded", extra={"episode_id": episode_id})
             case NotWanted(why):
                 self._count("not_wanted")

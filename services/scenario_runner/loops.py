@@ -143,7 +143,7 @@ class SweepLoop:
         return await self._gauge.none_queued_before(run.spec.purpose, run.spec.policy.model)
 
     async def _overdue(self, run: RunRecord) -> Sequence[Fact]:
-        """Decide that episodes failed that were not graded in time; returns what stands about them. Raises
+        """Decide that episodes failed that were not graded in time; returns the stored decisions. Raises
         Unavailable."""
         if not await self._plan.read(lambda unit: has_overdue(unit, run)):
             return ()

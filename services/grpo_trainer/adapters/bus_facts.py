@@ -33,16 +33,16 @@ class Bus(Protocol):
     async def publish(
         self, event: Message, *, model: str, event_id: str, author: str = "", again: bool = False
     ) -> object:
-        """Returns when the fact is durable. again: of a decision, what stands is copied once more."""
+        """Returns when the fact is durable. again: of a decision, the stored one is copied once more."""
 
     async def decide(self, decisions: Sequence[Decision]) -> Sequence[Message | None]:
-        """Publishes all or none; returns what stands about each."""
+        """Publishes all or none; returns the stored decision for each."""
 
     async def standing(self, decision: Decision) -> Message | None:
-        """What stands about the same thing."""
+        """The stored decision about the same thing."""
 
     async def repeat(self, decision: Decision) -> bool:
-        """Copies what stands about the same thing once more; False where nothing does."""
+        """Copies the stored decision about the same thing once more; False where there is none."""
 
 
 class BusFacts:
@@ -65,12 +65,13 @@ class BusFacts:
     async def publish_settled(self, spec: TrainingSpec, settlement: Settlement) -> None:
         """The end of a group that does not train, unless the planner has ended it."""
         decision = self._settled(spec, settlement)
-        (stands,) = await self._decide(spec, [decision])
-        if stands is not None and not _agree(stands, decision.event):
-            log.warning("group_was_settled", extra={"group_id": settlement.group_id, "stands": _said(stands)})
+        (stored,) = await self._decide(spec, [decision])
+        if stored is not None and not _agree(stored, decision.event):
+            log.warning("group_was_settled", extra={"group_id": settlement.group_id, "stored": _said(stored)})
 
     async def publish_settled_again(self, spec: TrainingSpec, settlement: Settlement) -> None:
-        """A reader lacks the end of a group: it gets what stands, ours where nothing does any more."""
+        """Publish the decision about a group to EVENTS again, for a reader that lacks it; ours, if DECISIONS
+        has none any more."""
         decision = self._settled(spec, settlement)
         self._check(spec.model)
         await self._bus.publish(
@@ -85,14 +86,14 @@ class BusFacts:
     async def publish_step(self, spec: TrainingSpec, record: StepRecord) -> None:
         """The ends of all groups of a step, and the step: all of it, or nothing.
 
-        Raises Superseded where something else stands about one of them.
+        Raises Superseded where one of them is decided otherwise.
         """
         decisions = self._decisions_of(spec, record)
         while decisions:
             decisions = _undecided(record, decisions, await self._decide(spec, decisions))
 
     async def confirm_step(self, spec: TrainingSpec, record: StepRecord) -> None:
-        """Raises Superseded where something else stands about a group of a step, or about the step."""
+        """Raises Superseded where a group of a step, or the step, is decided otherwise."""
         decisions = self._decisions_of(spec, record)
         _undecided(
             record, decisions, await asyncio.gather(*(self._bus.standing(decision) for decision in decisions))
@@ -155,12 +156,12 @@ class BusFacts:
 def _undecided(
     record: StepRecord, decisions: Sequence[Decision], stand: Sequence[Message | None]
 ) -> list[Decision]:
-    """Those about which nothing stands. Raises Superseded where something else does."""
+    """Those that are not decided. Raises Superseded where one is decided otherwise."""
     for decision, found in zip(decisions, stand, strict=True):
         if found is not None and not _agree(found, decision.event):
             raise Superseded(
-                f"step {record.step} says {_said(decision.event)}, and {_said(found)} stands: the run was "
-                "ended without this step, or another trainer took it"
+                f"step {record.step} says {_said(decision.event)}, and {_said(found)} was decided: the run "
+                "was ended without this step, or another trainer took it"
             )
     return [decision for decision, found in zip(decisions, stand, strict=True) if found is None]
 

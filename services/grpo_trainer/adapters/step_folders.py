@@ -34,7 +34,8 @@ _NAMES: Final = re.compile(r"state(?:-(\d{1,9}))?\.json")
 
 @dataclass(frozen=True, slots=True)
 class Claim:
-    """A marker that holds no state: from here on the line belongs to who has this token, or a larger one.
+    """A marker that holds no state: after it, only a trainer with this token, or a larger
+    one, may write markers of the run.
 
     by: the trainer's name. state: key of the newest marker with a state; empty where there is none. failure:
     the line ends here, with this failure.

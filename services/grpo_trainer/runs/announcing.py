@@ -16,7 +16,8 @@ async def confirm(state: SessionState, deps: RunDeps, retry: RetryUntilAvailable
     """Read whether the last step is void already, which spares its upload.
 
     The planner settles the groups of a run that ended itself, if the trainer misses its deadline. Raises
-    Superseded if another group.settled stands for one of our groups, or another step.completed for the step.
+    Superseded if another group.settled was decided for one of our groups, or another step.completed for the
+    step.
     """
     record = state.last_step
     if record is not None:

@@ -22,17 +22,17 @@ class Bus(Protocol):
     """The part of EventBus that is used here."""
 
     async def decide(self, decisions: Sequence[Decision]) -> Sequence[Message | None]:
-        """Publishes all or none; returns what stands about each."""
+        """Publishes all or none; returns the stored decision for each."""
 
 
 class BusOutcomes:
-    """Decides how episodes ended; the first decision about one stands, and who comes later follows it."""
+    """Decides how episodes ended; the first decision about one wins, and who comes later follows it."""
 
     def __init__(self, bus: Bus) -> None:
         self._bus = bus
 
     async def decide(self, run: RunRecord, failures: Sequence[EpisodeFailed]) -> list[Graded | Failed]:
-        """Returns what stands about each of these episodes: their failure, or what was decided before. Raises
+        """Returns the stored decision about each of these episodes: their failure, or an earlier one. Raises
         Unavailable."""
         token = context.attach(propagate.extract(dict(run.trace)))
         try:
@@ -48,17 +48,17 @@ class BusOutcomes:
         undecided = [
             Decision(one, model, event_ids.episode_outcome(one.episode.episode_id)) for one in failures
         ]
-        while undecided:  # where something stands about one, all others are refused with it
+        while undecided:  # where one is decided, all others are refused with it
             stand = await self._bus.decide(undecided)
             facts += [_fact(found) for found in stand if found is not None]
             undecided = [one for one, found in zip(undecided, stand, strict=True) if found is None]
         return facts
 
 
-def _fact(stands: Message) -> Graded | Failed:
-    match stands:
+def _fact(stored: Message) -> Graded | Failed:
+    match stored:
         case TrajectoryGraded():
-            return received.graded(stands)
+            return received.graded(stored)
         case EpisodeFailed():
-            return received.failed(stands)
-    raise UnknownEvent(f"{type(stands).__name__} decides nothing about an episode")
+            return received.failed(stored)
+    raise UnknownEvent(f"{type(stored).__name__} decides nothing about an episode")

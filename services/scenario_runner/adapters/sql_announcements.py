@@ -46,7 +46,7 @@ class SqlAnnouncements(SqlTasksets):
         self, run: RunRecord, group_id: str, episode_ids: Sequence[str], source_run_id: str = ""
     ) -> None:
         """A group is excluded (one of the evaluation source_run_id: released), unless the trainer's
-        group.settled for it stands already."""
+        group.settled for it is decided already."""
         fact = published.group_settled(run, group_id, episode_ids, self.now, source_run_id)
         offered_to = run.run_id if source_run_id else None
         event_id = event_ids.group_settled(group_id, offered_to=offered_to)

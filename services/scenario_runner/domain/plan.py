@@ -113,8 +113,8 @@ def how_it_ended(failure: str) -> str:
 
 
 def lost_at_once(losses: Sequence[tuple[datetime, datetime]], num_newest: int, now: datetime) -> int:
-    """How many of the newest losses were being played already when the first was lost: one restart of ours
-    takes them together, and says nothing of what is played after it.
+    """How many of the newest losses were being played already when the first was lost: episodes that
+    are played when a fleet restarts fail together, and count as one event.
 
     losses: when each began to be played and when it was lost, newest first. The first is that of the last ten
     minutes, or of the newest ones where they reach further back: many played at once may end between two

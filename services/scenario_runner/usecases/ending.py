@@ -4,7 +4,7 @@ A trainer may be in the middle of a step when its run is to end. So the planner 
 its position in the stream is the cutoff: episodes graded before it are settled by the trainer, episodes
 graded after it never train. If the trainer misses the planner's deadline, the planner publishes the final
 `run.stopping` (`is_final`), and then `group.settled` itself for every group that the trainer has not settled
-before it. These are decisions: of the two the first stands, for all groups of a step together, and both read
+before it. These are decisions: of the two the first wins, for all groups of a step together, and both read
 it. So planner and trainer follow the same outcome of each group.
 """
 

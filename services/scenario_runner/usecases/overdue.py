@@ -1,6 +1,7 @@
-"""Episodes that were not graded in time. The planner decides that they failed, and follows what stands.
+"""Episodes that were not graded in time. The planner publishes `episode.failed` as a decision; where a grade
+was decided first, it applies the grade.
 
-A grade may stand already and not have been read yet: an episode of the plan changes only once it is decided.
+That grade may not have been read yet: an episode of the plan changes only once it is decided.
 """
 
 from collections.abc import Collection

@@ -170,7 +170,7 @@ def sweep(
     """Handle what is overdue: end episodes by name, dispatch lost ones again, end the grace period.
 
     none_queued_before: no command that was sent before waits for a sampler, or is with one; None: nobody
-    knows. outcomes: what stands about episodes that were not graded in time.
+    knows. outcomes: the stored decisions about episodes that were not graded in time.
     """
     run = unit.run(run_id)
     if run is None:

@@ -44,7 +44,7 @@ async def test_a_lag_of_an_hour_is_the_limit() -> None:
     assert await find({"run-1": "m"}, True) == [Reference("run-1", "open")]
     assert (await sweeps["runs"](SweepOrder(apply=True))).number == 1
     bus.stored_at -= timedelta(microseconds=1)
-    why = "planner may not know all that is needed, its bus: ledger has 1 messages unread"
+    why = r"planner has not read all events older than 1:00:00 \(ledger has 1 messages unread\)"
     with pytest.raises(Unavailable, match=why):
         await find({"run-1": "m"}, True)
     with pytest.raises(Unavailable, match=why):

@@ -153,7 +153,9 @@ async def test_a_trainer_that_cannot_reach_the_bus_gives_its_models_away_to_one_
     first.able = lambda: "not connected to NATS"
     await machine.rounds([first, second])
     assert (holds(first), holds(second)) == (True, True)
-    assert first.waiting_for(["m"]) == "the leases, which others may take: not connected to NATS"
+    assert first.waiting_for(["m"]) == (
+        "what this trainer needs to work (not connected to NATS); other trainers may take over its models"
+    )
     await first.tick()
     assert not holds(first)
     second.able = first.able

@@ -179,7 +179,7 @@ async def test_a_store_that_gave_a_fact_up_removes_nothing(
         return await asyncio.to_thread(run, ["retention", "bodies", "--older-than", "1d"]) == 4
 
     await until(is_refused)
-    assert "trajectory_store may not know all that is needed" in capsys.readouterr().err
+    assert "trajectory_store has not read all events older than" in capsys.readouterr().err
 
 
 async def test_a_peer_of_an_older_version_stops_it(

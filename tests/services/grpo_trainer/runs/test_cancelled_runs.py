@@ -213,11 +213,11 @@ async def test_a_step_is_published_whole_or_not_at_all(nats_server: NatsFactory)
         instead = settled_instead(3)
         event_id = f"group.settled/{instead.group_id}"
         await bus.publish(instead, model=MODEL, event_id=event_id, author="planner")
-        void = r"g00003 is trained\(2\), and .*g00003 is excluded\(run_over\) stands"
+        void = r"g00003 is trained\(2\), and .*g00003 is excluded\(run_over\) was decided"
         for publish in (facts.confirm_step, facts.publish_step):
             with pytest.raises(Superseded, match=void):
                 await publish(spec, a_record(2, 2, 3))
-        with pytest.raises(Superseded, match="step 1 made version 1 of 8 trajectories stands"):
+        with pytest.raises(Superseded, match="step 1 made version 1 of 8 trajectories was decided"):
             await facts.publish_step(spec, a_record(1, 4, 5))
         await facts.publish_settled(spec, excluded(a_group(3), GroupReason.STALE))  # the planner's stands
         await facts.publish_settled(spec, excluded(a_group(2), GroupReason.STALE))

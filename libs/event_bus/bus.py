@@ -8,6 +8,7 @@ import asyncio
 import logging
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from datetime import datetime
 from typing import Any, Final
 
@@ -73,6 +74,8 @@ class EventBus:
         self._watch = StreamWatch(
             self._connection, topology.streams, keeps_its_place=replays.name_of(client_name)
         )
+        self.on_facts_lost: Callable[[int, int], None] = lambda after, first: None
+        """What `replay` calls where facts after the cursor are gone: (cursor, first sequence there is)."""
         self._durables: list[ConsumerSpec] = []
         self._batches: list[BatchConsumer] = []
         self._loops: list[tuple[str, Callable[[], Awaitable[None]]]] = []
@@ -206,7 +209,8 @@ class EventBus:
         first step.
         """
         self._watch.reads_facts = True
-        return self._replayed(self._reading(events, model), after_sequence, is_kept=True)
+        reading = replace(self._reading(events, model), on_lost=self.on_facts_lost)
+        return self._replayed(reading, after_sequence, is_kept=True)
 
     async def stored(
         self,

@@ -47,6 +47,8 @@ class Reading:
     filters: tuple[str, ...]
     decoder: Decoder
     reader: str
+    on_lost: Callable[[int, int], None] = lambda after, first: None
+    """Called where the stream begins only at `first`, and facts up to `after` were read."""
 
 
 def name_of(client_name: str) -> str:
@@ -81,6 +83,8 @@ async def replay(
         if cursor and created not in (None, info.created):
             raise CursorBeyondStream(made_anew(cursor))
         created = info.created
+        if _is_behind(cursor, info):
+            reading.on_lost(cursor, info.state.first_seq)
         async for raw in _one_consumer(reading, cursor, created, connection, timings):
             cursor = raw.metadata.sequence.stream
             try:
@@ -119,11 +123,16 @@ async def _stream_of(after_sequence: int, connection: BusConnection, reader: str
             f"cursor {after_sequence} is beyond the newest fact {state.last_seq} of stream {EVENTS}: "
             "it is not the stream the cursor came from; start from 0 or restore the stream"
         )
-    if 0 < after_sequence < state.first_seq - 1:
+    if _is_behind(after_sequence, info):
         extra = {"after_sequence": after_sequence, "first_sequence": state.first_seq, "stream": EVENTS}
         _LOG.error("facts_aged_out", extra={**extra, "reader": reader})
         metrics.GAPS.labels(name_of(reader)).inc()
     return info
+
+
+def _is_behind(cursor: int, info: StreamInfo) -> bool:
+    """Whether facts after the cursor are gone."""
+    return 0 < cursor < info.state.first_seq - 1
 
 
 async def _one_consumer(

@@ -149,6 +149,7 @@ def build_app(settings: GrpoTrainerSettings) -> Service:
     run_deps = _run_deps(settings, thread, blobs, bus, peers)
     leases = ModelLeases()
     sessions = RunSessions(run_deps, stored_facts(bus), leave_s=settings.spot_grace_s / 2, leases=leases)
+    bus.on_facts_lost = sessions.lost.aged_out
     reader = FactReader(bus, sessions)
     interactive_deps = _interactive_deps(settings, run_deps, leases, thread, blobs, peers)
     interactive = InteractiveSessions(interactive_deps, leave_s=settings.spot_grace_s / 2)

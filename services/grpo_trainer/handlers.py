@@ -103,6 +103,7 @@ class FactReader:
             # The stream was created again. Settled groups are known by their ids, so reading all is safe.
             log.error("stream_restarted", extra={"error": str(error)})
             self._sessions.stream_restarted()
+            self._sessions.lost.found(str(error))
             await self._read_from(0)
 
     async def _read_from(self, after: int) -> None:
@@ -129,10 +130,11 @@ class FactReader:
         self._sessions.submit(spec, delivery.sequence, wire.trace_headers(delivery.headers))
 
     def ready(self) -> str | None:
-        """None while it reads and no session waits for a service or store."""
+        """None while it reads, no session waits for a service or store, and nothing is lost that it asks the
+        planner about."""
         if not self._reading:
             return self._sessions.waiting_for() or "resuming"
-        return self._sessions.waiting_for()
+        return self._sessions.waiting_for() or self._sessions.lost.waiting_for()
 
 
 def stored_facts(bus: Stream) -> ReadAgain:

@@ -15,6 +15,7 @@ from grpo_trainer.retrying import RetryUntilAvailable
 from grpo_trainer.runs.deps import RunDeps
 from grpo_trainer.runs.failing import Failures
 from grpo_trainer.runs.group_buffer import RunOver
+from grpo_trainer.runs.lost_facts import LostFacts
 from grpo_trainer.runs.reopening import OpenRun
 from grpo_trainer.runs.session import TrainingSession
 from grpo_trainer.runs.watermark import ReplayWatermark
@@ -30,6 +31,7 @@ class KnownRuns:
         self.holding = deps.holding
         self.failures = failures
         self.watermark = watermark
+        self.lost = LostFacts(lambda: self.not_over)
         self.retry = RetryUntilAvailable()
         self._deps = deps
         self._open: dict[str, OpenRun] = {}

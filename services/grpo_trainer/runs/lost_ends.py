@@ -44,3 +44,4 @@ class LostEnds:
             log.warning("run_ended_by_planner", extra={"run_id": run_id})
             self._sessions.end(run_id, self._sessions.watermark.handled)
         self._over = over
+        self._sessions.lost.asked()

@@ -21,7 +21,7 @@ from tests.libs.event_bus.support import (
 from tests.local_servers import NatsServer
 from tests.support.waiting import until
 
-from event_bus import CursorBeyondStream, Delivery, EventBus, UnknownEvent, replays
+from event_bus import BusSettings, CursorBeyondStream, Delivery, EventBus, UnknownEvent, replays
 from event_bus.incoming import Decoder
 from event_bus.provision import provision
 from event_bus.topology import EVENTS
@@ -55,6 +55,26 @@ async def take(
             if len(found) == count:
                 break
     return found
+
+
+async def test_facts_gone_behind_the_cursor_are_reported_to_their_reader(server: NatsServer) -> None:
+    await provision(server.url, topology=topology())
+    bus = EventBus(BusSettings(url=server.url), client_name="reader", topology=topology(), timings=FAST)
+    reported: list[tuple[int, int]] = []
+    bus.on_facts_lost = lambda after, first: reported.append((after, first))
+    await bus.start()
+    try:
+        await publish(bus, *"abcdef")
+        async with eyes_on(server) as eyes:
+            first = (await eyes.jetstream.stream_info(EVENTS)).state.first_seq
+            await take(bus, 1, after=first)
+            assert reported == []
+            await eyes.jetstream.purge_stream(EVENTS, seq=first + 4)
+        (delivery,) = await take(bus, 1, after=first)
+        assert delivery.sequence == first + 4
+        assert reported == [(first, first + 4)]
+    finally:
+        await bus.stop()
 
 
 async def test_a_replay_resumes_after_its_cursor_and_goes_on_with_what_is_new(server: NatsServer) -> None:

@@ -16,6 +16,7 @@ from tests.support.waiting import until
 from grpc_edge import GrpcServer, Peer
 from grpo_trainer.adapters.planned_runs import PlannedRuns
 from grpo_trainer.runs.lost_ends import LostEnds
+from grpo_trainer.runs.lost_facts import LostFacts
 from grpo_trainer.runs.stores import BlobStates
 from identities.objects import training_run
 from upcycle.api.taskset.v1 import service_pb2, taskset_pb2
@@ -148,3 +149,29 @@ async def test_a_run_that_the_planner_does_not_know_goes_on(
         for _ in range(3):
             await ends.look()
         assert not trainer.sessions._open[RUN].over.is_set()
+
+
+async def test_facts_lost_with_an_open_run_are_named_until_the_planner_was_asked(
+    world: World, planner: Planner, planned: PlannedRuns
+) -> None:
+    planner.states[RUN] = RUNNING
+    async with Trainer(world) as trainer:
+        lost = trainer.sessions.lost
+        await until(lambda: RUN in trainer.sessions.not_over)
+        await until(lambda: trainer._reader.ready() is None, timeout_s=60)
+        lost.aged_out(after=7, first=12)
+        assert trainer._reader.ready() == (
+            "facts 8 to 11 of the stream were removed unread; "
+            f"the planner is asked about the open runs ({RUN})"
+        )
+        ends = LostEnds(trainer.sessions, planned)
+        await ends.look()
+        assert trainer._reader.ready() is not None
+        await ends.look()
+        assert trainer._reader.ready() is None
+
+
+async def test_facts_lost_without_an_open_run_are_nothing_to_wait_for() -> None:
+    lost = LostFacts(list)
+    lost.aged_out(after=7, first=12)
+    assert lost.waiting_for() is None

@@ -54,7 +54,9 @@ _POLLS_S: Final = {
 """Seconds between two looks, which come two to four times as often in production: that costs, and finds
 nothing that this does not."""
 _MAY_BE_LOST: Final = ("group.settled", "step.completed", "session.failed", "run.stopping", "run.finished")
-"""Facts that the planner, or who decided them, tells again."""
+"""Facts that the planner, or who decided them, tells again, or that are asked for."""
+_NOT_ASKED_FOR: Final = "run.finished"
+"""An engine's supervisor keeps the pin of a run whose end it did not read, and plays no other version."""
 _AFTERWARDS_S: Final = 1.0
 """Between two events that were planned for a time at which the run is over: they need not wait for it."""
 _STARTS: Final = {**services.STARTS, services.REGISTRY: registry, services.ENGINE: engine}
@@ -334,9 +336,10 @@ class _History:
     def _is_lost(self, message: StoredMessage, stream: str) -> bool:
         """The stream of facts loses what it may lose; what was decided stands."""
         share = self._network.weather.forgotten
-        if stream != EVENTS or not share or kind_of(message.subject) not in _MAY_BE_LOST:
+        kind = kind_of(message.subject)
+        if stream != EVENTS or not share or kind not in _MAY_BE_LOST:
             return False
-        if self._losses.random() >= share:
+        if (self._given.has_engines and kind == _NOT_ASKED_FOR) or self._losses.random() >= share:
             return False
         self._say(f"stream {message.sequence} is lost", "")
         return True

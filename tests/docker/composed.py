@@ -24,6 +24,10 @@ PUBLISHED: Final = {
 """Peer -> the address that docker-compose.yml publishes on this machine."""
 
 
+ENDED_JOBS: Final = {("volumes", 0), ("provision", 0), ("model", 0)}
+"""Services that end by themselves, each with its exit status when it did its work."""
+
+
 def compose_program() -> str:
     """Compose itself: the command that its wheel installs always exits with 0."""
     wheel = find_spec("compose")
@@ -78,7 +82,8 @@ class Composed:
         """Services that should run and do not."""
         listed = self._compose("ps", "--all", "--format", "json").splitlines()
         rows = [json.loads(line) for line in listed]
-        return [row["Service"] for row in rows if row["State"] != "running" and row["Service"] != "provision"]
+        services = [row for row in rows if (row["Service"], row["ExitCode"]) not in ENDED_JOBS]
+        return [row["Service"] for row in services if row["State"] != "running"]
 
     @property
     def addresses(self) -> Addresses:

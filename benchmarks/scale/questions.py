@@ -16,7 +16,7 @@ from identities import entities, objects
 from scenario_runner.adapters.sql_plan import PlanUnit
 from scenario_runner.domain.facts import Graded
 from scenario_runner.domain.runs import EpisodeState
-from scenario_runner.usecases.overdue import has_overdue
+from scenario_runner.usecases.overdue import overdue_ids
 from scenario_runner.usecases.planning import PlanRules, apply_facts, plan_more, sweep
 from scenario_runner.usecases.submitting import TraceContext
 from service_kit.clock import utc_now
@@ -84,7 +84,7 @@ async def sweep_one(on: Platform) -> None:
 
     def read(unit: PlanUnit) -> bool:
         run = unit.run(run_id)
-        return run is not None and has_overdue(unit, run)
+        return run is not None and bool(overdue_ids(unit, run))
 
     await on.plan.read(read)
     await on.plan.transact(lambda unit: sweep(unit, run_id, _RULES, none_queued_before=None))

@@ -15,7 +15,7 @@ from scenario_runner.domain.peer_facts import GraderBacklog
 from scenario_runner.domain.runs import RunRecord
 from scenario_runner.ports import PlannedEpisodes
 from scenario_runner.usecases.leases import Leases
-from scenario_runner.usecases.overdue import has_overdue, has_unopened, overdue
+from scenario_runner.usecases.overdue import has_unopened, overdue, overdue_ids
 from scenario_runner.usecases.planning import PlanRules, plan_more, sweep
 from scenario_runner.usecases.reconciling import Reconcile
 from scenario_runner.usecases.supply import offer_more
@@ -145,11 +145,12 @@ class SweepLoop:
     async def _overdue(self, run: RunRecord) -> Sequence[Fact]:
         """Decide that episodes failed that were not graded in time; returns the stored decisions. Raises
         Unavailable."""
-        if not await self._plan.read(lambda unit: has_overdue(unit, run)):
+        late = await self._plan.read(lambda unit: overdue_ids(unit, run))
+        if not late:
             return ()
-        found = await self._peer_facts.at_grader(run.run_id)
+        found = await self._peer_facts.at_grader(run.run_id, late)
         deadline = timedelta(seconds=run.spec.episode_deadline_s)
-        at_grader = self._backlog.waiting(found, deadline, self._now())
+        at_grader = self._backlog.waiting(found, late, deadline, self._now())
         failures = await self._plan.read(lambda unit: overdue(unit, run, at_grader))
         return await self._outcomes.decide(run, failures)
 

@@ -100,8 +100,10 @@ class TrajectoryServicer(service_pb2_grpc.TrajectoryServiceServicer):
 
     async def GetLedger(self, request: pb.GetLedgerRequest, context: Context) -> pb.GetLedgerResponse:
         """The conservation equation."""
+        if len(request.episode_ids) > _MAX_UNSETTLED:
+            raise InvalidRequest(f"{len(request.episode_ids)} episode_ids, at most {_MAX_UNSETTLED} at once")
         num_unsettled = _MAX_UNSETTLED if request.include_unsettled else 0
-        ledger = await self._do.index.ledger(request.run_id, num_unsettled)
+        ledger = await self._do.index.ledger(request.run_id, num_unsettled, only=request.episode_ids)
         return views.ledger_to_wire(ledger, self._now())
 
 

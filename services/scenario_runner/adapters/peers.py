@@ -51,6 +51,7 @@ log = logging.getLogger(__name__)
 
 # `why` answers within a second, also when a peer does not.
 ASK_TIMEOUT_S: Final = 0.6
+_EPISODES_AT_ONCE: Final = 1000
 _OVER: Final = (training_messages.SESSION_STATE_FINISHED, training_messages.SESSION_STATE_FAILED)
 _NO_COMMAND: Final = datetime.max.replace(tzinfo=UTC)
 SAMPLERS: Final[Mapping[Purpose, ConsumerSpec]] = {
@@ -116,19 +117,24 @@ class PeerFacts:
         reply = await _answered(self._trajectories.GetLedger(request, timeout=ASK_TIMEOUT_S))
         return None if reply is None else dict(reply.by_state)
 
-    async def at_grader(self, run_id: str) -> GraderFact:
-        """Unsettled episodes whose trajectory is recorded, while the grader's queue holds work; none when the
-        ledger or the bus does not answer."""
+    async def at_grader(self, run_id: str, episode_ids: Sequence[str]) -> GraderFact | None:
+        """Those of the episodes whose trajectory is recorded, while the grader's queue holds work; None when
+        the ledger or the bus does not answer: nothing is known of them."""
         grader = await self._bus.read(REWARD_GRADER)
-        if grader is None or not (grader.num_pending or grader.num_unacknowledged):
-            return GraderFact()
-        request = trajectory_pb2.GetLedgerRequest(run_id=run_id, include_unsettled=True)
-        reply = await _answered(self._trajectories.GetLedger(request, timeout=ASK_TIMEOUT_S))
-        if reply is None:
-            return GraderFact()
-        is_recorded = trajectory_messages.LEDGER_STATE_RECORDED
-        entries = (entry for entry in reply.unsettled if entry.state == is_recorded)
-        recorded = {entry.episode_id: moment_of(entry.updated_at) for entry in entries}
+        if grader is None:
+            return None
+        recorded: dict[str, datetime] = {}
+        asked = episode_ids if grader.num_pending or grader.num_unacknowledged else ()
+        for start in range(0, len(asked), _EPISODES_AT_ONCE):
+            request = trajectory_pb2.GetLedgerRequest(
+                run_id=run_id, include_unsettled=True, episode_ids=asked[start : start + _EPISODES_AT_ONCE]
+            )
+            reply = await _answered(self._trajectories.GetLedger(request, timeout=ASK_TIMEOUT_S))
+            if reply is None:
+                return None
+            is_recorded = trajectory_messages.LEDGER_STATE_RECORDED
+            entries = (entry for entry in reply.unsettled if entry.state == is_recorded)
+            recorded |= {entry.episode_id: moment_of(entry.updated_at) for entry in entries}
         return GraderFact(recorded, is_away=grader.is_abandoned)
 
     async def session(self, run_id: str) -> SessionFact | None:

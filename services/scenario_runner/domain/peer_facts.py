@@ -1,6 +1,6 @@
 """What other services say about a run, for `why` and for the planner."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from typing import Final
@@ -85,10 +85,19 @@ class GraderBacklog:
 
     def __init__(self) -> None:
         self._working_since: datetime | None = None
+        self._unanswered_since: datetime | None = None
 
-    def waiting(self, found: GraderFact, deadline: timedelta, now: datetime) -> frozenset[str]:
+    def waiting(
+        self, found: GraderFact | None, overdue: Collection[str], deadline: timedelta, now: datetime
+    ) -> frozenset[str]:
         """All of them while no grader works, and for ten deadlines from then on; then those that were played
-        in the last ten: a grader that works has lost the others."""
+        in the last ten: a grader that works has lost the others. found: None while nobody says which of them
+        were played; then whatever is overdue waits, for ten deadlines."""
+        if found is None:
+            self._unanswered_since = self._unanswered_since or now
+            is_over = now - self._unanswered_since > _MAX_DEADLINES * deadline
+            return frozenset() if is_over else frozenset(overdue)
+        self._unanswered_since = None
         if found.is_away:
             self._working_since = None
             return frozenset(found.recorded)

@@ -20,9 +20,9 @@ MARGIN_S: Final = 5.0
 """The sampler ends an episode at its deadline and knows whose failure that was, so it reports first."""
 
 
-def has_overdue(unit: PlanUnit, run: RunRecord) -> bool:
-    """Whether an episode was opened too long ago."""
-    return bool(_opened_too_long_ago(unit, run))
+def overdue_ids(unit: PlanUnit, run: RunRecord) -> list[str]:
+    """Episodes that were opened too long ago."""
+    return [episode.episode_id for episode in _opened_too_long_ago(unit, run)]
 
 
 def overdue(unit: PlanUnit, run: RunRecord, at_grader: Collection[str] = ()) -> list[EpisodeFailed]:

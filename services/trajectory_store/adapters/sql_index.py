@@ -92,9 +92,10 @@ class SqlIndex:
             ]
         )
 
-    async def ledger(self, run_id: str, num_unsettled: int) -> Ledger:
-        """The equation of a run ("" for all), and the oldest unsettled episodes by name."""
-        return await self._db.run(lambda connection: _ledger(connection, run_id, num_unsettled))
+    async def ledger(self, run_id: str, num_unsettled: int, *, only: Sequence[str] = ()) -> Ledger:
+        """The equation of a run ("" for all), and the oldest unsettled episodes by name: where `only` names
+        episodes, of these."""
+        return await self._db.run(lambda connection: _ledger(connection, run_id, num_unsettled, only))
 
     async def unchecked(self, limit: int) -> list[Episode]:
         """Recorded trajectories whose bodies were not checked yet, oldest first."""
@@ -219,14 +220,15 @@ def _conditions(wanted: TrajectoryFilter) -> list[Any]:
     return conditions
 
 
-def _ledger(connection: Connection, run_id: str, num_unsettled: int) -> Ledger:
+def _ledger(connection: Connection, run_id: str, num_unsettled: int, only: Sequence[str]) -> Ledger:
     of_run = {"run_id": run_id} if run_id else {}
     counts = select(LEDGER.c.state, LEDGER.c.reason, func.sum(LEDGER.c.count)).where(owned(LEDGER, **of_run))
     sums = select(func.sum(ALARMS.c.conflicts), func.sum(ALARMS.c.trained_twice))
     alarms = sums.where(owned(ALARMS, **of_run))
     unsettled = and_(UNSETTLED, owned(EPISODES, **of_run))
     oldest = select(func.min(EPISODES.c.since_us)).where(unsettled)
-    named = select(EPISODES).where(unsettled).order_by(EPISODES.c.since_us).limit(num_unsettled)
+    of_these = and_(unsettled, EPISODES.c.episode_id.in_(only)) if only else unsettled
+    named = select(EPISODES).where(of_these).order_by(EPISODES.c.since_us).limit(num_unsettled)
     conflicts, trained_twice = connection.execute(alarms).one()
     return Ledger(
         counts={

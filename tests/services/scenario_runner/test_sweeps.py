@@ -32,8 +32,8 @@ from upcycle.errors import Unavailable
 class Others:
     """The bus, ledger and trainer: about training runs they are asked in vain. stands: what was decided."""
 
-    def __init__(self, answer: Any = None) -> None:
-        self.answer = answer
+    def __init__(self, answer: Any = None, ledger: GraderFact | None = GraderFact()) -> None:  # noqa: B008
+        self.answer, self.ledger = answer, ledger
         self.stands: dict[str, Message] = {}
 
     async def none_queued_before(self, purpose: Purpose, model: str) -> datetime | None:
@@ -41,8 +41,8 @@ class Others:
             await self.answer()
         return None
 
-    async def at_grader(self, run_id: str) -> GraderFact:
-        return GraderFact()
+    async def at_grader(self, run_id: str, episode_ids: Sequence[str] = ()) -> GraderFact | None:
+        return self.ledger
 
     async def decide(self, decisions: Sequence[Decision]) -> list[Message | None]:
         """As EventBus: all, or none where something stands about one."""
@@ -92,6 +92,20 @@ async def test_a_bug_in_one_run_leaves_no_other_unswept(sources: SourcesHarness,
     with pytest.raises(Unavailable, match="ZeroDivisionError"):
         await sweeps(sources, broken)._sweep_all()
     assert await is_swept(sources, evaluation)
+
+
+async def test_nothing_is_decided_while_nobody_says_which_episodes_were_played(
+    sources: SourcesHarness, evaluation: str
+) -> None:
+    async def unasked() -> None:
+        pass
+
+    silent = swept_by(sources, Others(unasked, ledger=None))
+    await silent._sweep_all()
+    assert not await is_swept(sources, evaluation)
+    sources.planner.now += timedelta(seconds=10 * eval_spec().episode_deadline_s + 1)
+    await silent._sweep_all()
+    assert await is_swept(sources, evaluation), "the wait for an answer has a deadline"
 
 
 async def test_a_bug_in_one_run_leaves_no_other_unplanned(

@@ -76,6 +76,10 @@ async def test_counters_equal_a_recount_after_every_batch(index: SqlIndex, db: D
         assert sum(one.requested for one in per_run) == ledger.requested
         assert sum(one.conflicts for one in per_run) == ledger.conflicts
         assert all(len(one.unsettled) == one.in_flight for one in per_run)
+        youngest = [one.identity.episode_id for ledger in per_run for one in ledger.unsettled[-1:]]
+        for run, episode_id in ((episode.rsplit("-g", 1)[0], episode) for episode in youngest):
+            named = (await index.ledger(run, 1, only=[episode_id])).unsettled
+            assert [one.identity.episode_id for one in named] == [episode_id]
 
 
 async def test_trained_episodes_of_an_evaluation_move_within_its_own_counters(index: SqlIndex) -> None:

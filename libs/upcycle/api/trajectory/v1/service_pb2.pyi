@@ -293,19 +293,25 @@ class GetLedgerRequest(_message.Message):
 
     RUN_ID_FIELD_NUMBER: _builtins.int
     INCLUDE_UNSETTLED_FIELD_NUMBER: _builtins.int
+    EPISODE_IDS_FIELD_NUMBER: _builtins.int
     run_id: _builtins.str
     """empty: all runs"""
     include_unsettled: _builtins.bool
     """name each unsettled episode"""
+    @_builtins.property
+    def episode_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """Name only those of these, at most 1000: an answer about them, however many others are unsettled."""
+
     def __init__(
         self,
         *,
         run_id: _builtins.str = ...,
         include_unsettled: _builtins.bool = ...,
+        episode_ids: _abc.Iterable[_builtins.str] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["include_unsettled", b"include_unsettled", "run_id", b"run_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["episode_ids", b"episode_ids", "include_unsettled", b"include_unsettled", "run_id", b"run_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -33,7 +33,7 @@ _BUSY_TIMEOUT_MS: Final = 10_000
 _WAL_PAUSE_S: Final = 0.02
 _QUEUE_S: Final = 60.0
 """How long a transaction waits for one of the connections."""
-_SILENCE_TOLD_S: Final = 60.0
+_SILENCE_REPORTED_S: Final = 60.0
 _MAX_TRIES: Final = 4
 _NOTICES: Final = "sql_store.notices"
 _NOTED: Final = "sql_store_noted"
@@ -84,8 +84,8 @@ class Database:
         if self._stopped:
             return "closed"
         silence = self._silence
-        is_told = silence is not None and time.monotonic() < silence[0] + _SILENCE_TOLD_S
-        return silence[1] if silence is not None and is_told else None
+        is_recent = silence is not None and time.monotonic() < silence[0] + _SILENCE_REPORTED_S
+        return silence[1] if silence is not None and is_recent else None
 
     async def run(self, fn: Callable[[Connection], T]) -> T:
         """Run `fn` in one transaction: it commits when `fn` returns and rolls back when it raises.
@@ -210,7 +210,7 @@ def wait_for_ever(connection: Connection) -> None:
     for name in ("statement_timeout", "idle_in_transaction_session_timeout"):
         connection.exec_driver_sql(f"SET LOCAL {name} = 0")
     opened: Any = connection.connection.driver_connection
-    opened.is_patient = True
+    opened.may_run_long = True
 
 
 def _normalised(url: str) -> URL:

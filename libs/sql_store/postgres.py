@@ -49,12 +49,12 @@ def connect_args(lock_timeout_ms: int, given: object) -> dict[str, Any]:
 class ImpatientConnection(psycopg.Connection[Any]):
     """A connection that is closed when the server answers nothing for longer than it lets a statement run."""
 
-    is_patient = False
+    may_run_long = False
     """In a transaction without a statement timeout."""
 
     def wait(self, gen: PQGen[T], interval: float = _SLICE_S, *args: Any, **options: Any) -> T:
         """See psycopg.Connection. Raises OperationalError."""
-        if self.is_patient:
+        if self.may_run_long:
             return super().wait(gen, interval, *args, **options)
         try:
             return super().wait(_until_silent(gen), interval, *args, **options)

@@ -15,7 +15,7 @@ from scenario_runner.usecases.submitting import Runs, SubmitRun, TraceContext
 from upcycle.retrying import retry
 
 T = TypeVar("T")
-PATIENCE_S: Final = 450.0
+CLIENT_RETRIES_S: Final = 450.0
 """How long a person repeats what was not answered: longer than every deadline of the platform."""
 _ASK_AGAIN_S: Final = 1.5
 """After a refusal: a model is trained by one run at a time."""
@@ -23,7 +23,7 @@ _ASK_AGAIN_S: Final = 1.5
 
 async def repeated(ask: Callable[[], Awaitable[T]]) -> T:
     """As a client does, which asks again until it is answered."""
-    return await retry(ask, budget_s=PATIENCE_S)
+    return await retry(ask, budget_s=CLIENT_RETRIES_S)
 
 
 class Client:
@@ -60,7 +60,7 @@ class Client:
     async def submit(self) -> None:
         """Raises Refused where the model is trained by another run for longer than anybody is patient."""
         name = f"request-{self.planned.number}"
-        until = self._given.loop.time() + PATIENCE_S
+        until = self._given.loop.time() + CLIENT_RETRIES_S
         while not self.run_id:
             try:
                 view = await repeated(lambda: self._submit(name, self.planned.spec, TraceContext("", {})))

@@ -20,7 +20,7 @@ from unittest.mock import patch
 from tests.simulation import services, stubs
 from tests.simulation.before import base_policies, tasksets
 from tests.simulation.bus import DecodedOnce
-from tests.simulation.clients import PATIENCE_S, Client, repeated
+from tests.simulation.clients import CLIENT_RETRIES_S, Client, repeated
 from tests.simulation.engines import SimulatedLeasedEngines, behind, engine
 from tests.simulation.invariants import Broken, PromiseWatch, kind_of
 from tests.simulation.moments import Moments
@@ -40,7 +40,7 @@ from scenario_runner.adapters.sql_plan import SqlPlan
 from scenario_runner.domain.runs import FINAL_RUN_STATES
 from scenario_runner.usecases import revisions
 
-_CALM_S: Final = PATIENCE_S
+_CALM_S: Final = CLIENT_RETRIES_S
 """What a run gets to end once nothing fails any more, and the run before it is over."""
 _REMEMBERS_S: Final = 60.0
 """How long a stream knows the id of a message: a tenth of production, so that more comes twice, and a run

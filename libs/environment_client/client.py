@@ -69,7 +69,7 @@ class EnvironmentClient:
     async def call_tool(self, lease: Lease, call: ToolCall, *, limit_s: float | None = None) -> ToolResult:
         """Run one tool, and ask again while the replica is unreachable: the call id makes a repeat harmless.
 
-        limit_s: a call that takes longer there ends as tool_timeout. Raises Unavailable, EpisodeBroken.
+        limit_s: a call that takes longer there ends as tool_timeout, if the replica can. Raises Unavailable, EpisodeBroken.
         """
         try:
             return await retry(
@@ -114,7 +114,7 @@ class EnvironmentClient:
             call_id=call.call_id,
             name=call.name,
             arguments_json=call.arguments_json,
-            limit_s=limit_s,
+            limit_s=limit_s if lease.limits_calls else None,
         )
         try:
             response = await self._stub(lease.address).CallTool(request, timeout=self._timeouts.tool_s)

@@ -14,6 +14,8 @@ class Lease:
     lease_id: str
     address: str
     """host:port of the replica that holds it."""
+    limits_calls: bool = False
+    """Whether the replica ends a call after the time that its caller gives; one of 0.3.0 does not."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -33,7 +33,7 @@ GRADE_KINDS: Final[Mapping[grpc.StatusCode, str]] = {
 def opened_from_wire(message: service_pb2.OpenResponse, default_address: str) -> OpenedEnvironment:
     """An empty address means the replica that answered. Raises EpisodeBroken for a tool without a schema."""
     return OpenedEnvironment(
-        lease=Lease(message.lease_id, message.environment_address or default_address),
+        lease=Lease(message.lease_id, message.environment_address or default_address, message.limits_calls),
         prompt=tuple(message.prompt),
         tools=tuple(map(_function_spec, message.tools)),
     )

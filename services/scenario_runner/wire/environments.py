@@ -20,6 +20,7 @@ def opened_to_wire(opened: Opened, address: str) -> pb.OpenResponse:
         prompt=[_message(row) for row in opened.prompt],
         tools=[_tool(tool) for tool in opened.tools],
         expires_at=timestamp(opened.expires_at),
+        limits_calls=True,
     )
 
 

@@ -165,3 +165,39 @@ def test_the_breaking_check_sees_a_renumbered_field_and_a_removed_message(
     problems = breaking_changes(current, changed)
     assert any("BlobRef.key" in problem for problem in problems)
     assert any("VersionSpan is gone" in problem for problem in problems)
+
+
+NEGOTIATED = {
+    "upcycle.api.environment.v1.CallToolRequest.limit_s": "sent where OpenResponse.limits_calls says so",
+    "upcycle.api.taskset.v1.ClaimTasksRequest.source_run_ids": "the trainer is upgraded after the planner",
+    "upcycle.api.training.v1.TrainingInput.task_digest": "of people's programs: an older trainer refuses it",
+}
+"""Fields that requests have since the last release, and why no server of that release gets them, though both
+versions run during an upgrade: it would refuse the request."""
+
+
+def asked(files: descriptor_pb2.FileDescriptorSet) -> Iterator[str]:
+    """Every message that a request is, or holds, by full name."""
+    known = all_messages(files)
+    methods = [method for file in files.file for service in file.service for method in service.method]
+    waiting, seen = [method.input_type.removeprefix(".") for method in methods], set[str]()
+    while waiting:
+        name = waiting.pop()
+        if name in known and name not in seen:
+            seen.add(name)
+            waiting += [field.type_name.removeprefix(".") for field in known[name].field]
+            yield name
+
+
+def test_a_new_field_of_a_request_is_not_sent_to_servers_of_the_last_release(
+    current: descriptor_pb2.FileDescriptorSet,
+) -> None:
+    released = descriptor_pb2.FileDescriptorSet.FromString(RELEASED.read_bytes())
+    before, now = all_messages(released), all_messages(current)
+    new = {
+        f"{name}.{field.name}"
+        for name in asked(released)
+        for field in now[name].field
+        if field.name not in {known.name for known in before[name].field}
+    }
+    assert new == set(NEGOTIATED)

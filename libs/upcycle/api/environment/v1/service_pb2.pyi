@@ -76,9 +76,12 @@ class OpenResponse(_message.Message):
     PROMPT_FIELD_NUMBER: _builtins.int
     TOOLS_FIELD_NUMBER: _builtins.int
     EXPIRES_AT_FIELD_NUMBER: _builtins.int
+    LIMITS_CALLS_FIELD_NUMBER: _builtins.int
     lease_id: _builtins.str
     environment_address: _builtins.str
     """host:port of the fleet replica that holds the lease"""
+    limits_calls: _builtins.bool
+    """CallTool takes limit_s; a fleet of 0.3.0 refuses a request that has it"""
     @_builtins.property
     def prompt(self) -> _containers.RepeatedCompositeFieldContainer[_trajectory_pb2.Message]: ...
     @_builtins.property
@@ -93,10 +96,11 @@ class OpenResponse(_message.Message):
         prompt: _abc.Iterable[_trajectory_pb2.Message] | None = ...,
         tools: _abc.Iterable[Global___ToolSpec] | None = ...,
         expires_at: _timestamp_pb2.Timestamp | None = ...,
+        limits_calls: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["expires_at", b"expires_at"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["environment_address", b"environment_address", "expires_at", b"expires_at", "lease_id", b"lease_id", "prompt", b"prompt", "tools", b"tools"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["environment_address", b"environment_address", "expires_at", b"expires_at", "lease_id", b"lease_id", "limits_calls", b"limits_calls", "prompt", b"prompt", "tools", b"tools"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -118,7 +122,7 @@ class CallToolRequest(_message.Message):
     arguments_json: _builtins.str
     limit_s: _builtins.float
     """The call ends after so many seconds of it, as tool_timeout: tools that the policy called then took most of its
-    episode. Absent: only the environment's own limit ends it.
+    episode. Absent: only the environment's own limit ends it. Only where Open answered limits_calls.
     """
     def __init__(
         self,

@@ -69,7 +69,8 @@ class EnvironmentClient:
     async def call_tool(self, lease: Lease, call: ToolCall, *, limit_s: float | None = None) -> ToolResult:
         """Run one tool, and ask again while the replica is unreachable: the call id makes a repeat harmless.
 
-        limit_s: a call that takes longer there ends as tool_timeout, if the replica can. Raises Unavailable, EpisodeBroken.
+        limit_s: a longer call ends as tool_timeout, if the replica can do that. Raises Unavailable,
+        EpisodeBroken.
         """
         try:
             return await retry(

@@ -35,7 +35,7 @@ class Fleet(EnvironmentServiceServicer):
     ("opened", "is_sent"), [(pb.OpenResponse(), False), (pb.OpenResponse(limits_calls=True), True)]
 )
 async def test_the_limit_goes_to_a_fleet_that_takes_it(opened: pb.OpenResponse, is_sent: bool) -> None:
-    fleet: Any = Fleet(opened)
+    fleet = Fleet(opened)  # type: ignore[abstract]
     server = GrpcServer("127.0.0.1", 0, grace_s=0.1)
     server.add(add_EnvironmentServiceServicer_to_server, fleet, {})
     await server.start()

@@ -18,6 +18,7 @@ HOUR_S: Final = 3600.0
 """The present rate is what came in so many seconds."""
 _MIB: Final = 1 << 20
 _API_TIMEOUT_S: Final = 5.0
+_MANY_DAYS: Final = 100.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +58,8 @@ async def _holding(jetstream: JetStreamContext, spec: StreamSpec) -> Holding:
     room = bound * state.messages / state.bytes  # messages of the present size
     days, kept = min(room, most if most > 0 else room) / rate, (info.config.max_age or 0.0) / DAY_S
     is_well = spec.may_forget or not kept or days >= kept
-    text += f"; at the present rate it holds {days:.1f} days" + (f" of the {kept:g} it keeps" if kept else "")
+    after = f"{days:.1f}" if days < _MANY_DAYS else f"{days:.0f}"
+    text += f"; full after {after} days at this rate" + (f"; messages are kept {kept:g} days" if kept else "")
     return Holding(spec.name, is_well, text, days)
 
 

@@ -75,24 +75,29 @@ def http_probe(url: str) -> Probe:
     """Ready when a GET answers 200, or names nothing but alarms; the reasons come from the JSON body of our
     services' /readyz.
     """
-    parts = urlsplit(url)
-    host, port = parts.hostname or LOOPBACK, parts.port or 80
-    target = f"{parts.path or '/'}{'?' + parts.query if parts.query else ''}"
 
     async def probe() -> str | None:
         try:
-            async with asyncio.timeout(_PROBE_TIMEOUT_S):
-                status, body = await _get(host, port, target)
+            status, reasons = await answer(url)
         except (OSError, TimeoutError, ValueError) as error:
             return f"{url} does not answer: {type(error).__name__}"
         if status == HTTPStatus.OK:
             return None
-        reasons = _reasons(body)
         if reasons and all(why.startswith(ALARM) for why in reasons.values()):
             return None
         return "; ".join(f"{name}: {why}" for name, why in reasons.items()) or f"{url} answers {status}"
 
     return probe
+
+
+async def answer(url: str) -> tuple[int, Mapping[str, str]]:
+    """Status of a GET, and the reasons in its body if it is that of /readyz. Raises OSError, TimeoutError,
+    ValueError within three seconds."""
+    parts = urlsplit(url)
+    target = f"{parts.path or '/'}{'?' + parts.query if parts.query else ''}"
+    async with asyncio.timeout(_PROBE_TIMEOUT_S):
+        status, body = await _get(parts.hostname or LOOPBACK, parts.port or 80, target)
+    return status, _reasons(body)
 
 
 async def _get(host: str, port: int, target: str) -> tuple[int, bytes]:

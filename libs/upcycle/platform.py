@@ -22,6 +22,8 @@ if TYPE_CHECKING:
     from upcycle.api.trajectory.v1.service_pb2_grpc import TrajectoryServiceAsyncStub
 
 STATE_FILES = (".upcycle/up/state.json", ".upcycle/demo/state.json")
+ONLY_PEERS = "UPCYCLE_PEERS_*"
+"""`Addresses.source` where all of them are variables."""
 PEERS = {  # public addresses, and the service at each
     "tasksets": "scenario_runner",
     "environments": "scenario_runner",
@@ -70,7 +72,7 @@ def find_addresses(start: Path | None = None, environ: Mapping[str, str] | None 
         peer: env[f"UPCYCLE_PEERS_{peer.upper()}"] for peer in PEERS if f"UPCYCLE_PEERS_{peer.upper()}" in env
     }
     if len(named) == len(PEERS):
-        return Addresses(named, "UPCYCLE_PEERS_*")
+        return Addresses(named, ONLY_PEERS)
     here = (start or Path.cwd()).absolute()
     if (found := running_stack(here)) is not None:
         path, state = found

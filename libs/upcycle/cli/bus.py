@@ -10,7 +10,7 @@ from upcycle.cli.exits import Exit
 from upcycle.cli.output import JsonFlag, print_json, result_console
 from upcycle.cli.platform_needed import require_platform
 from upcycle.errors import UpcycleError
-from upcycle.platform import running_stack
+from upcycle.platform import PlatformNotFound, running_stack
 
 if TYPE_CHECKING:
     from event_bus.dead_letter_box import DeadLetter, DeadLetterBox
@@ -25,7 +25,7 @@ class BusSettingsInvalid(UpcycleError, ValueError):
 
 def bus_settings() -> "BusSettings":
     """UPCYCLE_BUS_*; without UPCYCLE_BUS_URL the NATS of the nearest running `upcycle up`. Raises
-    BusSettingsInvalid."""
+    BusSettingsInvalid, PlatformNotFound."""
     from service_kit.groups import BusSettings
     from service_kit.settings import SettingsError, load_settings
 
@@ -33,8 +33,13 @@ def bus_settings() -> "BusSettings":
         settings = load_settings(BusSettings, program="upcycle bus")
     except SettingsError as error:
         raise BusSettingsInvalid(str(error)) from error
-    if "url" in settings.model_fields_set or (found := running_stack()) is None:
+    if "url" in settings.model_fields_set:
         return settings
+    if (found := running_stack()) is None:
+        raise PlatformNotFound(
+            f"no bus is named, and no running platform was found from {Path.cwd()} upwards",
+            "set UPCYCLE_BUS_URL, or go to the folder of `upcycle up`",
+        )
     state = found[1]
     secrets = json.loads(Path(state["credentials_file"]).read_text())
     login = {"user": secrets["bus_user"], "password": secrets["bus_password"]}
@@ -74,8 +79,10 @@ async def list_dead(*, limit: int = 20, all: bool = False, as_json: JsonFlag = F
     if as_json:
         for letter in letters:
             print_json("dead_letter", _fields(letter))
-    else:
+    elif letters:
         result_console().print(_table(letters))
+    else:
+        result_console().print("no dead letters")
     return Exit.OK
 
 

@@ -3,22 +3,29 @@
 import asyncio
 import importlib.metadata
 import importlib.util
+import json
 import os
 import shutil
 import sys
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
+from http import HTTPStatus
 from pathlib import Path
-from typing import Literal
+from typing import Any, Final, Literal
 
+from upcycle.cli.bus import knows_a_bus
 from upcycle.cli.exits import Exit
 from upcycle.cli.output import JsonFlag, print_json, result_console
 from upcycle.cli.platform_needed import require_platform
 from upcycle.errors import UpcycleError
-from upcycle.platform import Platform, PlatformNotFound, find_addresses
+from upcycle.platform import ONLY_PEERS, Platform, PlatformNotFound, find_addresses
 
 MIN_FREE_BYTES = 2 * 1024**3
 PROBE_TIMEOUT_S = 2.0
+HEALTH_PATHS: Final = {"nats": "/healthz?js-enabled-only=true", "s3": "/"}
+"""Of processes that are no services of ours, which have /readyz."""
+UNNAMED: Final = ("rollout_sampler", "reward_grader", "model_gateway", "policy_engine", "provision_watch")
+"""Processes that the addresses of the public gRPC services do not tell."""
 MARKS = {"ok": "[green]✓[/green]", "warn": "[yellow]![/yellow]", "fail": "[red]✗[/red]"}
 
 
@@ -92,12 +99,6 @@ def _gpu() -> Finding:
     return Finding("gpu", "ok", ", ".join(devices) or "none (not needed)")
 
 
-def _sandbox() -> Finding:
-    path = shutil.which("bwrap")
-    detail = path or "no bubblewrap: environments are isolated by process group and resource limits only"
-    return Finding("sandbox", "ok" if path else "warn", detail)
-
-
 MACHINE_CHECKS: tuple[Callable[[], Finding], ...] = (
     _python,
     _cores,
@@ -106,24 +107,61 @@ MACHINE_CHECKS: tuple[Callable[[], Finding], ...] = (
     _binary("s3", "weed"),
     _torch,
     _gpu,
-    _sandbox,
 )
 
 
 async def platform_findings() -> list[Finding]:
-    """One finding per public service of the platform that is configured or runs here."""
+    """Of the platform that is configured or runs here: one for each public service, one for each process that
+    is not ready, and what was not asked."""
     try:
         addresses = find_addresses()
     except PlatformNotFound as error:
         return [Finding("platform", "warn", str(error))]
     async with Platform(addresses) as platform:
         calls = await asyncio.gather(*(_probe(name, call) for name, call in _calls(platform).items()))
-    return [Finding("platform", "ok", f"found through {addresses.source}"), *calls]
+        if addresses.source == ONLY_PEERS:
+            others = _not_asked()
+        else:
+            others = await process_findings(json.loads(Path(addresses.source).read_text())["processes"])
+    return [Finding("platform", "ok", f"found through {addresses.source}"), *calls, *others]
+
+
+def _not_asked() -> list[Finding]:
+    """Of a platform of which nothing but the public addresses is known."""
+    why = f"not asked, because {ONLY_PEERS} does not name them; GET /readyz at the HTTP_PORT of each"
+    found = [Finding("processes", "warn", f"{', '.join(UNNAMED)}: {why}")]
+    return found if knows_a_bus() else [*found, Finding("bus", "warn", "not asked, set UPCYCLE_BUS_URL")]
+
+
+async def process_findings(processes: Sequence[Mapping[str, Any]]) -> list[Finding]:
+    """Asks all processes of a state.json at once: one finding for each that is not ready, or that all are."""
+    found = await asyncio.gather(*map(_ask, processes))
+    unwell = [finding for finding in found if finding is not None]
+    return unwell or [Finding("processes", "ok", f"all {len(found)} are ready")]
+
+
+async def _ask(process: Mapping[str, Any]) -> Finding | None:
+    from local_stack.spec import answer
+    from service_kit.component import ALARM
+
+    name, url = process["name"], f"http://127.0.0.1:{process['http_port']}"
+    url += HEALTH_PATHS.get(name, "/readyz")
+    try:
+        status, reasons = await answer(url)
+    except (OSError, TimeoutError, ValueError) as error:
+        return Finding(
+            name, "fail", f"{url} does not answer ({type(error).__name__}), process {process['pid']}"
+        )
+    if status == HTTPStatus.OK or name == "s3":  # an object store may refuse whoever brings no key
+        return None
+    is_alarm = bool(reasons) and all(why.startswith(ALARM) for why in reasons.values())
+    detail = "; ".join(f"{what}: {why}" for what, why in reasons.items()) or f"{url} answers {status}"
+    return Finding(name, "warn" if is_alarm else "fail", detail)
 
 
 async def bus_findings() -> list[Finding]:
     """How full each stream is, and for how long it holds; none where no bus is configured or runs here."""
-    from upcycle.cli.bus import holdings, knows_a_bus
+    from upcycle.cli.bus import holdings
 
     if not knows_a_bus():
         return []

@@ -68,6 +68,8 @@ def test_dead_letters_are_listed_shown_replayed_once_and_refused_by_name(
     assert [line["kind"] for line in lines(capsys)] == ["replayed"]
     assert run(["bus", "dead", "list", "--json"]) == Exit.OK
     assert lines(capsys) == []
+    assert run(["bus", "dead", "list"]) == Exit.OK
+    assert capsys.readouterr().out == "no dead letters\n"
     assert run(["bus", "dead", "list", "--all", "--json"]) == Exit.OK
     assert [line["is_handled"] for line in lines(capsys)] == [True]
     assert run(["bus", "dead", "replay", "1"]) == Exit.USAGE
@@ -163,7 +165,7 @@ def test_the_doctor_says_what_the_streams_hold_and_what_was_given_up(
     assert found["dead letters"]["detail"].startswith("1 not handled")
     assert found["stream TASKS"]["verdict"] == "ok"
     assert "1 messages" in found["stream EVENTS"]["detail"]
-    assert "days of the 30 it keeps" in found["stream EVENTS"]["detail"]
+    assert "days at this rate; messages are kept 30 days" in found["stream EVENTS"]["detail"]
 
 
 def test_the_doctor_asks_no_bus_where_none_is_configured(
@@ -173,3 +175,6 @@ def test_the_doctor_asks_no_bus_where_none_is_configured(
     monkeypatch.delenv("UPCYCLE_BUS_URL", raising=False)
     run(["doctor", "--json"])
     assert not [line for line in lines(capsys) if line["what"] == "bus" or "stream" in line["what"]]
+    for command in ("list", "show 1", "accept 1"):
+        assert run(["bus", "dead", *command.split()]) == Exit.UNREACHABLE
+        assert "no bus is named, and no running platform was found" in capsys.readouterr().err

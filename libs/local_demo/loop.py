@@ -277,6 +277,10 @@ class Demo:
         diffs = [engine.canary_max_abs_diff for engine in engines if engine.digest == answer.digest]
         return Served(MODEL, answer.version, answer.digest, max(diffs, default=float("nan")))
 
+    def start_again(self) -> str:
+        """What starts the platform of this demo once it is stopped."""
+        return f"upcycle up --model {MODEL} --data-dir {_short(self.plan.data_dir)}"
+
     def next_commands(self) -> list[str]:
         """What a person can type now; they work while the platform runs."""
         key_file = self.stack.gateway_key_file

@@ -22,7 +22,10 @@ from platform_backup.places import Places
 from sql_store.migrations import knows
 
 Say = Callable[[str], None]
-_EMPTY_HINT = "restore into a new platform: no streams, no tables, an empty bucket"
+_EMPTY_HINT = (
+    "restore into a new platform: no streams, no tables, an empty bucket; "
+    "on one machine name a new folder with --data-dir"
+)
 
 
 async def restore(places: Places, folder: Path, *, say: Say = lambda _: None) -> Manifest:

@@ -16,7 +16,7 @@ from tests.chaos.campaign import Campaign, verdict
 from tests.chaos.faults import Faults, skipped, targets
 from tests.chaos.machine import Clocks
 from tests.chaos.replicated import Arrangement, ReplicatedStack
-from tests.chaos.schedule import schedule
+from tests.chaos.schedule import HOLD_S, schedule
 from tests.platform_recipes import MODEL, POLICY_DIR, REPOSITORY, register_incident, small_training
 from tests.postgres import PROGRAMS, PostgresServer
 
@@ -45,6 +45,8 @@ def add_arrangement(parser: argparse.ArgumentParser) -> None:
 
 def refusal(args: argparse.Namespace) -> str | None:
     """Why this cannot be run, in a sentence; None when it can."""
+    if unknown := [kind for kind in args.kinds.split(",") if args.kinds and kind not in HOLD_S]:
+        return f"KINDS has no {', '.join(unknown)}: there is {', '.join(HOLD_S)}"
     if args.replicas > 1 and args.backend == "sqlite":
         return "REPLICAS=2 needs BACKEND=postgres: a SQLite file has one owner by design"
     if args.backend == "postgres" and PROGRAMS is None:

@@ -52,6 +52,15 @@ def test_a_fault_hits_what_it_may_and_ends_within_its_bounds() -> None:
         assert shortest <= planned.hold_s <= longest
 
 
+def test_a_kind_that_does_not_exist_is_refused_before_anything_starts(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert main(["--kinds", "kill,bogus", "--duration-s", "0"]) == 2
+    said = capsys.readouterr()
+    assert said.out == ""
+    assert "KINDS has no bogus: there is kill, freeze, rolling_restart" in said.err
+
+
 def test_two_replicas_on_sqlite_are_refused_with_the_reason(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["--replicas", "2", "--backend", "sqlite"]) == 2
     said = capsys.readouterr()

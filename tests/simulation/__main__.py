@@ -13,7 +13,7 @@ from tests.simulation.plans import plan_of
 def main() -> int:
     """0: every promise held in every history."""
     parser = argparse.ArgumentParser(prog="make simulate")
-    parser.add_argument("--seeds", default="0-200", help="FIRST-LAST")
+    parser.add_argument("--seeds", type=_seeds, default="0-200", metavar="FIRST-LAST")
     parser.add_argument("--seed", type=int, help="one history, with its trace")
     parser.add_argument("--jobs", type=int, default=1, help="processes")
     parser.add_argument("--cpu-s", type=float, default=0.0, help="end after so much processor time")
@@ -26,11 +26,20 @@ def main() -> int:
         os.execv(sys.executable, [sys.executable, "-m", "tests.simulation", *sys.argv[1:]])  # noqa: S606
     if given.seed is not None:
         return _one(given.seed)
-    first, _, last = given.seeds.partition("-")
+    first, last = given.seeds
     limits = {"cpu_s": given.cpu_s, "keep_going": given.keep_going, "twice": given.twice, "keep": given.keep}
-    total = play(Wanted(int(first), int(last or first), max(1, given.jobs), **limits))
+    total = play(Wanted(first, last, max(1, given.jobs), **limits))
     print(total.as_json())
     return int(bool(total.broken))
+
+
+def _seeds(given: str) -> tuple[int, int]:
+    """First and last. Raises ArgumentTypeError."""
+    first, _, last = given.partition("-")
+    try:
+        return int(first), int(last or first)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(f"{given!r} is no FIRST-LAST such as 0-200") from error
 
 
 def _one(seed: int) -> int:

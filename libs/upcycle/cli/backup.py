@@ -48,12 +48,19 @@ async def restore(folder: Path, *, data_dir: Path = _DATA_DIR, as_json: JsonFlag
     """
     require_platform("restore")
     from platform_backup.manifest import read
+    from platform_backup.places import places_from_environment
     from platform_backup.restore import restore as restored
 
     read(folder)  # before a server is started
     async with _places(data_dir, has_run=False) as places:
         done = await restored(places, folder.absolute(), say=human().print)
     _report("restore", done, folder, as_json=as_json)
+    if places_from_environment() is None:
+        human().print(
+            f"restored into {data_dir}; next: upcycle up --model MODEL --data-dir {data_dir}",
+            markup=False,
+            soft_wrap=True,
+        )
     return Exit.OK
 
 

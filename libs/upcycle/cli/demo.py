@@ -86,14 +86,24 @@ def conclude(report: "DemoReport", running: "Demo") -> int:
     out.print(f"wall clock  {_walls(report)}")
     out.print(f"usage       {report.usage}")
     out.print(f"report      {running.plan.data_dir / 'report.json'}")
-    out.print("\n[bold]next[/bold]")
-    for line in running.next_commands():
-        out.print(f"  {line}", soft_wrap=True, markup=False)
+    _say_next(running)
     shortfalls = report.shortfalls()
     for line in shortfalls:
         out.print(f"[red]✗ {line}[/red]")
     out.print("[green]✓ the loop closed[/green]" if not shortfalls else "[red]the loop did not close[/red]")
     return Exit.FAILED if shortfalls else Exit.OK
+
+
+def _say_next(running: "Demo") -> None:
+    """Commands that work when they are read."""
+    out = human()
+    out.print("\n[bold]next[/bold]")
+    lines = running.next_commands()
+    if not running.plan.stay:
+        out.print("  the platform is stopped now (--stay leaves it running); start it again, and then")
+        lines = [running.start_again(), *lines]
+    for line in lines:
+        out.print(f"  {line}", soft_wrap=True, markup=False)
 
 
 def _fed(report: "DemoReport") -> str:

@@ -3,7 +3,9 @@
 import re
 from collections import Counter
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Annotated, Any, Final
+
+from cyclopts import Parameter
 
 from upcycle.cli.exits import Exit
 from upcycle.cli.output import JsonFlag, human, print_json, result_console
@@ -15,6 +17,14 @@ if TYPE_CHECKING:
 
 OWNERS: Final = {"bodies": "trajectories", "episodes": "trajectories", "runs": "tasksets"}
 """What can be removed, in the order in which it goes, and the peer that owns it."""
+Age = Annotated[str | None, Parameter(allow_leading_hyphen=True)]
+"""`-3d` is refused as an age, not taken for an option."""
+AGE_SETTINGS: Final = {
+    "bodies": "TRAJECTORY_STORE_RETENTION_BODIES_DAYS",
+    "episodes": "TRAJECTORY_STORE_RETENTION_EPISODES_DAYS",
+    "runs": "SCENARIO_RUNNER_RETENTION_RUNS_DAYS",
+}
+"""What says how old each may be where --older-than does not."""
 BATCH_TIMEOUT_S: Final = 120.0
 _AGE: Final = re.compile(r"([0-9]{1,6}(?:\.[0-9]{1,6})?)([hdw])")
 _SECONDS: Final = {"h": 3600.0, "d": 86400.0, "w": 7 * 86400.0}
@@ -48,7 +58,7 @@ class Swept:
 
 
 async def retention(
-    *what: str, older_than: str | None = None, apply: bool = False, as_json: JsonFlag = False
+    *what: str, older_than: Age = None, apply: bool = False, as_json: JsonFlag = False
 ) -> int:
     """Show what is old and needed by nothing. Nothing is removed without --apply.
 
@@ -68,8 +78,11 @@ async def retention(
                 print_json("retention", _fields(found[-1], is_removed=apply))
     if not as_json:
         result_console().print(_table(found, is_removed=apply))
-        if not apply and any(one.number for one in found):
-            human().print("nothing was removed; --apply removes it")
+        if age_s is None and not any(one.number or one.kept for one in found):
+            settings = ", ".join(AGE_SETTINGS[name] for name in names)
+            human().print(f"where no age is set, nothing is old: give --older-than, or set {settings}")
+        if not apply:
+            human().print("nothing was removed; add --apply")
     return Exit.OK
 
 

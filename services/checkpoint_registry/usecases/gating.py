@@ -95,7 +95,8 @@ class RunGate:
             )
             return
         if run.gate is None:
-            reason = f"run {job.run_id} asks for no gate; promote it manually with SetHead"
+            command = f"upcycle models head {job.model} --set {job.checkpoint_id}"
+            reason = f"run {job.run_id} asks for no gate; promote it with {command}"
             await self._store.close_ungated(job.checkpoint_id, reason)
             return
         await self._queue(job, run.gate, run.profile)

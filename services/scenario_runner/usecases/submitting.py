@@ -214,7 +214,8 @@ def check_tasksets(unit: PlanUnit, spec: RunSpec) -> RegisteredTaskset:
         )
     if spec.purpose is Purpose.TRAIN and taskset.split is not Split.TRAIN:
         raise Refused(
-            f"taskset {taskset.name!r} is held out: it never trains; use it with purpose EVAL or as the gate"
+            f"taskset {taskset.name!r} is held out: it never trains; measure it: "
+            f"upcycle eval {taskset.name} {spec.policy.model}, or name it in --gate"
         )
     if spec.trainable and taskset.split is Split.HELD_OUT:
         raise Refused(

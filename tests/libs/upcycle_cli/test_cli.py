@@ -141,6 +141,19 @@ def test_a_file_without_a_model_is_named(tmp_path: Path, capsys: pytest.CaptureF
     assert "run.toml: policy.model is missing" in capsys.readouterr().err
 
 
+def test_a_negative_age_is_refused_in_the_words_of_any_other_age(tmp_path: Path) -> None:
+    for given in (["--older-than", "-3d"], ["--older-than=-3d"]):
+        done = upcycle("retention", *given, cwd=tmp_path)
+        assert done.returncode == 2
+        assert "--older-than is '-3d', expected an age of at least one day" in done.stderr
+
+
+def test_a_number_of_a_dead_letter_that_is_none_is_a_usage_error_that_names_it(tmp_path: Path) -> None:
+    done = upcycle("bus", "dead", "show", "abc", cwd=tmp_path)
+    assert done.returncode == 2
+    assert '"abc"' in done.stdout + done.stderr
+
+
 def test_json_errors_are_one_line_on_stdout(tmp_path: Path) -> None:
     done = upcycle("runs", "--json", cwd=tmp_path)
     (line,) = done.stdout.splitlines()

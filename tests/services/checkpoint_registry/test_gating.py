@@ -95,7 +95,9 @@ async def test_no_gate_leaves_a_candidate(harness: RegistryHarness) -> None:
     await harness.save(1, "run-free")
     await harness.drive()
     assert await harness.state(1) is CheckpointState.CANDIDATE
-    assert "asks for no gate" in await harness.reason(1)
+    said = await harness.reason(1)
+    assert "asks for no gate; promote it with upcycle models head " in said
+    assert " --set " in said
 
 
 @pytest.mark.parametrize(("held_out", "why"), [(False, "is not held out"), (None, "is not registered")])

@@ -235,7 +235,7 @@ BAD_RUNS: list[tuple[taskset_pb2.RunSpec, grpc.StatusCode, str]] = [
     (_sampling(thinking="0"), INVALID, "must be on, off or a budget of 1 to 1048576 tokens"),
     (_training(epochs=1, warmup_steps=2), INVALID, "over 3 tasks: spec.training.warmup_steps must be >= 0"),
     *[(_bad_training(**config), INVALID, said) for config, said in BAD_TRAININGS],
-    (_with(purpose=TRAIN, taskset="held"), PRECONDITION, "held out: it never trains"),
+    (_with(purpose=TRAIN, taskset="held"), PRECONDITION, "never trains; measure it: upcycle eval held "),
     (_with(purpose=TRAIN, taskset="loose"), PRECONDITION, "'loose' is unassigned: it neither trains nor"),
     (_with(purpose=TRAIN, gate=taskset_pb2.GateConfig(taskset="sums")), PRECONDITION, "judges on held-out"),
     (_with(purpose=TRAIN, gate=taskset_pb2.GateConfig(taskset="loose")), PRECONDITION, "split unassigned; a"),

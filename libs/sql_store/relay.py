@@ -40,6 +40,9 @@ _TOGETHER_ROWS: Final = 16
 _TOGETHER_BYTES: Final = 1 << 20
 _STREAMS: Final = (EVENTS, DECISIONS, TASKS)
 _PRUNE_EVERY_S: Final = 600.0
+MAX_PRUNED: Final = 5_000
+"""Rows that one transaction deletes: after an outage of hours all old rows at once take longer than a
+statement may."""
 _SQLITE_POLLS_RARELY: Final = 10
 """A SQLite file belongs to one process, whose own commits wake the relay: its polls are a precaution."""
 
@@ -314,7 +317,8 @@ class OutboxRelay:
         while True:
             await asyncio.sleep(_PRUNE_EVERY_S)
             try:
-                await self._db.run(lambda connection: prune(connection, self._keep))
+                while await self._db.run(lambda connection: prune(connection, self._keep)) == MAX_PRUNED:
+                    await asyncio.sleep(0)  # others write in between
             except Unavailable as error:
                 _LOG.warning("outbox_not_pruned", extra={"error": str(error)})
 
@@ -338,12 +342,13 @@ def _batches(rows: Sequence[Row]) -> Iterator[list[Row]]:
         yield batch
 
 
-def prune(connection: Connection, keep: timedelta) -> int:
-    """Delete rows that were published longer than `keep` ago; refused rows stay. Returns how many."""
+def prune(connection: Connection, keep: timedelta, *, limit: int = MAX_PRUNED) -> int:
+    """Delete up to `limit` rows that were published longer than `keep` ago; refused rows stay. Returns how
+    many."""
     now: Any = connection.execute(select(func.now())).scalar_one()
-    return connection.execute(
-        delete(OUTBOX).where(OUTBOX.c.published_at < literal(now - keep), OUTBOX.c.refusal.is_(None))
-    ).rowcount
+    old = (OUTBOX.c.published_at < literal(now - keep), OUTBOX.c.refusal.is_(None))
+    ids = select(OUTBOX.c.id).where(*old).order_by(OUTBOX.c.id).limit(limit)
+    return connection.execute(delete(OUTBOX).where(OUTBOX.c.id.in_(ids))).rowcount
 
 
 def _unpublished(

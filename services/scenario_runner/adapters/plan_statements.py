@@ -76,7 +76,7 @@ REWARDS_WITHOUT_STEP = (
 )
 RECENT_OUTCOMES = (
     sa.select(GROUP.c.num_graded)
-    .where(_GROUP_OF_RUN, sa.not_(GROUP.c.is_open))
+    .where(_GROUP_OF_RUN, GROUP.c.is_open == sa.false())
     .order_by(GROUP.c.settled_at.desc(), GROUP.c.position.desc())
     .limit(sa.bindparam("limit_"))
 )

@@ -94,7 +94,7 @@ async def test_a_bug_in_one_run_leaves_no_other_unswept(sources: SourcesHarness,
     assert await is_swept(sources, evaluation)
 
 
-async def test_nothing_is_decided_while_nobody_says_which_episodes_were_played(
+async def test_nothing_is_decided_without_an_answer_about_which_episodes_were_played(
     sources: SourcesHarness, evaluation: str
 ) -> None:
     async def unasked() -> None:

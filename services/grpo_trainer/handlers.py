@@ -48,7 +48,7 @@ def on_run_stopping(event: taskset.RunStopping, delivery: Delivery[Any]) -> tupl
 
 @RUN_FACTS(taskset.RunFinished)
 def on_run_finished(event: taskset.RunFinished, delivery: Delivery[Any]) -> tuple[str, Fact]:
-    return event.run_id, RunOver(delivery.sequence)
+    return event.run_id, RunOver(delivery.sequence, event.state == taskset_pb2.RUN_STATE_COMPLETED)
 
 
 EVENTS: Final[tuple[type[Message], ...]] = (taskset.RunSubmitted, *RUN_FACTS.events)

@@ -8,7 +8,7 @@ from grpc_edge import Peer
 from upcycle.api.taskset.v1 import service_pb2, taskset_pb2
 from upcycle.api.taskset.v1.service_pb2_grpc import TasksetServiceStub
 from upcycle.rpc import RemoteNotFound, peer_errors
-from upcycle.run_client import is_over
+from upcycle.run_client import completed, is_over
 
 if TYPE_CHECKING:  # only the stubs know the asynchronous classes
     from upcycle.api.taskset.v1.service_pb2_grpc import TasksetServiceAsyncStub
@@ -30,6 +30,11 @@ class PlannedRuns:
         made anew. Raises Unavailable."""
         run = await self._run(run_id)
         return run is not None and is_over(run)
+
+    async def is_completed(self, run_id: str) -> bool:
+        """Whether the run ended as completed. Raises Unavailable."""
+        run = await self._run(run_id)
+        return run is not None and completed(run)
 
     async def model_of(self, run_id: str) -> str | None:
         """The model that a run trains; None for a run that the planner does not know. Raises Unavailable."""

@@ -45,9 +45,11 @@ class GroupShortened:
 
 @dataclass(frozen=True, slots=True)
 class RunOver:
-    """run.finished: every episode of the run is settled."""
+    """run.finished: every episode of the run is settled. saves: the run completed, so its newest version
+    becomes a checkpoint, also where the stream lost run.stopping."""
 
     sequence: int
+    saves: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,8 +155,8 @@ class GroupBuffer:
                 await self._take(self.assembler.offer(fact))
             case RunStopping(sequence, saves):
                 self._stop_sequence, self.saves = sequence, saves
-            case RunOver():
-                self.over = True
+            case RunOver(_, saves):
+                self.over, self.saves = True, self.saves if self.stopping else saves
 
     async def _take(self, completion: Completion | None) -> None:
         if isinstance(completion, Settlement):

@@ -71,15 +71,15 @@ class KnownRuns:
             return point.open_runs
         return await self.retry.until_available(self._deps.states.open_runs)
 
-    def end(self, run_id: str, sequence: int) -> None:
+    def end(self, run_id: str, sequence: int, *, saves: bool) -> None:
         """The planner ended the run, and its `run.finished` does not arrive; safe to repeat. sequence: facts
-        up to it have reached their sessions."""
+        up to it have reached their sessions. saves: see RunOver."""
         if run_id in self.failures:
             self.failures.over(run_id)
         if run_id in self._open:
             self._open[run_id].over.set()
             if run_id in self._sessions:
-                self._sessions[run_id].buffer.put(RunOver(sequence))
+                self._sessions[run_id].buffer.put(RunOver(sequence, saves))
 
     def holder_of(self, run_id: str) -> TrainerRecord | None:
         """The other trainer that holds an open run."""

@@ -22,6 +22,9 @@ class Planner(Protocol):
     async def is_over(self, run_id: str) -> bool:
         """Whether the planner ended the run. Raises Unavailable."""
 
+    async def is_completed(self, run_id: str) -> bool:
+        """Whether the run ended as completed. Raises Unavailable."""
+
 
 class LostEnds:
     """A run ends here at the second look in a row at which the planner has it as over: by then a
@@ -42,6 +45,7 @@ class LostEnds:
         over = frozenset([run for run in self._sessions.not_over if await self._planner.is_over(run)])
         for run_id in sorted(over & self._over):
             log.warning("run_ended_by_planner", extra={"run_id": run_id})
-            self._sessions.end(run_id, self._sessions.watermark.handled)
+            saves = await self._planner.is_completed(run_id)
+            self._sessions.end(run_id, self._sessions.watermark.handled, saves=saves)
         self._over = over
         self._sessions.lost.asked()

@@ -234,15 +234,15 @@ class TrainingSession:
             self.state = closed
 
     async def _end_early(self, state: SessionState) -> None:
-        """The run is stopping: publish checkpoint.saved for the newest version, unless the run was cancelled,
-        and group.settled for every group in the buffer.
+        """The run is stopping, or completed before its last step: publish checkpoint.saved for the newest
+        version, unless the run was cancelled, and group.settled for every group in the buffer.
 
         `stopped.json` is stored first, so a restart publishes the same events again and takes no step.
         """
         while not (self.buffer.stopping or self.buffer.over or self._leaving):
             self.buffer.changed.clear()
             await self.buffer.changed.wait()
-        if not self.buffer.stopping:
+        if not (self.buffer.stopping or (self.buffer.over and self.buffer.saves)):
             return
         await self._enter(SessionPhase.PUBLISHING)
         stopped = replace(state, stopped=True)

@@ -99,7 +99,7 @@ async def test_a_run_of_the_past_is_shown_from_its_folder(world: World) -> None:
         await world.published(LAST)
     world.stream.facts.clear()
     async with Trainer(world) as trainer:
-        trainer.sessions.end(RUN, 0)
+        trainer.sessions.end(RUN, 0, saves=True)
         await until(lambda: not trainer.sessions.not_over, timeout_s=60)
     async with Trainer(world) as trainer:
         reply = await served(trainer).GetSession(service.GetSessionRequest(run_id=RUN), CALL)

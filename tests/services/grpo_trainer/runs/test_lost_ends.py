@@ -24,6 +24,7 @@ from upcycle.api.taskset.v1.service_pb2_grpc import (
     TasksetServiceServicer,
     add_TasksetServiceServicer_to_server,
 )
+from upcycle.api.training.v1 import events_pb2 as training_events
 
 NEXT = "run-next"
 RUNNING, CANCELLED = taskset_pb2.RUN_STATE_RUNNING, taskset_pb2.RUN_STATE_CANCELLED
@@ -108,6 +109,20 @@ async def test_a_run_of_which_only_a_claim_is_left_ends_too(world: World, planne
     await BlobStates(world.store).claim(training_run(MODEL, RUN), token=0, by="the one before")
     await the_next_run(world)
     await looks_until_trained(world, planned)
+
+
+async def test_a_completed_run_has_its_last_checkpoint_though_its_whole_end_was_lost(
+    world: World, planner: Planner, planned: PlannedRuns
+) -> None:
+    planner.states[RUN] = taskset_pb2.RUN_STATE_COMPLETED
+    await Episodes(world).groups(range(1))
+    async with Trainer(world) as trainer:
+        await world.published(f"policy.published/default/{MODEL}/1")
+        ends = LostEnds(trainer.sessions, planned)
+        await ends.look()
+        await ends.look()
+        await until_closed(world)
+    assert [one.is_final for one in world.recorder.of(training_events.CheckpointSaved)] == [True]
 
 
 async def test_a_failed_run_is_closed(world: World, planned: PlannedRuns) -> None:

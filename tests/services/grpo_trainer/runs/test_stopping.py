@@ -14,6 +14,7 @@ from tests.support.waiting import until
 from grpo_trainer import views
 from grpo_trainer.domain.states import SessionPhase
 from upcycle.api.taskset.v1 import events_pb2 as taskset_events
+from upcycle.api.taskset.v1 import taskset_pb2
 from upcycle.api.training.v1 import events_pb2 as events
 from upcycle.api.training.v1 import training_pb2 as training
 
@@ -104,6 +105,29 @@ async def test_a_version_that_was_already_saved_is_not_saved_again(world: World)
         await closed(world)
     (saved,) = world.recorder.of(events.CheckpointSaved)
     assert (saved.step, saved.is_final) == (1, False)
+
+
+async def one_step_and_the_end(world: World, state: taskset_pb2.RunState.ValueType) -> None:
+    """The stream lost run.stopping: the planner ended the run, and nothing else says so."""
+    world.stream.append(submission(steps=STEPS, checkpoint_every_steps=STEPS))
+    await Episodes(world).groups(range(2))
+    async with Trainer(world) as trainer:
+        await world.published(f"policy.published/default/{MODEL}/1")
+        await durable(trainer, 1)
+        world.stream.append(taskset_events.RunFinished(run_id=RUN, model=MODEL, state=state))
+        await closed(world)
+
+
+async def test_a_completed_run_saves_its_newest_version_though_its_run_stopping_was_lost(
+    world: World,
+) -> None:
+    await one_step_and_the_end(world, taskset_pb2.RUN_STATE_COMPLETED)
+    assert [(one.version, one.is_final) for one in world.recorder.of(events.CheckpointSaved)] == [(1, True)]
+
+
+async def test_a_cancelled_run_saves_nothing_though_its_run_stopping_was_lost(world: World) -> None:
+    await one_step_and_the_end(world, taskset_pb2.RUN_STATE_CANCELLED)
+    assert not world.recorder.of(events.CheckpointSaved)
 
 
 async def test_a_stop_during_a_step_lets_the_step_finish(world: World) -> None:

@@ -251,7 +251,7 @@ def _engine_supervisor(plan: Plan, model: str, channel: str) -> ProcessSpec:
         plan,
         "policy_engine",
         instance=f"policy_engine_{channel}",
-        uses=("checkpoint_registry",),
+        uses=("scenario_runner", "checkpoint_registry"),
         POLICY_ENGINE_MODEL=model,
         POLICY_ENGINE_CHANNEL=channel,
         POLICY_ENGINE_KIND="embedded" if plan.engine == "embedded" else "vllm",

@@ -170,6 +170,11 @@ class PinRequests:
         """It needs it no more."""
         self._version_of_run.pop(run_id, None)
 
+    @property
+    def runs(self) -> list[str]:
+        """Runs whose pins are kept."""
+        return list(self._version_of_run)
+
     def versions(self) -> list[int]:
         """Needed versions, each once, longest waiting first."""
         return list(dict.fromkeys(self._version_of_run.values()))

@@ -1,13 +1,19 @@
-"""The loop that keeps the engine's lease alive: at every change, and every few seconds."""
+"""The loops beside the supervisor: the lease of the engine, and the ends of runs that the stream lost."""
 
 import asyncio
 import contextlib
+import logging
 from collections.abc import Callable
+from typing import Final
 
-from policy_engine.domain import LeaseFacts
-from policy_engine.ports import Announcer
+from policy_engine.domain import LeaseFacts, PinRequests
+from policy_engine.ports import Announcer, PlannedRuns
 from service_kit.loops import until_stopped
 from upcycle.errors import Unavailable
+
+log = logging.getLogger(__name__)
+
+_LOOK_S: Final = 30.0
 
 
 class LeaseLoop:
@@ -53,3 +59,29 @@ class LeaseLoop:
             return "no engine serves yet"
         await self._announcer.renew_lease(facts, ttl_s)
         return None
+
+
+class LostEnds:
+    """Drops the pins of runs that the planner ended and whose `run.finished` does not arrive: the stream may
+    have lost it, and an engine of channel `candidate` would serve no other version. A pin is dropped at the
+    second look in a row at which its run is over: by then a `run.finished` that was not lost has arrived."""
+
+    def __init__(self, pins: PinRequests, planner: PlannedRuns, look_now: Callable[[], None]) -> None:
+        """look_now: wakes the supervisor."""
+        self._pins = pins
+        self._planner = planner
+        self._look_now = look_now
+        self._over: frozenset[str] = frozenset()
+
+    async def run(self, stop: asyncio.Event) -> None:
+        """Until `stop`. While the planner is unavailable, pins are kept."""
+        await until_stopped(stop, self.look, every_s=_LOOK_S, waiting="ends_of_runs_not_asked")
+
+    async def look(self) -> None:
+        """Ask about every run whose pin is kept. Raises Unavailable."""
+        over = frozenset([run for run in self._pins.runs if await self._planner.is_over(run)])
+        for run_id in sorted(over & self._over):
+            log.warning("pin_of_ended_run", extra={"run_id": run_id})
+            self._pins.unpin(run_id)
+            self._look_now()
+        self._over = over

@@ -14,7 +14,7 @@ from typing import Any, Final, Literal
 
 from tests.simulation import stubs
 from tests.simulation.invariants import Broken
-from tests.simulation.services import ENGINE, ENGINES_PER_MODEL, REGISTRY, Infrastructure, forever
+from tests.simulation.services import ENGINE, ENGINES_PER_MODEL, PLANNER, REGISTRY, Infrastructure, forever
 from tests.simulation.virtual_time import SimulatedProcess
 
 from engine_client import Completion, EngineUnavailable, FinishReason, SamplingParams, TokenSpan, parse_label
@@ -22,11 +22,12 @@ from episodes import Channel
 from identities import objects
 from policy_engine import wire
 from policy_engine.adapters.announcer import PlatformAnnouncer
+from policy_engine.adapters.planned_runs import GrpcPlannedRuns
 from policy_engine.adapters.policy_store import PolicyDownloads
 from policy_engine.adapters.versions import ChannelVersions
 from policy_engine.domain import PinRequests, Policy
 from policy_engine.handlers import supervisor_router
-from policy_engine.loops import LeaseLoop
+from policy_engine.loops import LeaseLoop, LostEnds
 from policy_engine.telemetry import SupervisorTelemetry
 from policy_engine.usecases.pins import PinDeps, PinnedPolicies
 from policy_engine.usecases.reload import ReloadProtocol
@@ -36,6 +37,7 @@ from rollout_sampler.adapters.engines import LeasedEngines
 from rollout_sampler.adapters.leases import EngineChoice, LeaseCache
 from rollout_sampler.domain import PolicyWanted
 from upcycle.api.registry.v1.service_pb2_grpc import RegistryServiceStub
+from upcycle.api.taskset.v1.service_pb2_grpc import TasksetServiceStub
 
 WEIGHTS: Final = "model.safetensors"
 _CHANNELS: Final = (Channel.LATEST, Channel.CANDIDATE)
@@ -170,6 +172,8 @@ async def engine(given: Infrastructure, process: SimulatedProcess) -> None:
     await bus.start()
     forever(leases.run)
     forever(supervisor.run)
+    planner = GrpcPlannedRuns(TasksetServiceStub(given.peer(PLANNER).channel))
+    forever(LostEnds(requests, planner, supervisor.look_now).run)
 
 
 class SimulatedLeasedEngines(LeasedEngines):

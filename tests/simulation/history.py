@@ -55,8 +55,6 @@ _POLLS_S: Final = {
 nothing that this does not."""
 _MAY_BE_LOST: Final = ("group.settled", "step.completed", "session.failed", "run.stopping", "run.finished")
 """Facts that the planner, or who decided them, tells again, or that are asked for."""
-_NOT_ASKED_FOR: Final = "run.finished"
-"""An engine's supervisor keeps the pin of a run whose end it did not read, and plays no other version."""
 _AFTERWARDS_S: Final = 1.0
 """Between two events that were planned for a time at which the run is over: they need not wait for it."""
 _STARTS: Final = {**services.STARTS, services.REGISTRY: registry, services.ENGINE: engine}
@@ -339,7 +337,7 @@ class _History:
         kind = kind_of(message.subject)
         if stream != EVENTS or not share or kind not in _MAY_BE_LOST:
             return False
-        if (self._given.has_engines and kind == _NOT_ASKED_FOR) or self._losses.random() >= share:
+        if self._losses.random() >= share:
             return False
         self._say(f"stream {message.sequence} is lost", "")
         return True

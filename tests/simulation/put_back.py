@@ -94,6 +94,12 @@ BUGS: Final = (
         "        for run_id in ():\n",
     ),
     Bug(
+        "a supervisor of engines does not ask which pinned runs are over (found by this simulator)",
+        "services/policy_engine/loops.py",
+        "        for run_id in sorted(over & self._over):\n",
+        "        for run_id in ():\n",
+    ),
+    Bug(
         "a run ends with its last step though steps before it are not read (found by this simulator)",
         "services/scenario_runner/usecases/ending.py",
         "    if not is_certain and unit.num_in_step(",

@@ -114,6 +114,7 @@ class Failures:
                 lambda: self._deps.states.record_failed_end(run.failure)
             )
         self._runs[run_id] = replace(run, closed=True)
+        self._watermark.closed(run_id)
         for old in [known for known, one in self._runs.items() if one.closed][:-_MAX_CLOSED]:
             del self._runs[old]
         log.info("failed_run_closed", extra={"run_id": run_id})

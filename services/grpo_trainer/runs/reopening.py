@@ -47,6 +47,11 @@ class OpenRun:
     submitted: asyncio.Event = field(default_factory=asyncio.Event)
     over: asyncio.Event = field(default_factory=asyncio.Event)
 
+    def learn(self, submission: Submission) -> None:
+        """Its run.submitted was read; the first one counts."""
+        self.submission = self.submission or submission
+        self.submitted.set()
+
     async def begins(self, state: SessionState | None) -> Submission | None:
         """The submission: as the state has it, else as it arrives. None if the run is over before that."""
         if state is not None:

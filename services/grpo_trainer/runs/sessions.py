@@ -103,12 +103,13 @@ class RunSessions(KnownRuns):
     def submit(self, spec: TrainingSpec, sequence: int, trace_headers: Mapping[str, str]) -> None:
         """A training run was submitted; repeated submissions change nothing."""
         submission, known = Submission(spec, sequence, trace_headers), self._open.get(spec.run_id)
-        if known is not None:
-            known.submission = known.submission or submission
-            known.submitted.set()
-        elif spec.run_id not in self._sessions and spec.run_id not in self.failures:
-            self.watermark.opening(spec.run_id, sequence)
+        if known is None and (spec.run_id in self._sessions or spec.run_id in self.failures):
+            return
+        self.watermark.opening(spec.run_id, sequence)
+        if known is None:
             self._follow(OpenRun(spec.model, spec.run_id, submission))
+        else:
+            known.learn(submission)
 
     def _follow(self, run: OpenRun) -> None:
         self._open[run.run_id], self._unclosed[run.run_id] = run, run.model
@@ -176,7 +177,7 @@ class RunSessions(KnownRuns):
                         self._sessions.pop(run.run_id, None)
                         await asyncio.sleep(_PAUSE_S)
             if not self._stopping:
-                self.watermark.opened(run.run_id)
+                self.watermark.closed(run.run_id)
                 del self._unclosed[run.run_id]
         finally:
             self._leases.end_run(run.model, run.run_id)
@@ -190,10 +191,9 @@ class RunSessions(KnownRuns):
             return holding.result() if holding.done() else over.result()
 
     async def _closed_elsewhere(self, run: OpenRun) -> None:
-        """Wait until another trainer closed a run that the planner ended. Once the run has a durable state,
-        cursors here need not stay before its submission."""
+        """Wait until another trainer closed a run that the planner ended."""
         await until_stored(run, self._deps, is_durable)
-        self.watermark.opened(run.run_id)
+        self.watermark.opened(run.run_id)  # the other one's: cursors here may pass its submission
         await run.over.wait()
         await until_stored(run, self._deps, is_closed)
 

@@ -11,14 +11,22 @@ class ReplayWatermark:
     def __init__(self, handled: int = 0) -> None:
         self.handled = handled
         self._opening: dict[str, int] = {}
+        self._opened: set[str] = set()
 
     def opening(self, run_id: str, sequence: int) -> None:
-        """A run was submitted at `sequence`, and has no durable state yet."""
-        self._opening[run_id] = sequence
+        """A run was submitted at `sequence`. Nothing changes where it has a durable state already."""
+        if run_id not in self._opened:
+            self._opening[run_id] = sequence
 
     def opened(self, run_id: str) -> None:
         """The run has a durable state, or will never have one."""
         self._opening.pop(run_id, None)
+        self._opened.add(run_id)
+
+    def closed(self, run_id: str) -> None:
+        """The run is over: nothing is kept of it."""
+        self._opening.pop(run_id, None)
+        self._opened.discard(run_id)
 
     @property
     def bound(self) -> int:

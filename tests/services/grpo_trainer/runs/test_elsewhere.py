@@ -50,13 +50,13 @@ async def test_a_run_that_another_trainer_began_holds_no_cursor_back(world: Worl
 
 
 async def test_a_run_that_no_trainer_began_holds_every_cursor_back(world: World) -> None:
-    async with Trainer(world, change=lambda deps: _without_claims(deps)) as trainer:
+    async with Trainer(world, change=without_claims) as trainer:
         submit(world)
         await until(lambda: trainer.sessions.watermark.handled >= 1, timeout_s=60)
         assert trainer.sessions.watermark.bound == 0
 
 
-def _without_claims(deps: Any) -> Any:
+def without_claims(deps: Any) -> Any:
     async def away(*_: Any, **__: Any) -> None:
         raise Unavailable("the object store")
 

@@ -21,6 +21,7 @@ from tests.services.grpo_trainer.bench import (
 )
 from tests.services.grpo_trainer.crashes import trained_once
 from tests.services.grpo_trainer.runs.test_cancelled_runs import CLOSED, over
+from tests.services.grpo_trainer.runs.test_elsewhere import without_claims
 from tests.services.grpo_trainer.runs.test_reopening import LAST, STEPS, Sleeper, new_world
 from tests.services.grpo_trainer.runs.test_take_over import whole
 from tests.support.waiting import until
@@ -68,6 +69,18 @@ async def test_the_first_process_lists_the_folders_and_those_after_it_do_not(tmp
     assert listings.count == 1
     trained_once(world)
     await assert_same_bits(await whole(tmp_path / "whole"), world, versions=STEPS)
+
+
+async def test_a_run_without_a_state_is_found_by_every_process_after_the_first(tmp_path: Path) -> None:
+    """Each reads its run.submitted, and ends before anything is durable: the next one must read it, too."""
+    world = await new_world(tmp_path)
+    for _ in range(3):
+        async with Trainer(world, change=without_claims) as trainer:
+            await until(lambda trainer=trainer: trainer.sessions.watermark.handled >= 1)  # type: ignore[misc]
+    assert [(one.bound, one.open_runs) for one in await records(world)] == [(0, OPEN)] * 3
+    await Episodes(world).groups(range(STEPS))
+    async with Trainer(world):
+        await world.published(LAST)
 
 
 async def test_a_process_that_ends_leaves_its_open_runs_to_the_next(tmp_path: Path) -> None:

@@ -302,8 +302,8 @@ class OutboxRelay:
             await self._publish(row)
         except QueueFull as error:
             raise Unavailable(str(error)) from error
-        except (BusError, KeyError) as error:
-            await self._set_aside(row, error)
+        except (BusError, KeyError) as error:  # it stays refused, unless it was announced again meanwhile
+            _LOG.warning("refused_again", extra={"event_id": row.event_id, "error": repr(error)})
             return
         _LOG.warning("refused_row_published", extra={"event_id": row.event_id})
 

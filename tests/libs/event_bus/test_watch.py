@@ -333,7 +333,7 @@ async def test_the_days_that_a_stream_holds_follow_its_present_rate(server: Nats
     assert 4 < facts.days < 9
     assert not facts.is_well
     assert "20 messages" in facts.text
-    assert "days of the 30 it keeps" in facts.text
+    assert "days at this rate; messages are kept 30 days" in facts.text
     assert found[TASKS].is_well
     async with eyes_on(server) as eyes:
         await eyes.jetstream.delete_stream(EVENTS)

@@ -125,7 +125,8 @@ async def test_export_streams_triples_and_whole_records(store: Store) -> None:
             await store.publish(events.graded(number, body=ref, reward=number / 4))
 
     async def is_graded() -> bool:
-        return (await store.ledger()).by_state.get("graded") == 4
+        states = (await store.ledger()).by_state
+        return (states.get("graded"), states.get("recorded")) == (4, 1)
 
     await until(is_graded)
 

@@ -84,6 +84,6 @@ async def test_what_is_announced_again_is_tried_although_it_was_refused(sql_url:
         await until(lambda: "the first is a" in (relay.ready() or ""))
         bus.refuses.clear()
         await db.run(again)
-        await until(lambda: bus.ids("fact") == ["a"])
+        await until(lambda: "a" in bus.ids("fact"))  # twice, where the try at the start is that late
         await relay.stop()
         assert await db.run(unpublished) == []

@@ -11,13 +11,15 @@ from typing import Any
 import pytest
 import pytest_asyncio
 from tests.platform_recipes import EXAMPLE, addresses, small_stack
+from tests.support.waiting import until
 
 from identities.entities import interactive_run_id
 from local_stack.stack import Stack
 from upcycle import Taskset, TrainingClient, create_agent
 from upcycle.api.training.v1.service_pb2 import GetSessionRequest
-from upcycle.api.training.v1.training_pb2 import SESSION_KIND_INTERACTIVE
+from upcycle.api.training.v1.training_pb2 import SESSION_KIND_INTERACTIVE, TrainingSession
 from upcycle.api.trajectory.v1.service_pb2 import GetTrajectoryRequest
+from upcycle.errors import Unavailable
 from upcycle.eval import Job, Run
 from upcycle.platform import Addresses, Platform
 from upcycle.rpc import RemoteNotFound, RemoteRefused
@@ -158,7 +160,14 @@ async def test_a_killed_trainer_applies_each_gradient_once_or_refuses(stack: Sta
     assert (await trainer.head()).checkpoint_id == done.checkpoint_id
     async with Platform(where) as platform:
         asked = GetSessionRequest(run_id=interactive_run_id(MODEL))
-        session = (await platform.training.GetSession(asked, timeout=10)).session
+
+        async def shown() -> TrainingSession | None:
+            try:
+                return (await platform.training.GetSession(asked, timeout=10)).session
+            except (Unavailable, RemoteNotFound):  # the step ended before the kill: the trainer is starting
+                return None
+
+        session = await until(shown, "the session of the trainer that was killed", timeout_s=120)
     assert (session.kind, session.version) == (SESSION_KIND_INTERACTIVE, done.version)
 
 

@@ -35,6 +35,8 @@ class EngineSeconds:
 
     def __init__(self, now_s: Callable[[], float]) -> None:
         self.in_flight = 0
+        self.begun_s = 0.0
+        """When its last request was sent."""
         self._now_s = now_s
         self._at_s = 0.0
         self._share_s = 0.0
@@ -43,6 +45,7 @@ class EngineSeconds:
     def begin(self) -> float:
         """A request is sent; what it returns goes to `end`."""
         self._go_on(1)
+        self.begun_s = self._at_s
         return self._share_s
 
     def end(self, begun: float) -> float:
@@ -114,13 +117,14 @@ class LeasedEngines:
         return found
 
     async def _best(self, wanted: PolicyWanted) -> EngineChoice:
-        """Ready before reloading before failed, not one that just failed, least in flight."""
+        """Ready before reloading before failed, not one that just failed, least in flight, then in turns."""
         found = await self._choices(wanted)
         now = asyncio.get_running_loop().time()
 
-        def order(choice: EngineChoice) -> tuple[bool, int, int, str]:
+        def order(choice: EngineChoice) -> tuple[bool, int, int, float, str]:
             suspect = self._suspect_until.get(choice.engine_id, 0.0) > now
-            return suspect, choice.rank, self._seconds[choice.base_url].in_flight, choice.engine_id
+            seconds = self._seconds[choice.base_url]
+            return suspect, choice.rank, seconds.in_flight, seconds.begun_s, choice.engine_id
 
         await self._close_unused({choice.base_url for choice in found})
         return min(found, key=order)

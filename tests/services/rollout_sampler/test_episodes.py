@@ -174,7 +174,11 @@ async def test_a_pinned_version_is_sampled_from_an_engine_that_holds_it(bed: Tes
 async def test_episodes_spread_over_the_engines_of_the_channel(bed: Testbed) -> None:
     engines = [await bed.engine(lambda _, __: "ok", engine_id=f"engine-{n}") for n in range(2)]
     await bed.sampler()
-    await bed.ask(*(bed.request(number) for number in range(24)))
+    for number in range(6):  # one at a time: no engine has more in flight than the other
+        await bed.ask(bed.request(number))
+        await bed.outcomes(number + 1)
+    assert all(len(engine.requests) >= 2 for engine in engines), [len(engine.requests) for engine in engines]
+    await bed.ask(*(bed.request(number) for number in range(6, 24)))
     await bed.outcomes(24)
     assert all(len(engine.requests) >= 4 for engine in engines)
 

@@ -43,10 +43,15 @@ def add_arrangement(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--bus", type=int, choices=(1, 3), default=1, help="NATS servers")
 
 
-def refusal(args: argparse.Namespace) -> str | None:
-    """Why this cannot be run, in a sentence; None when it can."""
+def unknown_kinds(args: argparse.Namespace) -> str | None:
+    """Which of the faults that are asked for do not exist, in a sentence; None when all do."""
     if unknown := [kind for kind in args.kinds.split(",") if args.kinds and kind not in HOLD_S]:
         return f"KINDS has no {', '.join(unknown)}: there is {', '.join(HOLD_S)}"
+    return None
+
+
+def refusal(args: argparse.Namespace) -> str | None:
+    """Why this arrangement cannot be run, in a sentence; None when it can."""
     if args.replicas > 1 and args.backend == "sqlite":
         return "REPLICAS=2 needs BACKEND=postgres: a SQLite file has one owner by design"
     if args.backend == "postgres" and PROGRAMS is None:
@@ -103,7 +108,7 @@ def _is_wanted(kind: str, kinds: str) -> bool:
 def main(argv: Sequence[str] | None = None) -> int:
     """Exit status: 0 when nothing was lost, trained twice, served stale, or hung; 2 when it was refused."""
     args = parse(argv)
-    if (why_not := refusal(args)) is not None:
+    if (why_not := unknown_kinds(args) or refusal(args)) is not None:
         print(f"make chaos: {why_not}", file=sys.stderr)
         return REFUSED
     print(f"seed {args.seed}", file=sys.stderr)

@@ -7,7 +7,7 @@ import sys
 import tempfile
 import time
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, Final
@@ -106,12 +106,12 @@ async def soak(args: argparse.Namespace, folder: Path, postgres: PostgresServer 
     return {**line, "hung": len(runs.hung), "runs": dict(runs.finished)}
 
 
-def main() -> int:
+def main(argv: Sequence[str] | None = None) -> int:
     """Exit status: 0 when nothing would double in a day and no run hung; 2 when it was refused."""
     parser = argparse.ArgumentParser(prog="make soak", description=__doc__)
     parser.add_argument("--minutes", type=float, default=30.0)
     add_arrangement(parser)
-    args = parser.parse_args()
+    args = parser.parse_args(argv)
     if (why_not := refusal(args)) is not None:
         print(f"make soak: {why_not}", file=sys.stderr)
         return 2

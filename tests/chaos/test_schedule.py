@@ -1,9 +1,11 @@
 """What makes a campaign repeatable, and what it refuses."""
 
 import math
+from collections.abc import Callable
 from itertools import islice
 
 import pytest
+from tests.chaos import soak
 from tests.chaos.__main__ import main, parse, refusal
 from tests.chaos.campaign import not_reached, verdict
 from tests.chaos.schedule import HOLD_S, SEEDS_FOR_ALL, schedule
@@ -61,8 +63,11 @@ def test_a_kind_that_does_not_exist_is_refused_before_anything_starts(
     assert "KINDS has no bogus: there is kill, freeze, rolling_restart" in said.err
 
 
-def test_two_replicas_on_sqlite_are_refused_with_the_reason(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["--replicas", "2", "--backend", "sqlite"]) == 2
+@pytest.mark.parametrize("command", [main, soak.main])
+def test_two_replicas_on_sqlite_are_refused_with_the_reason(
+    capsys: pytest.CaptureFixture[str], command: Callable[[list[str]], int]
+) -> None:
+    assert command(["--replicas", "2", "--backend", "sqlite"]) == 2
     said = capsys.readouterr()
     assert said.out == ""
     assert "REPLICAS=2 needs BACKEND=postgres: a SQLite file has one owner by design" in said.err

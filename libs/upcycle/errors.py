@@ -45,6 +45,12 @@ class TasksetInvalid(UpcycleError, ValueError):
     kind = "taskset_invalid"
 
 
+class SourceRefused(UpcycleError, ValueError):
+    """A file of an environment's source is missing, too large, or lies outside its folder."""
+
+    kind = "source_refused"
+
+
 class ScenarioError(UpcycleError):
     """The scenario raised, or did not yield exactly twice."""
 

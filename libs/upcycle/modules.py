@@ -23,7 +23,7 @@ def load_module(path: Path) -> ModuleType:
     loaded = _already_loaded(resolved)
     if loaded is not None:
         return loaded
-    root, dotted = _package_of(resolved)
+    root, dotted = package_of(resolved)
     if root is not None:
         _make_importable(root)
         return importlib.import_module(dotted)
@@ -52,7 +52,7 @@ def _already_loaded(path: Path) -> ModuleType | None:
     return None
 
 
-def _package_of(path: Path) -> tuple[Path | None, str]:
+def package_of(path: Path) -> tuple[Path | None, str]:
     """(folder that holds the topmost package, dotted module name); (None, "") outside any package."""
     names = [] if path.name == "__init__.py" else [path.stem]
     folder = path.parent

@@ -1,7 +1,7 @@
 """`Environment`: the one object an environment's author declares tools and scenarios on."""
 
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
@@ -51,8 +51,10 @@ class Environment:
     state of the environment's file is private to an episode, because each episode is a forked process.
     version: free text, sent to who drives the environment. external_errors: exception types that say that
     something outside failed, such as a database; an episode in which one is raised is missing and played
-    again. Any other exception after the answer is the policy's (docs/reference/failures.md). Raises
-    DefinitionError for an empty name, and for an external_errors that is no tuple of exception types.
+    again. Any other exception after the answer is the policy's (docs/reference/failures.md). data: files and
+    folders that belong to the environment's source, relative to its file, written as a literal list: an edit
+    of one is an edit of the environment. Raises DefinitionError for an empty name, for an external_errors
+    that is no tuple of exception types, and for a data that is no list of paths.
 
         env = Environment("incident")
 
@@ -71,6 +73,7 @@ class Environment:
         *,
         version: str = "0.1.0",
         external_errors: tuple[type[Exception], ...] = EXTERNAL_ERRORS,
+        data: Sequence[str] = (),
     ) -> None:
         if not name or not isinstance(name, str):
             raise DefinitionError(f"environment name {name!r} is not a non-empty string")
@@ -78,6 +81,7 @@ class Environment:
         self._external_errors = known
         self.name = name
         self.version = version
+        self.data = _paths(data)
         # The file that declares the environment: a Task made from it records where to load it from.
         self.source = str(sys._getframe(1).f_globals.get("__file__", ""))
         self.scenarios: dict[str, Scenario] = {}
@@ -197,6 +201,12 @@ class Environment:
         if name in self._tools:
             raise DefinitionError(f"environment {self.name!r} has two tools called {name!r}")
         self._tools[name] = tool
+
+
+def _paths(data: Any) -> tuple[str, ...]:
+    if isinstance(data, list | tuple) and all(isinstance(path, str) and path for path in data):
+        return tuple(data)
+    raise DefinitionError(f"data is {data!r:.200}", 'give a list of paths: ["cases.json", "fixtures"]')
 
 
 def _exception_types(types: Any) -> tuple[type[Exception], ...]:

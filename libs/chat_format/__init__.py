@@ -3,7 +3,7 @@
 from chat_format.chat_format import ChatFormat
 from chat_format.errors import ChatFormatError, InvalidMessages, InvalidModelDir
 from chat_format.messages import Message, assistant_message, tool_message
-from chat_format.parsing import AssistantTurn, ToolCall
+from upcycle.harness.parsing import AssistantTurn, ToolCall
 
 __all__ = [
     "AssistantTurn",

@@ -13,8 +13,8 @@ from tokenizers import Tokenizer
 
 from chat_format.errors import InvalidMessages, InvalidModelDir
 from chat_format.messages import Message, defuse, normalise
-from chat_format.parsing import AssistantTurn, parse_turn
 from chat_format.template import ChatTemplate
+from upcycle.harness.parsing import AssistantTurn, parse_turn
 
 # Stands for a sampled turn while the text around it is rendered; letters only, so no template rewrites it.
 _PLACEHOLDER = "zqsampledturnzq"

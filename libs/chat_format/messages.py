@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from chat_format.errors import InvalidMessages
-from chat_format.parsing import AssistantTurn
+from upcycle.harness.parsing import AssistantTurn
 
 Message = Mapping[str, Any]
 ROLES = frozenset({"system", "developer", "user", "assistant", "tool"})

@@ -79,10 +79,3 @@ class NotWanted:
 
 
 PlayOutcome = Recorded | Failed | NotWanted
-
-
-def clip_text(text: str, max_chars: int) -> str:
-    """`text`, or its beginning and how much was cut, so that no tool result can fill the episode's budget."""
-    if len(text) <= max_chars:
-        return text
-    return f"{text[:max_chars]}\n[{len(text) - max_chars} more characters were cut]"

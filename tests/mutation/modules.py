@@ -58,5 +58,5 @@ MODULES = {
         (f"{_REGISTRY}/test_gate_verdicts.py", f"{_REGISTRY}/test_evidence.py"),
     ),
     "reward_parsing": Module(("reward_grader/domain.py",), ("services/reward_grader/test_rewards.py",)),
-    "chat_parsing": Module(("chat_format/parsing.py",), ("libs/chat_format/test_parse_turn.py",)),
+    "chat_parsing": Module(("upcycle/harness/parsing.py",), ("libs/upcycle/test_parse_turn.py",)),
 }

@@ -3,13 +3,9 @@
 from collections.abc import Sequence
 from typing import Any
 
-from chat_format import AssistantTurn, ChatFormat, assistant_message, tool_message
+from chat_format import AssistantTurn, ChatFormat, assistant_message
 from environment_client import OpenedEnvironment
 from trajectory_body import prompt_message
-
-_UNREADABLE = (
-    "Your last message could not be read: {error}. Send a well-formed tool call, or a plain final answer."
-)
 
 
 class Conversation:
@@ -40,15 +36,9 @@ class Conversation:
         """Ids that end the thinking of a turn whose first tokens these are; none where it has ended."""
         return self._chat.end_of_thinking([*self.token_ids, *sampled_ids])
 
-    def reply_with_results(self, contents: Sequence[str]) -> list[int]:
-        """Ids between the sampled turn and the next one, for tool results in the order of their calls."""
-        return self._reply([tool_message(content) for content in contents])
-
-    def reply_with_error(self, error: str) -> list[int]:
-        """Ids of a user message that says why the last turn could not be read."""
-        return self._reply([{"role": "user", "content": _UNREADABLE.format(error=error)}])
-
-    def _reply(self, messages: list[dict[str, Any]]) -> list[int]:
+    def reply(self, messages: Sequence[dict[str, Any]]) -> list[int]:
+        """Ids between the sampled turn and the next one, for what the policy reads there. Raises
+        chat_format.InvalidMessages."""
         ids = self._chat.bridge(self._messages, messages, self._tools, enable_thinking=self._enable_thinking)
         self._messages.extend(messages)
         self.token_ids.extend(ids)

@@ -1,29 +1,43 @@
-"""The turns of one episode: sample, read what was sampled, run the tools that it calls, reply."""
+"""One episode in tokens, for the harness: what is sampled and inserted goes into its body as it comes."""
 
 import asyncio
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import Any, Final
 
-from chat_format import AssistantTurn, InvalidMessages
+from chat_format import InvalidMessages
 from engine_client import Completion, ContextOverflow, FinishReason, SamplingParams, continued
 from environment_client import EnvironmentClient, OpenedEnvironment
 from episodes import EpisodeBroken, EpisodeFailure
 from rollout_sampler import telemetry, wire
 from rollout_sampler.adapters.engines import LeasedEngines
 from rollout_sampler.adapters.policies import PolicyFormat
-from rollout_sampler.domain import EpisodeTask, clip_text
+from rollout_sampler.domain import EpisodeTask
 from rollout_sampler.usecases.conversation import Conversation
 from upcycle.api.common.v1.common_pb2 import Usage
 from upcycle.api.trajectory.v1 import trajectory_pb2
-from upcycle.api.trajectory.v1.trajectory_pb2 import ToolCall, ToolResult, TrajectoryBody, Turn
+from upcycle.api.trajectory.v1.trajectory_pb2 import TrajectoryBody, Turn
+from upcycle.harness import (
+    AssistantTurn,
+    StopReason,
+    TakenTurn,
+    ToolCall,
+    ToolOutcome,
+    TurnLimits,
+    play_turns,
+)
 from upcycle.retrying import retry
 
 _FIRST_RETRY_S: Final = 0.1
 _MAX_RETRY_S: Final = 1.0
 _ANSWER_MARGIN_S: Final = 2.0
 """In which the environment's word that a call took too long comes before the episode's deadline."""
+_STOP_REASONS: Final = {
+    StopReason.ANSWERED: trajectory_pb2.STOP_REASON_ANSWERED,
+    StopReason.MAX_TURNS: trajectory_pb2.STOP_REASON_MAX_TURNS,
+    StopReason.MAX_TOKENS: trajectory_pb2.STOP_REASON_MAX_TOKENS,
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +54,7 @@ class PlayLimits:
 
 
 class EpisodePlayer:
-    """Plays one episode, once."""
+    """Plays one episode, once; to the harness it is a TurnDriver."""
 
     def __init__(
         self,
@@ -67,6 +81,9 @@ class EpisodePlayer:
         self.tools_s = 0.0
         """Seconds that tools took which the policy had called, as their environment measured them: a call
         that has not come back may wait for the platform."""
+        self._body, self._retry_s, self._nonce = TrajectoryBody(), 0.0, ""
+        self._new_prompt_ids: Sequence[int] = ()
+        self._sampled_s = 0.0
 
     @property
     def is_mostly_tools(self) -> bool:
@@ -80,45 +97,73 @@ class EpisodePlayer:
         not even the first prompt fits.
         """
         body.stop_reason = trajectory_pb2.STOP_REASON_MAX_TURNS
-        new_prompt_ids: Sequence[int] = self._begin()
-        for index in range(self._task.sampling.max_turns):
-            if index:
-                new_prompt_ids = self._reply(body.turns[-1])
-            try:
-                turn = await self._sampled(index, new_prompt_ids, limits.retry_s, f"{nonce}-t{index}", body)
-            except ContextOverflow:
-                if not index:
-                    raise
-                turn = None
-            if turn is not None and turn.finish_reason != trajectory_pb2.FINISH_REASON_LENGTH:
-                await self._run_tools(turn, limits)
-            if turn is None or turn.finish_reason == trajectory_pb2.FINISH_REASON_LENGTH:
-                body.stop_reason = trajectory_pb2.STOP_REASON_MAX_TOKENS
-                break
-            if not turn.tool_calls and not turn.parse_error:
-                body.stop_reason, body.answer = trajectory_pb2.STOP_REASON_ANSWERED, turn.text
-                break
+        self._body, self._retry_s, self._nonce = body, limits.retry_s, nonce
+        turns = TurnLimits(
+            self._task.sampling.max_turns, limits.max_tool_calls_per_turn, limits.max_tool_result_chars
+        )
+        ending = await play_turns(self, turns)
+        body.stop_reason, body.answer = _STOP_REASONS[ending.stop_reason], ending.answer
 
-    async def _sampled(
-        self, index: int, new_prompt_ids: Sequence[int], retry_s: float, calls: str, body: TrajectoryBody
-    ) -> Turn | None:
+    async def begin(self) -> None:
+        """Render the prompt. Raises EpisodeBroken for one that leaves no room for an answer."""
+        self._new_prompt_ids = self._begin()
+
+    async def take_turn(self, index: int) -> TakenTurn | None:
         """The next turn of the body, with its calls; None when the episode's tokens are spent. A completion
-        cut by length calls no tools. calls: begins the ids of its tool calls."""
+        cut by length calls no tools."""
         if self._task.completion_limit(len(self._conversation.token_ids)) <= 0:
             return None
         started_s = self._elapsed_s()
-        completion, inserted = await self._complete(index, retry_s, body.usage)
+        try:
+            completion, inserted = await self._complete(index, self._retry_s, self._body.usage)
+        except ContextOverflow:
+            if not index:
+                raise
+            return None
         self.engine_id = completion.engine_id
         assistant = self._conversation.read(completion.token_ids)
         texts = [self._token_texts[token] for token in completion.token_ids]
-        turn = body.turns.add()
-        turn.CopyFrom(wire.sampled_turn(new_prompt_ids, completion, texts))
+        turn = self._body.turns.add()
+        turn.CopyFrom(wire.sampled_turn(self._new_prompt_ids, completion, texts))
         turn.inserted_start, turn.num_inserted = inserted.start, len(inserted)
         turn.text, turn.parse_error = assistant.text, assistant.parse_error or ""
         turn.started_s, turn.sampling_s = started_s, self._elapsed_s() - started_s
-        if completion.finish_reason is not FinishReason.LENGTH:
-            turn.tool_calls.extend(_calls_of(assistant, calls))
-        return turn
+        was_cut = completion.finish_reason is FinishReason.LENGTH
+        if not was_cut:
+            turn.tool_calls.extend(_calls_of(assistant, f"{self._nonce}-t{index}"))
+        self._sampled_s = self._elapsed_s()
+        return TakenTurn(assistant, was_cut)
+
+    async def run_call(self, position: int, call: ToolCall) -> ToolOutcome:
+        """Run a call of the last turn. Raises Unavailable and EpisodeBroken."""
+        try:
+            return await self._run_tool(self._last_turn.tool_calls[position])
+        finally:
+            self._last_turn.tools_s = self._elapsed_s() - self._sampled_s
+
+    def add_outcome(self, position: int, outcome: ToolOutcome) -> None:
+        """Note it in the body."""
+        turn = self._last_turn
+        turn.tool_results.add(
+            call_id=turn.tool_calls[position].call_id,
+            content=outcome.content,
+            is_error=outcome.is_error,
+            duration_s=outcome.duration_s,
+        )
+        self.tools_s += outcome.duration_s
+
+    def observe(self, messages: Sequence[dict[str, Any]]) -> None:
+        """Render what the policy reads. Raises EpisodeBroken where the template refuses to go on."""
+        try:
+            self._new_prompt_ids = self._conversation.reply(messages)
+        except InvalidMessages as error:
+            raise EpisodeBroken(
+                EpisodeFailure.POLICY_UNREADABLE, f"the conversation cannot be continued: {error}"
+            ) from error
+
+    @property
+    def _last_turn(self) -> Turn:
+        return self._body.turns[-1]
 
     def _elapsed_s(self) -> float:
         return asyncio.get_running_loop().time() - self._began_s
@@ -179,31 +224,14 @@ class EpisodePlayer:
             telemetry.describe_completion(span, policy.model, completion, len(context))
         return completion
 
-    async def _run_tools(self, turn: Turn, limits: PlayLimits) -> None:
-        """Add the results, in the order of the calls, one after the other: a tool may need what an earlier
-        one did."""
-        began_s = self._elapsed_s()
-        try:
-            for position, call in enumerate(turn.tool_calls):
-                if position < limits.max_tool_calls_per_turn:
-                    result = await self._run_tool(call, limits.max_tool_result_chars)
-                else:
-                    refusal = f"refused: more than {limits.max_tool_calls_per_turn} tool calls in one turn"
-                    result = ToolResult(call_id=call.call_id, content=refusal, is_error=True)
-                turn.tool_results.append(result)
-                self.tools_s += result.duration_s
-        finally:
-            turn.tools_s = self._elapsed_s() - began_s
-
-    async def _run_tool(self, call: ToolCall, max_chars: int) -> ToolResult:
+    async def _run_tool(self, call: trajectory_pb2.ToolCall) -> ToolOutcome:
         with telemetry.tool_span(self._task, call.name, call.call_id) as span, telemetry.TOOL_S.time():
             result = await self._environments.call_tool(
                 self._environment.lease, call, limit_s=self._tool_limit_s()
             )
             if result.is_error:
                 span.set_attribute("error.type", "tool_error")
-        result.content = clip_text(result.content, max_chars)
-        return result
+        return ToolOutcome(result.content, result.is_error, result.duration_s)
 
     def _tool_limit_s(self) -> float | None:
         """The time that is left for a call, where one that takes all of it makes the episode mostly tools.
@@ -216,20 +244,10 @@ class EpisodePlayer:
         is_mostly_tools = self.tools_s + limit_s > (elapsed_s + limit_s) / 2
         return limit_s if limit_s > 0 and is_mostly_tools else None
 
-    def _reply(self, turn: Turn) -> list[int]:
-        try:
-            if turn.parse_error:
-                return self._conversation.reply_with_error(turn.parse_error)
-            return self._conversation.reply_with_results([result.content for result in turn.tool_results])
-        except InvalidMessages as error:
-            raise EpisodeBroken(
-                EpisodeFailure.POLICY_UNREADABLE, f"the conversation cannot be continued: {error}"
-            ) from error
 
-
-def _calls_of(turn: AssistantTurn, prefix: str) -> list[ToolCall]:
+def _calls_of(turn: AssistantTurn, prefix: str) -> list[trajectory_pb2.ToolCall]:
     return [
-        ToolCall(
+        trajectory_pb2.ToolCall(
             call_id=f"{prefix}c{position}",
             name=call.name,
             arguments_json=json.dumps(call.arguments, ensure_ascii=False),

@@ -2,6 +2,7 @@
 
 import json
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, NoReturn
 
@@ -47,13 +48,57 @@ def parse_turn(text: str) -> AssistantTurn:
     return AssistantTurn(text=rest.strip() if calls else rest, tool_calls=calls)
 
 
-def _parse_call(body: str) -> ToolCall:
+def read_message(message: Mapping[str, Any]) -> AssistantTurn:
+    """The turn in an assistant message of the OpenAI form; calls that its server left in the text are read
+    from there. Never raises: what is malformed becomes `parse_error`, as in `parse_turn`."""
+    text = _text_of(message.get("content"))
+    rows = message.get("tool_calls") or ()
+    if not rows:
+        return parse_turn(text)
     try:
-        call = json.loads(body, parse_constant=_refuse_constant)
+        return AssistantTurn(text.strip(), tuple(_parse_row(row) for row in rows))
+    except _Malformed as error:
+        spelled = [f"{OPEN}\n{_spelled(row)}\n{CLOSE}" for row in rows]
+        return AssistantTurn("\n".join([text, *spelled]).strip(), parse_error=str(error))
+
+
+def _text_of(content: Any) -> str:
+    parts = content if isinstance(content, list) else [content]
+    texts = [part.get("text") if isinstance(part, Mapping) else part for part in parts]
+    return "".join(text for text in texts if isinstance(text, str))
+
+
+def _parse_row(row: Any) -> ToolCall:
+    function = row.get("function") if isinstance(row, Mapping) else None
+    if not isinstance(function, Mapping):
+        raise _Malformed("tool call has no function")
+    arguments = function.get("arguments")
+    if isinstance(arguments, str):
+        arguments = _from_json(arguments or "{}")
+    return _call_of({"name": function.get("name"), "arguments": {} if arguments is None else arguments})
+
+
+def _spelled(row: Any) -> str:
+    function = row.get("function") if isinstance(row, Mapping) else None
+    if not isinstance(function, Mapping):
+        return str(row)
+    return f'{{"name": {json.dumps(function.get("name"))}, "arguments": {function.get("arguments")}}}'
+
+
+def _parse_call(body: str) -> ToolCall:
+    return _call_of(_from_json(body))
+
+
+def _from_json(text: str) -> Any:
+    try:
+        return json.loads(text, parse_constant=_refuse_constant)
     except RecursionError as error:
         raise _Malformed("tool call is nested too deeply") from error
     except ValueError as error:
         raise _Malformed(f"tool call is not JSON: {error}") from error
+
+
+def _call_of(call: Any) -> ToolCall:
     if not isinstance(call, dict):
         raise _Malformed(f"tool call is a JSON {type(call).__name__}, expected an object")
     name, arguments = call.get("name"), call.get("arguments", {})

@@ -5,8 +5,8 @@ import re
 
 import pytest
 
-from chat_format import AssistantTurn, ToolCall, parsing
-from chat_format.parsing import parse_turn
+from upcycle.harness import AssistantTurn, ToolCall, parsing
+from upcycle.harness.parsing import parse_turn
 
 
 def call(body: str) -> str:

@@ -1,0 +1,123 @@
+"""An episode in chat messages: for `upcycle play`, agents in this process and models of other programs."""
+
+import json
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from upcycle.harness.parsing import AssistantTurn, ToolCall
+from upcycle.harness.turns import TakenTurn, ToolOutcome
+
+Messages = Sequence[Mapping[str, Any]]
+"""Of the OpenAI form: `{"role", "content", "tool_calls"?, "tool_call_id"?}`."""
+
+
+@dataclass(frozen=True, slots=True)
+class ChatReply:
+    """One turn of a player. was_cut: by its token budget. num_tokens: prompt and completion as the player's
+    server counted them; 0 where nothing counts."""
+
+    said: AssistantTurn
+    was_cut: bool = False
+    num_tokens: int = 0
+
+
+class ChatPlayer(Protocol):
+    """What answers a conversation: a person, a script, a model behind a URL."""
+
+    async def reply(self, messages: Messages, tools: Messages, max_tokens: int) -> ChatReply:
+        """The next assistant turn. tools: OpenAI function specs. max_tokens: of this turn. Raises
+        UpcycleError."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class TokenBudgets:
+    """Tokens that a player may sample in one turn, and that the conversation may have."""
+
+    per_turn: int = 4096
+    per_episode: int = 131_072
+
+
+class EpisodeWatcher:
+    """Sees an episode as it is played; this one looks away."""
+
+    def on_turn(self, turn: TakenTurn) -> None:
+        """The player took a turn."""
+
+    def on_outcome(self, call: ToolCall, outcome: ToolOutcome) -> None:
+        """A call of the last turn ended, or was refused."""
+
+
+class ChatDriver:
+    """A TurnDriver over chat messages. `messages` and `turns` grow as the episode goes on."""
+
+    def __init__(
+        self,
+        prompt: Messages,
+        tools: Messages,
+        player: ChatPlayer,
+        call_tool: Callable[[ToolCall], Awaitable[ToolOutcome]],
+        *,
+        budgets: TokenBudgets = TokenBudgets(),
+        watcher: EpisodeWatcher | None = None,
+    ) -> None:
+        self.messages: list[Mapping[str, Any]] = list(prompt)
+        self.turns: list[TakenTurn] = []
+        self._tools = tools
+        self._player = player
+        self._call_tool = call_tool
+        self._budgets = budgets
+        self._watcher = watcher or EpisodeWatcher()
+        self._num_tokens = 0
+
+    async def begin(self) -> None:
+        """Nothing: the prompt is in `messages`."""
+
+    async def take_turn(self, index: int) -> TakenTurn | None:
+        """Ask the player. Raises what it raises."""
+        left = min(self._budgets.per_turn, self._budgets.per_episode - self._num_tokens)
+        if left <= 0:
+            return None
+        reply = await self._player.reply(self.messages, self._tools, left)
+        self._num_tokens = max(self._num_tokens, reply.num_tokens)
+        turn = TakenTurn(reply.said, reply.was_cut)
+        self.turns.append(turn)
+        self.messages.append(_assistant(index, reply.said))
+        self._watcher.on_turn(turn)
+        return turn
+
+    async def run_call(self, position: int, call: ToolCall) -> ToolOutcome:
+        """Run it in the environment. Raises what that raises."""
+        return await self._call_tool(call)
+
+    def add_outcome(self, position: int, outcome: ToolOutcome) -> None:
+        """It is in the turn already: show it."""
+        self._watcher.on_outcome(self.turns[-1].said.tool_calls[position], outcome)
+
+    def observe(self, messages: Sequence[dict[str, Any]]) -> None:
+        """Append the messages, each result under the id of its call."""
+        index = len(self.turns) - 1
+        for position, message in enumerate(messages):
+            is_result = message["role"] == "tool"
+            self.messages.append(
+                {**message, "tool_call_id": _call_id(index, position)} if is_result else message
+            )
+
+
+def _assistant(index: int, said: AssistantTurn) -> dict[str, Any]:
+    message: dict[str, Any] = {"role": "assistant", "content": said.text}
+    if said.tool_calls:
+        message["tool_calls"] = [
+            {
+                "id": _call_id(index, position),
+                "type": "function",
+                "function": {"name": call.name, "arguments": json.dumps(call.arguments, ensure_ascii=False)},
+            }
+            for position, call in enumerate(said.tool_calls)
+        ]
+    return message
+
+
+def _call_id(index: int, position: int) -> str:
+    return f"call-t{index}c{position}"

@@ -1,0 +1,133 @@
+"""The turn loop over chat messages: what is run, what is answered, which budget ends it."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+
+from upcycle.harness import (
+    AssistantTurn,
+    StopReason,
+    ToolCall,
+    ToolOutcome,
+    TurnLimits,
+    parse_turn,
+    play_turns,
+)
+from upcycle.harness.chat import ChatDriver, ChatReply, Messages, TokenBudgets
+from upcycle.harness.parsing import read_message
+
+BUDGETS = TokenBudgets()
+PROMPT = [{"role": "user", "content": "go"}]
+CALL = '<tool_call>\n{"name": "look", "arguments": {"at": "x"}}\n</tool_call>'
+
+
+class Scripted:
+    """Says its texts in order, and keeps what it was asked."""
+
+    def __init__(self, *texts: str | ChatReply) -> None:
+        self._texts = list(texts)
+        self.asked: list[Messages] = []
+        self.max_tokens: list[int] = []
+
+    async def reply(self, messages: Messages, tools: Messages, max_tokens: int) -> ChatReply:
+        self.asked.append(list(messages))
+        self.max_tokens.append(max_tokens)
+        said = self._texts.pop(0)
+        return said if isinstance(said, ChatReply) else ChatReply(parse_turn(said))
+
+
+async def saw(call: ToolCall) -> ToolOutcome:
+    return ToolOutcome(f"saw {call.arguments['at']}", duration_s=1.0)
+
+
+async def played(
+    player: Scripted, *, max_turns: int = 4, budgets: TokenBudgets = BUDGETS, **limits: int
+) -> tuple[Any, ChatDriver]:
+    driver = ChatDriver(PROMPT, (), player, saw, budgets=budgets)
+    return await play_turns(driver, TurnLimits(max_turns, **limits)), driver
+
+
+async def test_a_call_is_run_and_answered_under_its_id_and_plain_text_is_the_answer() -> None:
+    player = Scripted(CALL + CALL, "done")
+    ending, driver = await played(player)
+    assert (ending.stop_reason, ending.answer) == (StopReason.ANSWERED, "done")
+    asked, first, second = player.asked[1][1:]
+    assert [call["id"] for call in asked["tool_calls"]] == [first["tool_call_id"], second["tool_call_id"]]
+    assert (first["role"], first["content"]) == ("tool", "saw x")
+    assert [len(turn.outcomes) for turn in driver.turns] == [2, 0]
+
+
+async def test_a_malformed_call_is_answered_with_what_is_wrong_and_how_to_go_on() -> None:
+    player = Scripted("<tool_call>\n{broken\n</tool_call>", "done")
+    ending, _ = await played(player)
+    said, observed = player.asked[1][1:]
+    assert "tool_calls" not in said
+    assert observed["role"] == "user"
+    assert observed["content"].startswith("Your last message could not be read: tool call is not JSON")
+    assert observed["content"].endswith("Send a well-formed tool call, or a plain final answer.")
+    assert ending.answer == "done"
+
+
+@pytest.mark.parametrize("arguments", ["{broken", "[1]", '{"n": NaN}', '{"n": 1e999}', '{"n": "\\ud800"}'])
+def test_malformed_arguments_of_a_server_are_a_parse_error_with_the_raw_call_in_the_text(
+    arguments: str,
+) -> None:
+    row = {"id": "a", "function": {"name": "look", "arguments": arguments}}
+    turn = read_message({"role": "assistant", "content": "hm", "tool_calls": [row]})
+    assert turn.parse_error
+    assert turn.tool_calls == ()
+    assert turn.text == f'hm\n<tool_call>\n{{"name": "look", "arguments": {arguments}}}\n</tool_call>'
+
+
+def test_a_servers_calls_are_read_as_those_of_a_text() -> None:
+    row = {"id": "a", "function": {"name": "look", "arguments": '{"at": "</tool_call>"}'}}
+    spelled = read_message({"content": None, "tool_calls": [row]})
+    assert spelled == AssistantTurn("", (ToolCall("look", {"at": "</tool_call>"}),))
+    no_arguments = {"function": {"name": "look", "arguments": ""}}
+    assert read_message({"tool_calls": [no_arguments]}).tool_calls == (ToolCall("look", {}),)
+    assert read_message({"content": CALL}) == parse_turn(CALL)
+    parts = [{"type": "text", "text": "one "}, {"type": "text", "text": "two"}, {"type": "image_url"}]
+    assert read_message({"content": parts}).text == "one two"
+    assert read_message({"tool_calls": ["what"]}).parse_error == "tool call has no function"
+
+
+@pytest.mark.parametrize(
+    ("said", "max_turns", "budgets", "stop"),
+    [
+        ([CALL, CALL], 2, TokenBudgets(), StopReason.MAX_TURNS),
+        ([ChatReply(AssistantTurn("no end"), was_cut=True)], 4, TokenBudgets(), StopReason.MAX_TOKENS),
+        (
+            [ChatReply(parse_turn(CALL), num_tokens=50)],
+            4,
+            TokenBudgets(per_turn=30, per_episode=50),
+            StopReason.MAX_TOKENS,
+        ),
+    ],
+)
+async def test_a_budget_that_is_spent_ends_the_episode_without_an_answer(
+    said: Sequence[Any], max_turns: int, budgets: TokenBudgets, stop: StopReason
+) -> None:
+    ending, _ = await played(Scripted(*said), max_turns=max_turns, budgets=budgets)
+    assert (ending.stop_reason, ending.answer) == (stop, "")
+
+
+async def test_a_turn_gets_what_the_episode_has_left() -> None:
+    player = Scripted(ChatReply(parse_turn(CALL), num_tokens=45), "done")
+    await played(player, budgets=TokenBudgets(per_turn=30, per_episode=50))
+    assert player.max_tokens == [30, 5]
+
+
+async def test_a_turn_that_was_cut_runs_no_tool() -> None:
+    _, driver = await played(Scripted(ChatReply(parse_turn(CALL), was_cut=True)))
+    assert driver.turns[0].outcomes == []
+
+
+async def test_calls_and_results_beyond_their_limits_are_refused_and_cut() -> None:
+    player = Scripted(CALL * 3, "done")
+    _, driver = await played(player, max_tool_calls_per_turn=2, max_tool_result_chars=3)
+    contents = [outcome.content for outcome in driver.turns[0].outcomes]
+    cut = "saw\n[2 more characters were cut]"
+    assert contents == [cut, cut, "refused: more than 2 tool calls in one turn"]
+    assert [outcome.is_error for outcome in driver.turns[0].outcomes] == [False, False, True]
+    assert [message["content"] for message in player.asked[1][2:]] == contents

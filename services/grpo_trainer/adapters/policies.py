@@ -141,6 +141,11 @@ class RegistryPolicies:
                 await upload(self._store, directory, facts, check=partial(self._check, facts.model))
             )
 
+    async def stored(self, model: str, version: int) -> PublishedPolicy:
+        """A version that was uploaded before. Raises UnknownPolicy, Unavailable."""
+        with object_store(f"policy {model} v{version}"):
+            return _published(await load(self._store, model, version))
+
     async def _parent(self, state: SessionState) -> PolicyManifest:
         """The base, for the version that repeats its weights or is trained from them; else the version
         before."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from functools import partial
 
+from grpo_trainer.domain.published import PublishedPolicy
 from grpo_trainer.domain.states import SessionState
 from grpo_trainer.learner.protocol import Snapshot
 from grpo_trainer.publishing import announce_version, store_version
@@ -49,11 +50,30 @@ async def announce_final(
     state: SessionState, deps: RunDeps, snapshot: Snapshot, retry: RetryUntilAvailable
 ) -> None:
     """Ask for the last version of a run that ended early to be judged, unless it was asked for already."""
+    if _may_be_final(state):
+        policy = await store_version(state, snapshot, deps.policies, deps.work_dir, retry)
+        await _publish_final(state, policy, deps, retry)
+
+
+async def announce_final_stored(state: SessionState, deps: RunDeps, retry: RetryUntilAvailable) -> None:
+    """As `announce_final`, of a version that was stored and published before, and that no learner holds."""
+    if _may_be_final(state):
+        spec, version = state.spec, state.version
+        policy = await retry.until_available(lambda: deps.policies.stored(spec.model, version))
+        await _publish_final(state, policy, deps, retry)
+
+
+def _may_be_final(state: SessionState) -> bool:
+    return state.last_step is not None and not state.last_step.saves_checkpoint
+
+
+async def _publish_final(
+    state: SessionState, policy: PublishedPolicy, deps: RunDeps, retry: RetryUntilAvailable
+) -> None:
     record = state.last_step
-    if record is None or record.saves_checkpoint:
+    if record is None:
         return
     final = replace(record, saves_checkpoint=True, is_final=True)
-    policy = await store_version(state, snapshot, deps.policies, deps.work_dir, retry)
     marker = deps.states.marker_of(state)
     saved = partial(deps.facts.publish_checkpoint, state.spec, final, policy, marker, state.sources)
     await retry.until_available(saved)

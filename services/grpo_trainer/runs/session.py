@@ -32,9 +32,10 @@ from grpo_trainer.domain.trajectories import CompleteGroup, Settlement, Submissi
 from grpo_trainer.holding import HeldModel
 from grpo_trainer.learner.protocol import BatchGroup, Canary
 from grpo_trainer.retrying import RetryUntilAvailable
-from grpo_trainer.runs.announcing import announce, announce_final, confirm
+from grpo_trainer.runs.announcing import announce, confirm
 from grpo_trainer.runs.attempts import BatchAttempts
 from grpo_trainer.runs.deps import RunDeps
+from grpo_trainer.runs.early_end import EarlyEnd
 from grpo_trainer.runs.group_buffer import Fact, GroupBuffer
 from grpo_trainer.runs.opening import first_state, load_state
 from grpo_trainer.runs.persisting import Persistence
@@ -96,6 +97,7 @@ class TrainingSession:
         counts = {} if state is None else dict(state.settled_counts)
         self.buffer = GroupBuffer(self.spec, settled, counts, deps)
         self._persistence = Persistence(deps, self._retry, durable=self._became_durable, buffer=self.buffer)
+        self._early_end = EarlyEnd(deps, self.buffer, self._retry)
         self._attempts = BatchAttempts(self.spec, deps, self._retry)
         self._leaving = False
         self._superseded = False
@@ -221,39 +223,32 @@ class TrainingSession:
 
     async def _finish(self) -> None:
         state = self.state
-        if state is not None and not self.spec.reached(state.step) and not self._superseded:
-            await self._end_early(state)
+        if self._superseded or (state is not None and not self.spec.reached(state.step)):
+            await self._end_early()
         self.buffer.retired = True
         await self._enter(SessionPhase.FINISHED)
-        while not (self.buffer.over or self._leaving):
-            self.buffer.changed.clear()
-            await self.buffer.changed.wait()
+        await self._until(lambda: self.buffer.over)
         if self.buffer.over and self.state is not None:
             closed = self.state.closed(self._cursor())
             await self._while_held(lambda _: self._deps.states.record_end(closed))
             self.state = closed
 
-    async def _end_early(self, state: SessionState) -> None:
-        """The run is stopping, or completed before its last step: publish checkpoint.saved for the newest
-        version, unless the run was cancelled, and group.settled for every group in the buffer.
-
-        `stopped.json` is stored first, so a restart publishes the same events again and takes no step.
-        """
-        while not (self.buffer.stopping or self.buffer.over or self._leaving):
-            self.buffer.changed.clear()
-            await self.buffer.changed.wait()
-        if not (self.buffer.stopping or (self.buffer.over and self.buffer.saves)):
+    async def _end_early(self) -> None:
+        """The run is stopping, or completed before its last step."""
+        await self._until(lambda: self.buffer.stopping or self.buffer.over)
+        if self.state is None or not (self.buffer.stopping or (self.buffer.over and self.buffer.saves)):
+            return
+        if self._superseded:
+            await self._early_end.before_void_step(self.spec.model, self.spec.run_id)
             return
         await self._enter(SessionPhase.PUBLISHING)
-        stopped = replace(state, stopped=True)
-        if not state.stopped:
-            await self._while_held(lambda held: self._deps.states.record_stop(stopped, held))
-            self.state = stopped
-        if self.buffer.saves:
-            await announce_final(stopped, self._deps, await self._learner.snapshot(), self._retry)
-        for group in self.buffer.held():
-            await self.buffer.settle(excluded(group, GroupReason.RUN_OVER))
-        log.info("run_ended_early", extra={"run_id": self.spec.run_id, "step": state.step})
+        self.state = await self._early_end.with_newest(self.state, self._learner.snapshot)
+
+    async def _until(self, is_so: Callable[[], bool]) -> None:
+        """Until the buffer has read it, or this session is to be left."""
+        while not (is_so() or self._leaving):
+            self.buffer.changed.clear()
+            await self.buffer.changed.wait()
 
     async def _while_held(self, write: Callable[[HeldModel], Awaitable[object]]) -> None:
         await self._deps.holding.while_held(self.spec.model, self._retry, write)

@@ -95,6 +95,17 @@ class BlobStates(StepStates[SessionState]):
         step = parse_training_step(known[-1]) if known else None
         return BrokenRun(run_id, model, step.step if step else 0, why, closed) if why else state
 
+    async def newest_two(self, model: str, run_id: str) -> tuple[SessionState | None, SessionState | None]:
+        """The newest state of a run, and that of a step before it; None where there is none. Raises
+        BrokenArtifact."""
+        with object_store(f"training states of {run_id}"):
+            known = markers(await self._store.list(f"{training_run(model, run_id)}/"))
+        newest, _ = await self.newest_of(known)
+        if newest is None:
+            return None, None
+        before, _ = await self.newest_of(_up_to(known, newest.step - 1))
+        return newest, before
+
     async def _failure(self, line: str) -> Failure:
         """The stored failure of a run; a general one if the record cannot be read."""
         key = f"{line}/{_FAILED}"
@@ -176,13 +187,31 @@ class BlobStates(StepStates[SessionState]):
         state goes too."""
         with object_store(f"old states of {run_id}"):
             keys = await self._store.list(f"{training_run(model, run_id)}/")
-            folders, last = step_folders.by_folder(keys), await self._newest_marker(markers(keys))
+            known = markers(keys)
+            if (
+                is_over
+                and (ended_at := await self._stopped_at(training_run(model, run_id), keys)) is not None
+            ):
+                known = _up_to(known, ended_at)
+            folders, last = step_folders.by_folder(keys), await self._newest_marker(known)
             for folder in step_folders.old(folders, last, newest=newest, is_over=is_over):
                 named, claims = await self._kept(folder, folders[folder])
                 gone = set(folders[folder]) - named - (set() if is_over else claims)
                 await step_folders.delete(self._store, gone)
                 if markers(gone):
                     STATES_REMOVED.labels(model).inc()
+
+    async def _stopped_at(self, line: str, keys: Collection[str]) -> int | None:
+        """The step of the state with which a run ended early; None where it did not, or nothing can be
+        read."""
+        key = f"{line}/{_STOPPED}"
+        if key not in keys:
+            return None
+        try:
+            return int(json.loads(await self._store.read(key) or b"")["step"])
+        except (ValueError, KeyError, TypeError) as error:
+            log.warning("early_end_unreadable", extra={"key": key, "error": str(error)})
+            return None
 
     async def _kept(self, folder: str, keys: Collection[str]) -> tuple[AbstractSet[str], AbstractSet[str]]:
         """The objects of a state that a checkpoint refers to, and the claims; others in the folder were left
@@ -213,6 +242,11 @@ def _by_run(keys: Iterable[str]) -> dict[str, set[str]]:
         if key.startswith(f"{folder}/"):
             runs.setdefault(folder, set()).add(key.removeprefix(f"{folder}/"))
     return runs
+
+
+def _up_to(known: Iterable[str], step: int) -> list[str]:
+    """The markers of the steps up to this one."""
+    return [key for key in known if (found := parse_training_step(key)) is not None and found.step <= step]
 
 
 def _line_of(state: SessionState) -> str:

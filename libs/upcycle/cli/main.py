@@ -18,6 +18,10 @@ PURPOSE = "Turn evaluations into better weights: run evaluations, train on them,
 COMMANDS = {
     "up": ("upcycle.cli.up:up", "Start the whole platform on this machine."),
     "demo": ("upcycle.cli.demo:demo", "Close the loop once: evaluate, train, promote, serve."),
+    "play": (
+        "upcycle.cli.play:play",
+        "Play one episode here, without the platform: you, a script, or an OpenAI URL.",
+    ),
     "eval": ("upcycle.cli.evaluate:evaluate", "Measure a model on a taskset; the trajectories are kept."),
     "train": ("upcycle.cli.train:train", "Train a model on a taskset with online GRPO."),
     "runs": ("upcycle.cli.runs:runs", "List runs; pause, resume, stop or cancel one."),

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 from cyclopts import Parameter
 
 from upcycle.cli.exits import Exit
+from upcycle.cli.terminal_text import terminal_text
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -76,7 +77,7 @@ def fail(error: Exception) -> int:
         print_json("error", {"error": {"kind": _kind_of(error), "message": str(error)}})
     if status is None:
         raise error
-    sys.stderr.write(f"upcycle: {_words_of(error)}\n")
+    sys.stderr.write(f"upcycle: {terminal_text(_words_of(error))}\n")
     return status
 
 

@@ -1,5 +1,6 @@
 """`Environment`: the one object an environment's author declares tools and scenarios on."""
 
+import logging
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -23,6 +24,8 @@ if TYPE_CHECKING:
     from upcycle.environment.mcp import McpTools
 
 F = TypeVar("F", bound=Callable[..., Any])
+
+log = logging.getLogger(__name__)
 
 EXTERNAL_ERRORS: Final = (ConnectionError, InfrastructureError)
 """Exceptions of a scenario or tool that say: the outside failed, not the policy."""
@@ -194,6 +197,8 @@ class Environment:
         except (ArgumentsInvalid, ToolFailed) as error:
             if self.is_external(error):
                 raise
+            if error.__cause__ is not None:
+                log.info("tool %s raised", name, exc_info=error.__cause__)
             return ToolResult(str(error), is_error=True)
 
     def _add_tool(self, tool: Tool) -> None:

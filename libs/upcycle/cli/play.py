@@ -1,0 +1,137 @@
+"""`upcycle play`."""
+
+import asyncio
+import os
+import sys
+from typing import TYPE_CHECKING, Annotated
+
+from cyclopts import Parameter
+
+from upcycle.cli.exits import Exit
+from upcycle.cli.output import JsonFlag, human, print_json, result_console
+from upcycle.playing.episode import MAX_TURNS, PlayedEpisode, PlayLimits
+from upcycle.playing.errors import PlayRefused
+
+if TYPE_CHECKING:
+    from upcycle.cli.play_view import PlayView
+    from upcycle.harness.chat import ChatPlayer
+    from upcycle.playing.hosting import EnvironmentHost
+    from upcycle.tasks import Task
+
+Turns = Annotated[int, Parameter(name="--max-turns")]
+
+
+def play(
+    task: str,
+    /,
+    *,
+    script: str = "",
+    agent: str = "",
+    temperature: float | None = None,
+    max_turns: Turns = MAX_TURNS,
+    in_process: bool = False,
+    as_json: JsonFlag = False,
+) -> int:
+    """Play one episode here, without the platform: you, a script, or a model behind any OpenAI URL.
+
+    :param task: a tasks file (.py, .json, .jsonl), then its first task; or FILE:SLUG.
+    :param script: player: a .jsonl file, one turn a line, or player.py[:function]: reply(task, messages).
+    :param agent: player: openai:URL#model; its key is read from UPCYCLE_AGENT_KEY.
+    :param temperature: of the agent; by default its server's.
+    :param max_turns: most turns of the episode.
+    :param in_process: run the environment in this process, for a debugger; else it is forked.
+    :param as_json: print the trajectory as one JSON line, and nothing else.
+    """
+    _check(script, agent, max_turns)
+    chosen = _chosen(task)
+    view, player = _view(as_json), _player(chosen, script, agent, temperature)
+    host = _host(chosen, in_process)
+    try:
+        view.say(f"{chosen.slug} of {chosen.environment.name}, {host.where}", "dim")
+        person = _person(view) if player is None else player
+        episode = asyncio.run(_play(chosen, host, person, view, max_turns))
+    finally:
+        host.end()
+    view.ended(episode, host.output())
+    if as_json:
+        print_json("trajectory", {**episode.to_json(), "host": host.where, "output": host.output()})
+    return Exit.FAILED if episode.failure is not None else Exit.OK
+
+
+async def _play(
+    task: "Task", host: "EnvironmentHost", player: "ChatPlayer", view: "PlayView", max_turns: int
+) -> PlayedEpisode:
+    from upcycle.harness import TurnLimits
+    from upcycle.playing.episode import play_episode
+
+    async with host.channel() as channel:
+        limits = PlayLimits(TurnLimits(max_turns))
+        return await play_episode(task, channel, player, limits, view, host.ended_how)
+
+
+def _check(script: str, agent: str, max_turns: int) -> None:
+    if script and agent:
+        raise PlayRefused("--script and --agent both name the player", "give one of them")
+    if max_turns < 1:
+        raise PlayRefused(f"--max-turns is {max_turns}", "give at least 1")
+    if not (script or agent or sys.stdin.isatty()):
+        raise PlayRefused(
+            "there is no player: standard input is no terminal",
+            "give --script FILE, or --agent openai:URL#model",
+        )
+
+
+def _chosen(source: str) -> "Task":
+    from upcycle.cli.tasksets import load_tasksets
+    from upcycle.playing.choosing import chosen_task, split_source
+
+    path, slug = split_source(source)
+    return chosen_task(path, load_tasksets(path).values(), slug)
+
+
+def _player(task: "Task", script: str, agent: str, temperature: float | None) -> "ChatPlayer | None":
+    """None: the person at the keyboard."""
+    if script:
+        from upcycle.playing.script_player import script_player
+
+        return script_player(script, task)
+    if agent:
+        from upcycle.playing.url_player import url_player
+
+        return url_player(agent, temperature=temperature)
+    return None
+
+
+def _person(view: "PlayView") -> "ChatPlayer":
+    from upcycle.playing.person_player import HELP, PersonPlayer
+
+    view.say(HELP, "dim")
+
+    def read_line() -> str:
+        sys.stderr.write("> ")
+        sys.stderr.flush()
+        return input()
+
+    return PersonPlayer(read_line, view.say)
+
+
+def _host(task: "Task", in_process: bool) -> "EnvironmentHost":
+    from upcycle.environment import load_environment
+    from upcycle.playing.hosting import ForkedHost, SameProcessHost, ServedHost
+
+    where = task.environment
+    if where.url:
+        return ServedHost(where.url)
+    environment = load_environment(where.path, where.name)
+    can_fork = hasattr(os, "fork") and not in_process
+    return ForkedHost(environment) if can_fork else SameProcessHost(environment)
+
+
+def _view(as_json: bool) -> "PlayView":
+    from rich.console import Console
+
+    from upcycle.cli.play_view import PlayView
+
+    if not as_json:
+        return PlayView(result_console())
+    return PlayView(human() if sys.stdin.isatty() else Console(quiet=True))

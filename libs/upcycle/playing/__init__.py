@@ -1,0 +1,1 @@
+"""One episode without the platform: `upcycle play`. An environment, a player, the harness between them."""

@@ -1,0 +1,203 @@
+"""Plays one task over a control channel: prompt, turns, grade. A failure of the environment is a value."""
+
+import time
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Final, TypeVar
+
+from upcycle.environment.channel import ChannelClosed, ChannelError, ControlChannel
+from upcycle.environment.channel.client import ChannelTimeout
+from upcycle.errors import InfrastructureError, RewardInvalid, UpcycleError
+from upcycle.harness import Ending, TakenTurn, ToolCall, ToolOutcome, TurnLimits, play_turns
+from upcycle.harness.chat import ChatDriver, ChatPlayer, EpisodeWatcher, TokenBudgets
+from upcycle.rewards import EvaluationResult, evaluation_result
+from upcycle.task_rows import Task
+from upcycle.transcripts import ToolUse, Transcript, Turn
+
+T = TypeVar("T")
+
+MAX_TURNS: Final = 32
+"""More than a run's default (8): a person looks around."""
+
+
+@dataclass(frozen=True, slots=True)
+class PlayLimits:
+    """Budgets of the player, and how long the environment's own code may take: seconds as on the platform."""
+
+    turns: TurnLimits = field(default_factory=lambda: TurnLimits(MAX_TURNS))
+    tokens: TokenBudgets = field(default_factory=TokenBudgets)
+    start_s: float = 30.0
+    tool_s: float = 30.0
+    grade_s: float = 60.0
+    tool_result_bytes: int = 256 * 1024
+
+
+@dataclass(frozen=True, slots=True)
+class PlayFailure:
+    """What the environment failed with. during: prompt, tools, grade, or which tool. kind: the word of
+    docs/reference/failures.md."""
+
+    during: str
+    kind: str
+    message: str
+    traceback: str = ""
+
+    def to_json(self) -> dict[str, str]:
+        """All fields."""
+        return {
+            "during": self.during,
+            "kind": self.kind,
+            "message": self.message,
+            "traceback": self.traceback,
+        }
+
+
+@dataclass(slots=True)
+class PlayedEpisode:
+    """What happened. result: None where the environment failed, and `failure` says how."""
+
+    task: Task
+    prompt: list[Mapping[str, Any]] = field(default_factory=list)
+    tools: list[Mapping[str, Any]] = field(default_factory=list)
+    messages: list[Mapping[str, Any]] = field(default_factory=list)
+    turns: list[TakenTurn] = field(default_factory=list)
+    ending: Ending | None = None
+    result: EvaluationResult | None = None
+    failure: PlayFailure | None = None
+    seconds: float = 0.0
+
+    @property
+    def transcript(self) -> Transcript:
+        """What a scenario grades beside the answer."""
+        return Transcript(tuple(map(_turn, self.turns)))
+
+    def to_json(self) -> dict[str, Any]:
+        """The trajectory as one JSON object."""
+        result, ending = self.result, self.ending
+        return {
+            "task": self.task.to_json(),
+            "messages": self.messages or self.prompt,
+            "tools": self.tools,
+            "turns": self.transcript.to_json()["turns"],
+            "stop_reason": str(ending.stop_reason) if ending else "failed",
+            "answer": ending.answer if ending else "",
+            "reward": result.score if result else None,
+            "success": result.success if result else None,
+            "subscores": [one.to_json() for one in result.subscores] if result else [],
+            "info": dict(result.info) if result else {},
+            "failure": self.failure.to_json() if self.failure else None,
+            "seconds": round(self.seconds, 3),
+        }
+
+
+class EpisodeOpened(EpisodeWatcher):
+    """Sees also the prompt and the tools, before the first turn."""
+
+    def on_opened(self, episode: PlayedEpisode) -> None:
+        """The scenario yielded its prompt, and the environment listed its tools."""
+
+
+class _Broke(Exception):
+    """The environment failed."""
+
+    def __init__(self, failure: PlayFailure) -> None:
+        self.failure = failure
+
+
+async def play_episode(
+    task: Task,
+    channel: ControlChannel,
+    player: ChatPlayer,
+    limits: PlayLimits,
+    watcher: EpisodeOpened,
+    ended_how: Callable[[], str],
+) -> PlayedEpisode:
+    """Play one task. Raises what the player raises; what the environment does wrong is in the result."""
+    episode, started_s = PlayedEpisode(task), time.monotonic()
+    try:
+        await _EpisodePlay(episode, channel, limits, ended_how).play(player, watcher)
+    except _Broke as broke:
+        episode.failure = broke.failure
+    finally:
+        episode.seconds = time.monotonic() - started_s
+    return episode
+
+
+class _EpisodePlay:
+    def __init__(
+        self,
+        episode: PlayedEpisode,
+        channel: ControlChannel,
+        limits: PlayLimits,
+        ended_how: Callable[[], str],
+    ) -> None:
+        self._episode = episode
+        self._channel = channel
+        self._limits = limits
+        self._ended_how = ended_how
+
+    async def play(self, player: ChatPlayer, watcher: EpisodeOpened) -> None:
+        episode, limits, task = self._episode, self._limits, self._episode.task
+        start = self._channel.start(task.scenario, task.args, timeout_s=limits.start_s)
+        episode.prompt = _messages(await self._guarded("prompt", start))
+        episode.tools = [_spec(one.to_json()) for one in await self._tools()]
+        watcher.on_opened(episode)
+        driver = ChatDriver(
+            episode.prompt, episode.tools, player, self._call, budgets=limits.tokens, watcher=watcher
+        )
+        episode.messages, episode.turns = driver.messages, driver.turns
+        episode.ending = await play_turns(driver, limits.turns)
+        transcript = episode.transcript.to_json()
+        grade = self._channel.grade(episode.ending.answer, transcript, timeout_s=limits.grade_s)
+        row = await self._guarded("grade", grade)
+        try:
+            episode.result = evaluation_result(row)
+        except (TypeError, ValueError) as error:
+            raise _Broke(PlayFailure("grade", RewardInvalid.kind, str(error))) from error
+
+    async def _tools(self) -> list[Any]:
+        welcome = self._channel.welcome
+        if welcome is not None and not welcome.speaks_tools:
+            return []
+        return list(await self._guarded("tools", self._channel.list_tools(timeout_s=self._limits.start_s)))
+
+    async def _call(self, call: ToolCall) -> ToolOutcome:
+        limits, started_s = self._limits, time.monotonic()
+        called = self._channel.call_tool(
+            call.name, call.arguments, timeout_s=limits.tool_s, max_bytes=limits.tool_result_bytes
+        )
+        try:
+            result = await self._guarded(f"tool {call.name}", called)
+        except _Broke as broke:
+            cause = broke.__cause__
+            if not isinstance(cause, ChannelError) or cause.error_kind == InfrastructureError.kind:
+                raise
+            return ToolOutcome(str(cause), is_error=True)  # an unknown tool: the player reads it and goes on
+        return ToolOutcome(result.text, result.is_error, time.monotonic() - started_s)
+
+    async def _guarded(self, during: str, call: Awaitable[T]) -> T:
+        try:
+            return await call
+        except ChannelError as error:
+            kind = error.error_kind or "scenario_error"
+            raise _Broke(PlayFailure(during, kind, str(error), error.traceback)) from error
+        except ChannelTimeout as error:
+            raise _Broke(PlayFailure(during, "timeout", str(error))) from error
+        except ChannelClosed as error:
+            raise _Broke(PlayFailure(during, "process_ended", self._ended_how())) from error
+        except UpcycleError as error:
+            raise _Broke(PlayFailure(during, error.kind, str(error))) from error
+
+
+def _messages(prompt: str | list[dict[str, Any]]) -> list[Mapping[str, Any]]:
+    return [{"role": "user", "content": prompt}] if isinstance(prompt, str) else list(prompt)
+
+
+def _spec(row: Mapping[str, Any]) -> dict[str, Any]:
+    return {"type": "function", "function": dict(row)}
+
+
+def _turn(taken: TakenTurn) -> Turn:
+    pairs = zip(taken.said.tool_calls, taken.outcomes, strict=False)
+    calls = (ToolUse(call.name, call.arguments, done.content, done.is_error) for call, done in pairs)
+    return Turn(taken.said.text, tuple(calls))

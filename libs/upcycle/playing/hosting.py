@@ -1,0 +1,217 @@
+"""Where an environment runs while an episode is played: in a forked process, as on the platform, in this
+process, or where it is served. What a forked one prints is kept, not shown as it comes."""
+
+import asyncio
+import contextlib
+import logging
+import os
+import signal
+import socket
+import sys
+import threading
+import traceback
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import TYPE_CHECKING, Final, NoReturn, Protocol
+
+from upcycle.environment.channel import ChannelServer, ControlChannel
+
+if TYPE_CHECKING:
+    from upcycle.environment.core import Environment
+
+MAX_OUTPUT_BYTES: Final = 64 * 1024
+_END_WAIT_S: Final = 2.0
+
+
+class EnvironmentHost(Protocol):
+    """Where the environment of one episode runs."""
+
+    @property
+    def where(self) -> str:
+        """In words, for the person who plays."""
+        ...
+
+    def channel(self) -> contextlib.AbstractAsyncContextManager[ControlChannel]:
+        """The control channel to it, for the length of the episode."""
+        ...
+
+    def output(self) -> str:
+        """What it printed, at most MAX_OUTPUT_BYTES of it; empty where it prints to this terminal."""
+        ...
+
+    def ended_how(self) -> str:
+        """Why the channel broke, once it did."""
+        ...
+
+    def end(self) -> None:
+        """Stop it with everything it started. Idempotent."""
+        ...
+
+
+class ForkedHost:
+    """A forked process. Make it before an event loop runs in this process."""
+
+    def __init__(self, environment: "Environment") -> None:
+        self._ours, theirs = socket.socketpair()
+        read_end, write_end = os.pipe()
+        sys.stdout.flush()
+        sys.stderr.flush()
+        self.pid = os.fork()
+        if self.pid == 0:
+            self._ours.close()
+            os.close(read_end)
+            _be_the_environment(environment, theirs, write_end)
+        theirs.close()
+        os.close(write_end)
+        self._status: int | None = None
+        self._kept, self._num_bytes = bytearray(), 0
+        self._reader = threading.Thread(target=self._read, args=(read_end,), daemon=True)
+        self._reader.start()
+
+    @property
+    def where(self) -> str:
+        """In words."""
+        return f"in a process of its own ({self.pid}), as on the platform"
+
+    @asynccontextmanager
+    async def channel(self) -> AsyncIterator[ControlChannel]:
+        """On our end of the socket pair."""
+        channel = await ControlChannel.over(self._ours, speaks_tools=True)
+        try:
+            yield channel
+        finally:
+            await channel.close()
+
+    def output(self) -> str:
+        """Its beginning, and how much more there was."""
+        text = bytes(self._kept).decode("utf-8", "replace")
+        more = self._num_bytes - len(self._kept)
+        return f"{text}\n[{more} more bytes were printed]" if more else text
+
+    def ended_how(self) -> str:
+        """By its exit status."""
+        self._wait(_END_WAIT_S)
+        if self._status is None:
+            return "its process closed the channel"
+        if os.WIFSIGNALED(self._status):
+            number = os.WTERMSIG(self._status)
+            return f"its process was killed by signal {number} ({signal.Signals(number).name})"
+        return f"its process ended with exit status {os.WEXITSTATUS(self._status)}"
+
+    def end(self) -> None:
+        """Kill its process group."""
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(self.pid, signal.SIGKILL)
+        self._wait(_END_WAIT_S)
+        self._reader.join(_END_WAIT_S)
+
+    def _wait(self, limit_s: float) -> None:
+        waiter = threading.Thread(target=self._reap, daemon=True)
+        waiter.start()
+        waiter.join(limit_s)
+
+    def _reap(self) -> None:
+        with contextlib.suppress(ChildProcessError):
+            _, self._status = os.waitpid(self.pid, 0)
+
+    def _read(self, read_end: int) -> None:
+        with os.fdopen(read_end, "rb", buffering=0) as pipe:
+            while data := pipe.read(MAX_OUTPUT_BYTES):
+                self._num_bytes += len(data)
+                self._kept += data[: MAX_OUTPUT_BYTES - len(self._kept)]
+
+
+def _be_the_environment(environment: "Environment", sock: socket.socket, output: int) -> NoReturn:
+    """The child: it never returns into the caller's stack."""
+    status = 1
+    try:
+        os.setsid()
+        nothing = os.open(os.devnull, os.O_RDONLY)
+        for target, source in ((0, nothing), (1, output), (2, output)):
+            os.dup2(source, target)
+        logging.basicConfig(level=logging.WARNING, format="%(message)s", force=True)
+        logging.getLogger("upcycle.environment").setLevel(logging.INFO)  # what a tool raised, with its lines
+        asyncio.run(_serve(environment, sock))
+        status = 0
+    except BaseException:
+        traceback.print_exc()
+    finally:
+        with contextlib.suppress(Exception):
+            sys.stdout.flush()
+            sys.stderr.flush()
+        os._exit(status)
+
+
+async def _serve(environment: "Environment", sock: socket.socket) -> None:
+    try:
+        await ChannelServer(environment).serve_socket(sock)
+    finally:
+        await environment.close()
+
+
+class SameProcessHost:
+    """This process: a debugger reaches the environment, and it prints to this terminal."""
+
+    def __init__(self, environment: "Environment") -> None:
+        self._environment = environment
+
+    @property
+    def where(self) -> str:
+        """In words."""
+        return "in this process"
+
+    @asynccontextmanager
+    async def channel(self) -> AsyncIterator[ControlChannel]:
+        """A socket pair with both ends here."""
+        ours, theirs = socket.socketpair()
+        serving = asyncio.create_task(_serve(self._environment, theirs))
+        channel = await ControlChannel.over(ours, speaks_tools=True)
+        try:
+            yield channel
+        finally:
+            await channel.close()
+            await asyncio.wait([serving], timeout=_END_WAIT_S)
+
+    def output(self) -> str:
+        """Nothing: it was seen."""
+        return ""
+
+    def ended_how(self) -> str:
+        """Without a reason."""
+        return "it closed the channel"
+
+    def end(self) -> None:
+        """Nothing to stop."""
+
+
+class ServedHost:
+    """An environment that is served at tcp://host:port."""
+
+    def __init__(self, url: str) -> None:
+        self._url = url
+
+    @property
+    def where(self) -> str:
+        """In words."""
+        return f"at {self._url}"
+
+    @asynccontextmanager
+    async def channel(self) -> AsyncIterator[ControlChannel]:
+        """Connected, and greeted. Raises ChannelClosed where nothing answers."""
+        channel = await ControlChannel.connect(self._url)
+        try:
+            await channel.hello()
+            yield channel
+        finally:
+            await channel.close()
+
+    def output(self) -> str:
+        """Nothing: it is printed there."""
+        return ""
+
+    def ended_how(self) -> str:
+        """Without a reason."""
+        return f"{self._url} closed the channel"
+
+    def end(self) -> None:
+        """It is not ours."""

@@ -3,7 +3,7 @@
 from event_bus.bus import EventBus
 from event_bus.codec import Encoded
 from event_bus.connection import EXIT_CONNECTION_CLOSED
-from event_bus.decisions import Decision
+from event_bus.decisions import Decision, decide_each
 from event_bus.delivery import BusTimings, Delivery, PubAck
 from event_bus.errors import (
     BusError,
@@ -57,4 +57,5 @@ __all__ = [
     "StreamSpec",
     "Topology",
     "UnknownEvent",
+    "decide_each",
 ]

@@ -22,6 +22,7 @@ from event_bus import codec, gaps, replays
 from event_bus.connection import connected, filters_of
 from event_bus.dead_letters import CONSUMER, DELIVERIES, ORIGINAL_ID, REASON, SEQUENCE, STREAM
 from event_bus.errors import DeadLetterHandled, DeadLetterUndeliverable, UnknownDeadLetter
+from event_bus.publisher import WRONG_LAST_SEQUENCE
 from event_bus.pulls import fetched, unsubscribe
 from event_bus.topology import DLQ
 from identities import subjects
@@ -34,7 +35,6 @@ _BATCH: Final = 500
 _FETCH_S: Final = 5.0
 _FORGOTTEN_AFTER_S: Final = 30.0
 _OURS: Final = (CONSUMER, DELIVERIES, ORIGINAL_ID, REASON, SEQUENCE, STREAM)
-_WRONG_LAST_SEQUENCE: Final = 10071
 _ADDED_BY_SERVER: Final = "Nats-"
 
 
@@ -176,7 +176,7 @@ class DeadLetterBox:
         try:
             await self._jetstream.publish(subject, b"{}", stream=DLQ, headers=only_once)
         except APIError as error:
-            if error.err_code == _WRONG_LAST_SEQUENCE:  # somebody else was first
+            if error.err_code == WRONG_LAST_SEQUENCE:  # somebody else was first
                 raise _handled(letter) from error
             raise Unavailable(
                 f"stream {DLQ} does not take the note that dead letter {letter.number} was handled "

@@ -8,7 +8,7 @@ the order in which they were decided; who lost reads the stored decision here.
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -43,6 +43,23 @@ class Decision:
     event_id: str
     author: str = ""
     tenant: str = DEFAULT_TENANT
+
+
+async def decide_each(
+    decide: Callable[[Sequence[Decision]], Awaitable[Sequence[Message | None]]],
+    decisions: Sequence[Decision],
+    follow: Callable[[Decision, Message], None],
+) -> None:
+    """Decide again without those that were decided before, for as long as one of them has the others refused.
+
+    decide: EventBus.decide. follow: called with each decision and the stored one; what it raises ends this.
+    """
+    while decisions:
+        stored = await decide(decisions)
+        for decision, found in zip(decisions, stored, strict=True):
+            if found is not None:
+                follow(decision, found)
+        decisions = [one for one, found in zip(decisions, stored, strict=True) if found is None]
 
 
 class Decisions:

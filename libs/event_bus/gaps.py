@@ -53,7 +53,7 @@ class GapBook:
         self._unsaid.setdefault(subjects.gap(reader, stream), Gap(reader, text))
 
     def open(self) -> list[Gap]:
-        """What nobody has accepted yet."""
+        """What is not accepted yet."""
         stored = {subject: gap for subject, gap in self._newest.items() if self._is_open(subject)}
         return list((self._unsaid | stored).values())
 

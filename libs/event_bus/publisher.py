@@ -14,7 +14,6 @@ from nats.errors import TimeoutError as NatsTimeout
 from nats.js import JetStreamContext
 from nats.js.api import PubAck as NatsPubAck
 from nats.js.errors import APIError, NoStreamResponseError, ServiceUnavailableError
-from opentelemetry import context, propagate
 
 from event_bus import codec, metrics, tracing
 from event_bus.delivery import BusTimings, PubAck
@@ -25,7 +24,8 @@ from upcycle.errors import Unavailable
 
 _STREAM_IS_FULL: Final = 10077
 _MESSAGE_TOO_LARGE: Final = 10054
-_ALREADY_DECIDED: Final = frozenset({10071, 10164, 10201})
+WRONG_LAST_SEQUENCE: Final = 10071
+_ALREADY_DECIDED: Final = frozenset({WRONG_LAST_SEQUENCE, 10164, 10201})
 """Another last sequence than expected, also one that is still on its way to the replicas; a known id in a
 batch.
 """
@@ -68,12 +68,8 @@ class Stored:
     def outgoing(self) -> Outgoing:
         """With the headers of its publish, a span in its own trace."""
         headers = codec.headers_for(self.message.message_type, self.event_id)
-        token = context.attach(propagate.extract(self.trace))
-        try:
-            with tracing.publishing(self.subject, self.event_id, headers):
-                return Outgoing(self.subject, self.message.payload, headers)
-        finally:
-            context.detach(token)
+        with tracing.trace_of(self.trace), tracing.publishing(self.subject, self.event_id, headers):
+            return Outgoing(self.subject, self.message.payload, headers)
 
 
 Send = Callable[[float], Coroutine[Any, Any, NatsPubAck]]

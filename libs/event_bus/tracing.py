@@ -5,7 +5,7 @@ it.
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 
-from opentelemetry import propagate, trace
+from opentelemetry import context, propagate, trace
 from opentelemetry.trace import Link, Span, SpanKind, StatusCode
 from opentelemetry.util.types import AttributeValue
 
@@ -15,6 +15,16 @@ from upcycle.errors import Unavailable
 
 _TRACER = trace.get_tracer("upcycle.event_bus")
 _SYSTEM: Mapping[str, AttributeValue] = {"messaging.system": "nats"}
+
+
+@contextmanager
+def trace_of(headers: Mapping[str, str]) -> Iterator[None]:
+    """What is stored or published within belongs to the trace that these headers name."""
+    token = context.attach(propagate.extract(headers))
+    try:
+        yield
+    finally:
+        context.detach(token)
 
 
 @contextmanager

@@ -10,9 +10,10 @@ from typing import Final, Literal
 from pydantic import SecretStr
 
 from local_stack.credentials import Credentials, gateway_key_file
+from local_stack.health import health_url, http_probe
 from local_stack.nats import NatsLogin, nats_command
 from local_stack.s3 import S3Ports, s3_command, s3_probe
-from local_stack.spec import ProcessSpec, http_probe
+from local_stack.spec import ProcessSpec
 from service_kit.groups import BusSettings, PeerSettings, S3Settings, SettingsGroup
 from service_kit.ports import LOOPBACK, free_ports, pick_ports
 
@@ -162,9 +163,9 @@ def _nats(plan: Plan) -> ProcessSpec:
     argv = nats_command(
         plan.data_dir / "nats", port=plan.ports.nats, http_port=plan.ports.nats_http, login=login
     )
-    healthz = f"http://{LOOPBACK}:{plan.ports.nats_http}/healthz?js-enabled-only=true"
+    ready = http_probe(health_url("nats", plan.ports.nats_http))
     return ProcessSpec(
-        "nats", argv, ready=http_probe(healthz), url=plan.bus.url, http_port=plan.ports.nats_http, start_s=30
+        "nats", argv, ready=ready, url=plan.bus.url, http_port=plan.ports.nats_http, start_s=30
     )
 
 
@@ -200,7 +201,7 @@ def _service(
             **{variable: str(port) for variable, port in ports.items() if port is not None},
             **env,
         },
-        ready=http_probe(f"http://{LOOPBACK}:{http_port}/readyz"),
+        ready=http_probe(health_url(name, http_port)),
         after=(PROVISION,),
         uses=(*_INFRASTRUCTURE, *uses),
         url=f"http://{LOOPBACK}:{http_port}" if grpc_port is None else f"grpc://{LOOPBACK}:{grpc_port}",

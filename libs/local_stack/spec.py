@@ -1,21 +1,10 @@
 """Specifications of the processes and steps that a supervisor runs."""
 
-import asyncio
-import json
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
-from http import HTTPStatus
-from typing import Final
-from urllib.parse import urlsplit
-
-from service_kit.component import ALARM
-from service_kit.ports import LOOPBACK
 
 Probe = Callable[[], Awaitable[str | None]]
 """None when ready, else the reason why not. Must be bounded in time."""
-
-_PROBE_TIMEOUT_S: Final = 3.0
-_MAX_ANSWER_BYTES: Final = 65_536
 
 
 async def always_ready() -> str | None:
@@ -69,55 +58,3 @@ class RestartPolicy:
     def delay_s(self, failed_starts: int) -> float:
         """Pause before the next start; doubles with each start that failed."""
         return float(min(self.first_delay_s * 2 ** max(failed_starts - 1, 0), self.max_delay_s))
-
-
-def http_probe(url: str) -> Probe:
-    """Ready when a GET answers 200, or names nothing but alarms; the reasons come from the JSON body of our
-    services' /readyz.
-    """
-
-    async def probe() -> str | None:
-        try:
-            status, reasons = await answer(url)
-        except (OSError, TimeoutError, ValueError) as error:
-            return f"{url} does not answer: {type(error).__name__}"
-        if status == HTTPStatus.OK:
-            return None
-        if reasons and all(why.startswith(ALARM) for why in reasons.values()):
-            return None
-        return "; ".join(f"{name}: {why}" for name, why in reasons.items()) or f"{url} answers {status}"
-
-    return probe
-
-
-async def answer(url: str) -> tuple[int, Mapping[str, str]]:
-    """Status of a GET, and the reasons in its body if it is that of /readyz. Raises OSError, TimeoutError,
-    ValueError within three seconds."""
-    parts = urlsplit(url)
-    target = f"{parts.path or '/'}{'?' + parts.query if parts.query else ''}"
-    async with asyncio.timeout(_PROBE_TIMEOUT_S):
-        status, body = await _get(parts.hostname or LOOPBACK, parts.port or 80, target)
-    return status, _reasons(body)
-
-
-async def _get(host: str, port: int, target: str) -> tuple[int, bytes]:
-    """A GET over a plain socket: it runs many times a second while a stack starts, and an HTTP client costs
-    processor time that is scarce then."""
-    reader, writer = await asyncio.open_connection(host, port)
-    try:
-        writer.write(f"GET {target} HTTP/1.0\r\nHost: {host}:{port}\r\n\r\n".encode())
-        head, _, body = (await reader.read(_MAX_ANSWER_BYTES)).partition(b"\r\n\r\n")
-        return int(head.split(b" ", 2)[1]), body + await reader.read(_MAX_ANSWER_BYTES)
-    except IndexError as error:
-        raise ValueError("not an HTTP answer") from error
-    finally:
-        writer.close()
-
-
-def _reasons(body: bytes) -> Mapping[str, str]:
-    try:
-        state = json.loads(body)
-    except ValueError:
-        return {}
-    reasons = state.get("reasons") if isinstance(state, dict) else None
-    return {name: str(why) for name, why in reasons.items()} if isinstance(reasons, dict) else {}

@@ -1,9 +1,9 @@
 """Publishes what the outbox holds, in order within each stream, until the bus confirms; then marks it.
 
 A row is marked after its PubAck, so a crash between the two publishes it again under the same id; so does a
-mark that was lost with the machine's power. Where many
-rows wait, the bus takes them as one batch, whole or not at all; a batch that it refuses goes row by row.
-The full command queue of one model holds up neither the other models' nor the facts. A decision that finds
+mark that was lost with the machine's power. Where many rows wait, the bus takes them as one batch, whole or
+not at all; a batch that it refuses goes row by row. The full command queue of one model holds up neither the
+other models' nor the facts. A decision that finds
 another standing is answered like a repeat: its row is done with. What the bus refuses is set aside with its
 reason, named by `ready`, and tried again every minute.
 """
@@ -19,7 +19,6 @@ from typing import Any, Final, Protocol
 
 from google.protobuf import symbol_database
 from google.protobuf.message import Message
-from opentelemetry import context, propagate
 from prometheus_client import Counter, Gauge
 from sqlalchemy import Connection, and_, bindparam, delete, func, literal, or_, select, update
 
@@ -28,6 +27,7 @@ from event_bus.delivery import PubAck
 from event_bus.errors import BusError, QueueFull
 from event_bus.publisher import Stored
 from event_bus.topology import DECISIONS, EVENTS, TASKS
+from event_bus.tracing import trace_of
 from sql_store.database import Database
 from sql_store.outbox import OUTBOX, topic
 from sql_store.refused import TRY_AGAIN_S, Refused, read_refused, refused_ids, set_aside, take_back
@@ -257,13 +257,10 @@ class OutboxRelay:
 
     async def _publish(self, row: Row) -> None:
         stored = row.stored()
-        token = context.attach(propagate.extract(stored.trace))
-        try:
+        with trace_of(stored.trace):
             await self._bus.publish_encoded(
                 stored.message, row.stream, row.subject, event_id=row.event_id, again=row.again
             )
-        finally:
-            context.detach(token)
         RELAYED.labels(row.stream).inc()
 
     async def _set_aside(self, row: Row, error: Exception) -> None:

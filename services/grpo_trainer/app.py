@@ -6,7 +6,6 @@ from blob_store import S3BlobStore
 from event_bus import EventBus
 from grpc_edge import GrpcServer, Peer
 from grpo_trainer.adapters.bus_facts import BusFacts
-from grpo_trainer.adapters.planned_runs import PlannedRuns
 from grpo_trainer.adapters.policies import BranchPolicies, HeldOutTasks, PolicyCache, RegistryPolicies
 from grpo_trainer.adapters.task_claims import PlannerClaims
 from grpo_trainer.adapters.trainers_store import TrainersStore
@@ -31,6 +30,7 @@ from grpo_trainer.runs.stores import BlobBodies, BlobStates
 from grpo_trainer.servicer import STATUS_OF, TrainingServicer
 from grpo_trainer.settings import GrpoTrainerSettings
 from grpo_trainer.telemetry import TrainerInstruments
+from planned_runs import PlannedRuns
 from service_kit.background import Worker
 from service_kit.clock import utc_now
 from service_kit.component import Closing

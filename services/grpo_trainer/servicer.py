@@ -9,7 +9,6 @@ from contextlib import suppress
 from typing import Any, Final, TypeVar
 
 import grpc
-import grpc.aio
 from google.protobuf.message import Message
 
 from grpc_edge import StatusTable
@@ -22,11 +21,11 @@ from grpo_trainer.interactive.session import InteractiveSession
 from grpo_trainer.interactive.sessions import InteractiveSessions
 from grpo_trainer.interactive.state import Update
 from grpo_trainer.runs.sessions import RunSessions
+from grpo_trainer.shown_sessions import Context, ShownSessions
 from upcycle.api.training.v1 import service_pb2 as pb
 from upcycle.api.training.v1 import training_pb2 as training
-from upcycle.api.training.v1.service_pb2_grpc import TrainingServiceServicer, TrainingServiceStub
+from upcycle.api.training.v1.service_pb2_grpc import TrainingServiceServicer
 from upcycle.errors import Unavailable
-from upcycle.rpc import connect
 
 T = TypeVar("T")
 
@@ -49,12 +48,6 @@ STATUS_OF: Final[StatusTable] = {
 }
 _LONGEST_SILENCE_S: Final = 5.0
 _ASK_AGAIN_S: Final = 1.0
-_PASS_ON_S: Final = 0.4
-"""How long another trainer may take to answer: less than `why` waits for this one."""
-_PASSED_ON: Final = "x-upcycle-passed-on"
-"""Of a call that another trainer passed on: it goes no further."""
-
-Context = grpc.aio.ServicerContext[Any, Any]
 
 
 class TrainingServicer(TrainingServiceServicer):
@@ -63,20 +56,17 @@ class TrainingServicer(TrainingServiceServicer):
     def __init__(self, sessions: RunSessions, interactive: InteractiveSessions) -> None:
         self._sessions = sessions
         self._interactive = interactive
+        self._shown = ShownSessions(sessions, interactive.views)
 
     async def GetSession(self, request: pb.GetSessionRequest, context: Context) -> pb.GetSessionResponse:
         """One session as it is now, and what its newest steps measured; of another trainer, asked there."""
-        if (reply := await self._asked_elsewhere(request, context)) is not None:
-            return reply
-        view = await self._shown(request.run_id)
-        steps = views.steps(self._sessions, request.run_id, request.num_steps, self._interactive.views())
-        return pb.GetSessionResponse(session=view, steps=steps)
+        return await self._shown.one(request, context)
 
     async def ListSessions(
         self, request: pb.ListSessionsRequest, context: Context
     ) -> pb.ListSessionsResponse:
         """Every run that this trainer knows, refused ones included, and every interactive session."""
-        return pb.ListSessionsResponse(sessions=views.every(self._sessions, self._interactive.views()))
+        return self._shown.every()
 
     async def WatchSession(
         self, request: pb.WatchSessionRequest, context: Context
@@ -91,30 +81,6 @@ class TrainingServicer(TrainingServiceServicer):
             with suppress(Unavailable):  # of the trainer that holds it: the view is as old as it is
                 view = (await self.GetSession(asked, context)).session
             yield pb.WatchSessionResponse(session=view)
-
-    async def _asked_elsewhere(
-        self, request: pb.GetSessionRequest, context: Context
-    ) -> pb.GetSessionResponse | None:
-        """The answer of the trainer that holds the run; None where that is this one, or none. Raises
-        Unavailable where it does not answer: this one knows nothing of the run's groups and steps."""
-        other = self._sessions.holder_of(request.run_id)
-        is_passed_on = any(key == _PASSED_ON for key, _ in context.invocation_metadata() or ())
-        if other is None or not other.address or is_passed_on:
-            return None
-        try:
-            async with connect(other.address) as channel:
-                return await TrainingServiceStub(channel).GetSession(
-                    request, metadata=((_PASSED_ON, "1"),), timeout=_PASS_ON_S
-                )
-        except grpc.aio.AioRpcError as error:
-            what = f"trainer {other.name} at {other.address}, which holds run {request.run_id}"
-            raise Unavailable(f"{what}: {error.code().name}") from error
-
-    async def _shown(self, run_id: str) -> training.TrainingSession:
-        try:
-            return views.find(self._sessions, run_id, self._interactive.views())
-        except errors.UnknownSession:
-            return await views.stored(self._sessions, run_id)
 
     async def _change(self, view: training.TrainingSession) -> None:
         """Wait until a session of this process changed, or for a while."""

@@ -6,11 +6,11 @@ from dataclasses import fields
 from blob_store import S3BlobStore
 from event_bus import EventBus
 from grpc_edge import Peer
+from planned_runs import PlannedRuns
 from policy_engine import wire
 from policy_engine.adapters.announcer import PlatformAnnouncer
 from policy_engine.adapters.engine_kinds import EmbeddedKind, EngineOptions, VllmKind
 from policy_engine.adapters.engine_process import AttachedEngine, EngineProcess
-from policy_engine.adapters.planned_runs import GrpcPlannedRuns
 from policy_engine.adapters.policy_store import PolicyDownloads
 from policy_engine.adapters.versions import IDEMPOTENT, ChannelVersions
 from policy_engine.domain import PinRequests
@@ -27,7 +27,6 @@ from service_kit.clock import new_id, utc_now
 from service_kit.main import run_main
 from service_kit.service import Service
 from upcycle.api.registry.v1.service_pb2_grpc import RegistryServiceStub
-from upcycle.api.taskset.v1.service_pb2_grpc import TasksetServiceStub
 
 NAME = "policy_engine"
 
@@ -65,11 +64,9 @@ def build_app(settings: PolicyEngineSettings) -> Service:
     service.add(Worker("lease", leases.run, ready=leases.ready))
     service.add(Worker("engine", supervisor.run, ready=supervisor.ready))
     if settings.peers.tasksets:
-        tasksets = service.add(
-            Peer("tasksets", settings.peers.tasksets, idempotent=GrpcPlannedRuns.IDEMPOTENT)
-        )
-        planner = GrpcPlannedRuns(TasksetServiceStub(tasksets.channel))
-        service.add(Worker("ends of runs", LostEnds(requests, planner, supervisor.look_now).run))
+        tasksets = Peer("tasksets", settings.peers.tasksets, idempotent=PlannedRuns.IDEMPOTENT)
+        ends = LostEnds(requests, PlannedRuns(service.add(tasksets)), supervisor.look_now)
+        service.add(Worker("ends of runs", ends.run))
     return service
 
 

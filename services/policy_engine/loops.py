@@ -4,16 +4,14 @@ import asyncio
 import contextlib
 import logging
 from collections.abc import Callable
-from typing import Final
 
+from planned_runs import LOOK_S, EndsSeenTwice, PlannedRuns
 from policy_engine.domain import LeaseFacts, PinRequests
-from policy_engine.ports import Announcer, PlannedRuns
+from policy_engine.ports import Announcer
 from service_kit.loops import until_stopped
 from upcycle.errors import Unavailable
 
 log = logging.getLogger(__name__)
-
-_LOOK_S: Final = 30.0
 
 
 class LeaseLoop:
@@ -64,24 +62,21 @@ class LeaseLoop:
 class LostEnds:
     """Drops the pins of runs that the planner ended and whose `run.finished` does not arrive: the stream may
     have lost it, and an engine of channel `candidate` would serve no other version. A pin is dropped at the
-    second look in a row at which its run is over: by then a `run.finished` that was not lost has arrived."""
+    second look in a row at which its run is over."""
 
     def __init__(self, pins: PinRequests, planner: PlannedRuns, look_now: Callable[[], None]) -> None:
         """look_now: wakes the supervisor."""
         self._pins = pins
-        self._planner = planner
+        self._ends = EndsSeenTwice(planner)
         self._look_now = look_now
-        self._over: frozenset[str] = frozenset()
 
     async def run(self, stop: asyncio.Event) -> None:
         """Until `stop`. While the planner is unavailable, pins are kept."""
-        await until_stopped(stop, self.look, every_s=_LOOK_S, waiting="ends_of_runs_not_asked")
+        await until_stopped(stop, self.look, every_s=LOOK_S, waiting="planner_not_asked_about_runs")
 
     async def look(self) -> None:
         """Ask about every run whose pin is kept. Raises Unavailable."""
-        over = frozenset([run for run in self._pins.runs if await self._planner.is_over(run)])
-        for run_id in sorted(over & self._over):
-            log.warning("pin_of_ended_run", extra={"run_id": run_id})
-            self._pins.unpin(run_id)
+        for run in await self._ends.look(self._pins.runs):
+            log.warning("pin_of_ended_run", extra={"run_id": run.run_id})
+            self._pins.unpin(run.run_id)
             self._look_now()
-        self._over = over

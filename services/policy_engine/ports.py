@@ -78,13 +78,6 @@ class Versions(Protocol):
         """The version that a run pins. Raises VersionRefused for one that was removed."""
 
 
-class PlannedRuns(Protocol):
-    """Runs as the planner has them. Raises Unavailable."""
-
-    async def is_over(self, run_id: str) -> bool:
-        """Whether the planner ended the run; False for one that it does not know."""
-
-
 class Announcer(Protocol):
     """Publishes facts about the engine, and renews its lease."""
 

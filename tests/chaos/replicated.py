@@ -10,9 +10,10 @@ from tests.chaos.machine import WITH_DISK, Disks
 from tests.chaos.proxy import Links
 
 from event_bus.provision import provision
+from local_stack.health import health_url, http_probe
 from local_stack.nats import NatsLogin, NatsMember, nats_command
 from local_stack.services import Plan
-from local_stack.spec import ProcessSpec, StepSpec, http_probe
+from local_stack.spec import ProcessSpec, StepSpec
 from local_stack.stack import Stack, StackSettings
 from service_kit.groups import BusSettings
 from service_kit.ports import LOOPBACK, free_ports
@@ -155,7 +156,7 @@ class ReplicatedStack(Stack):
             if name.endswith(_PORTS):
                 env[name] = str(self._ports(1)[0])
         http_port = int(next(value for name, value in env.items() if name.endswith("_HTTP_PORT")))
-        ready = http_probe(f"http://{LOOPBACK}:{http_port}/readyz")
+        ready = http_probe(health_url(spec.name, http_port))
         return replace(spec, name=f"{spec.name}-{number}", env=env, ready=ready, http_port=http_port, url="")
 
     def _servers(
@@ -187,7 +188,7 @@ class ReplicatedStack(Stack):
             member = NatsMember(f"nats-{number}", route, tuple(routes))
             folder = plan.data_dir / member.name
             argv = nats_command(folder, port=port, http_port=http_port, login=login, member=member)
-            healthz = http_probe(f"http://{LOOPBACK}:{http_port}/healthz?js-enabled-only=true")
+            healthz = http_probe(health_url("nats", http_port))
             servers.append(
                 replace(spec, name=member.name, argv=argv, ready=healthz, http_port=http_port, url="")
             )

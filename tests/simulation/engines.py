@@ -20,9 +20,9 @@ from tests.simulation.virtual_time import SimulatedProcess
 from engine_client import Completion, EngineUnavailable, FinishReason, SamplingParams, TokenSpan, parse_label
 from episodes import Channel
 from identities import objects
+from planned_runs import PlannedRuns
 from policy_engine import wire
 from policy_engine.adapters.announcer import PlatformAnnouncer
-from policy_engine.adapters.planned_runs import GrpcPlannedRuns
 from policy_engine.adapters.policy_store import PolicyDownloads
 from policy_engine.adapters.versions import ChannelVersions
 from policy_engine.domain import PinRequests, Policy
@@ -37,7 +37,6 @@ from rollout_sampler.adapters.engines import LeasedEngines
 from rollout_sampler.adapters.leases import EngineChoice, LeaseCache
 from rollout_sampler.domain import PolicyWanted
 from upcycle.api.registry.v1.service_pb2_grpc import RegistryServiceStub
-from upcycle.api.taskset.v1.service_pb2_grpc import TasksetServiceStub
 
 WEIGHTS: Final = "model.safetensors"
 _CHANNELS: Final = (Channel.LATEST, Channel.CANDIDATE)
@@ -172,8 +171,7 @@ async def engine(given: Infrastructure, process: SimulatedProcess) -> None:
     await bus.start()
     forever(leases.run)
     forever(supervisor.run)
-    planner = GrpcPlannedRuns(TasksetServiceStub(given.peer(PLANNER).channel))
-    forever(LostEnds(requests, planner, supervisor.look_now).run)
+    forever(LostEnds(requests, PlannedRuns(given.peer(PLANNER)), supervisor.look_now).run)
 
 
 class SimulatedLeasedEngines(LeasedEngines):
@@ -197,7 +195,7 @@ class SimulatedLeasedEngines(LeasedEngines):
     ) -> Completion:
         engine = self._given.engines.get(choice.base_url)
         if engine is None or engine.process.is_dead:
-            raise EngineUnavailable("nobody answers there")
+            raise EngineUnavailable("no engine answers there")
         return await self._given.network.conversation(
             engine.process.service,
             engine.generate(),

@@ -335,7 +335,7 @@ def _check_expected(kept: SimulatedStream, subject: str, headers: Mapping[str, s
 
 
 def _nothing(message: StoredMessage, stream: str) -> None:
-    """Nobody looks."""
+    """It is not looked at."""
 
 
 def _never(message: StoredMessage, stream: str) -> bool:

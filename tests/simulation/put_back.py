@@ -51,10 +51,10 @@ BUGS: Final = (
         "        case SessionFailed() if run.spec.training is None:\n",
     ),
     Bug(
-        "a void step is announced: what stands about its groups is not looked at (F7)",
+        "a void step is announced: the stored decisions about its groups are not looked at (F7)",
         "services/grpo_trainer/adapters/bus_facts.py",
-        "        if found is not None and not _agree(found, decision.event):\n",
-        "        if False:\n",
+        "    if not _agree(stored, decision.event):\n",
+        "    if False:\n",
     ),
     Bug(
         "a body is stored over the one of another sampler",
@@ -90,14 +90,14 @@ BUGS: Final = (
     Bug(
         "a trainer does not ask which of its runs are over",
         "services/grpo_trainer/runs/lost_ends.py",
-        "        for run_id in sorted(over & self._over):\n",
-        "        for run_id in ():\n",
+        "        for run in await self._ends.look(self._sessions.not_over):\n",
+        "        for run in ():\n",
     ),
     Bug(
         "a supervisor of engines does not ask which pinned runs are over (found by this simulator)",
         "services/policy_engine/loops.py",
-        "        for run_id in sorted(over & self._over):\n",
-        "        for run_id in ():\n",
+        "        for run in await self._ends.look(self._pins.runs):\n",
+        "        for run in ():\n",
     ),
     Bug(
         "a run ends with its last step though steps before it are not read (found by this simulator)",

@@ -1,7 +1,7 @@
 """gRPC without sockets: the generated stubs call the real servicers, and errors become the same statuses."""
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, NoReturn, cast
 
@@ -13,6 +13,7 @@ from tests.simulation.virtual_time import SimulatedProcess, VirtualLoop
 from grpc_edge.status import StatusTable, domain_errors_as_status
 
 _TIMEOUT_S: Final = 10.0
+Metadata = Sequence[tuple[str, str]]
 
 
 class _Aborted(grpc.aio.AbortError):
@@ -25,6 +26,12 @@ class _Aborted(grpc.aio.AbortError):
 
 class _Context:
     """What servicers use of a ServicerContext."""
+
+    def __init__(self, metadata: Metadata) -> None:
+        self._metadata = metadata
+
+    def invocation_metadata(self) -> Metadata:
+        return self._metadata
 
     async def abort(self, code: grpc.StatusCode, details: str = "", trailing_metadata: Any = ()) -> NoReturn:
         raise _Aborted(code, details, trailing_metadata)
@@ -70,19 +77,24 @@ class SimulatedPeers:
         """What a generated stub is made with."""
         return _Channel(self, address)
 
-    async def call(self, address: str, method: str, request: Any, timeout_s: float) -> Any:
+    async def call(
+        self, address: str, method: str, request: Any, timeout_s: float, metadata: Metadata = ()
+    ) -> Any:
         """Raises AioRpcError: UNAVAILABLE where nothing came back, else the status of the answer."""
         return await self._network.conversation(
-            address, self._answered(address, method, request), timeout_s=timeout_s, lost=_unavailable
+            address,
+            self._answered(address, method, request, _Context(metadata)),
+            timeout_s=timeout_s,
+            lost=_unavailable,
         )
 
-    async def _answered(self, address: str, method: str, request: Any) -> Any:
+    async def _answered(self, address: str, method: str, request: Any, context: Any) -> Any:
         living = [one for one in self._served.get(address, ()) if not one.process.is_dead]
         if not living:
             raise _unavailable()
         served = living[-1]
         answer: asyncio.Future[Any] = self._loop.create_future()
-        work = self._handled(served, method, request, answer)
+        work = self._handled(served, method, request, context, answer)
         self._loop.spawn(served.process, work)
         return await self._unless_dead(served.process, answer)
 
@@ -95,8 +107,9 @@ class SimulatedPeers:
             if process.is_dead:
                 raise _unavailable()
 
-    async def _handled(self, served: Served, method: str, request: Any, answer: asyncio.Future[Any]) -> None:
-        context: Any = _Context()
+    async def _handled(
+        self, served: Served, method: str, request: Any, context: Any, answer: asyncio.Future[Any]
+    ) -> None:
         try:
             async with domain_errors_as_status(context, served.statuses):
                 reply = await getattr(served.servicer, method)(request, context)
@@ -118,9 +131,11 @@ class _Channel:
     ) -> Callable[..., Awaitable[Any]]:
         method = path.rpartition("/")[2]
 
-        async def call(request: Any, timeout: float | None = None, **_: object) -> Any:
+        async def call(
+            request: Any, timeout: float | None = None, metadata: Metadata = (), **_: object
+        ) -> Any:
             copy = type(request).FromString(request_serializer(request))
-            reply = await self._peers.call(self._address, method, copy, timeout or _TIMEOUT_S)
+            reply = await self._peers.call(self._address, method, copy, timeout or _TIMEOUT_S, metadata)
             return response_deserializer(reply.SerializeToString())
 
         return call
@@ -148,7 +163,7 @@ def _fail(answer: asyncio.Future[Any], error: Exception) -> None:
 
 
 def _unavailable() -> grpc.aio.AioRpcError:
-    return _rpc_error(grpc.StatusCode.UNAVAILABLE, "nobody answers", ())
+    return _rpc_error(grpc.StatusCode.UNAVAILABLE, "no process answers", ())
 
 
 def _rpc_error(code: grpc.StatusCode, details: str, trailing: Any) -> grpc.aio.AioRpcError:

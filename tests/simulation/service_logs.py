@@ -68,7 +68,7 @@ def unmeasured() -> Iterator[None]:
 
 
 def _nothing(*_: Any, **__: Any) -> None:
-    """Nobody reads it."""
+    """It is not read."""
 
 
 def _itself(metric: MetricWrapperBase, *_: Any, **__: Any) -> MetricWrapperBase:

@@ -6,8 +6,8 @@ Each function here is one life of one process; it returns when the process runs.
 import asyncio
 import json
 import random
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
@@ -15,7 +15,6 @@ from types import SimpleNamespace
 from typing import Any, Final, cast
 
 from grpc import StatusCode
-from grpc.aio import AioRpcError
 from tests.simulation import stubs
 from tests.simulation.bus import SimulatedBus
 from tests.simulation.jetstream import SimulatedJetStream
@@ -29,9 +28,7 @@ from engine_client import Completion, FinishReason, TokenSpan
 from environment_client import EnvironmentClient, EnvironmentTimeouts
 from event_bus.topology import EVENTS, ROLLOUT_SAMPLER_EVAL, ROLLOUT_SAMPLER_TRAIN, UPCYCLE
 from grpc_edge.status import StatusTable
-from grpo_trainer import views
 from grpo_trainer.adapters.bus_facts import BusFacts
-from grpo_trainer.adapters.planned_runs import PlannedRuns
 from grpo_trainer.adapters.policies import PolicyCache, RegistryPolicies
 from grpo_trainer.adapters.trainers_store import TrainersStore
 from grpo_trainer.domain.errors import UnknownSession
@@ -43,6 +40,8 @@ from grpo_trainer.runs.deps import RunDeps
 from grpo_trainer.runs.lost_ends import LostEnds
 from grpo_trainer.runs.sessions import RunSessions
 from grpo_trainer.runs.stores import BlobBodies, BlobStates
+from grpo_trainer.shown_sessions import ShownSessions
+from planned_runs import PlannedRuns
 from reward_grader.adapters.transcripts import GraderTranscripts
 from reward_grader.domain import ExtraGraders
 from reward_grader.handlers import trajectory_router
@@ -74,7 +73,6 @@ from trajectory_store.handlers import ledger_router
 from trajectory_store.servicer import TrajectoryServicer, UseCases
 from upcycle.api.training.v1.events_pb2 import PolicyPublished
 from upcycle.api.training.v1.service_pb2 import GetSessionResponse, ListSessionsResponse
-from upcycle.api.training.v1.service_pb2_grpc import TrainingServiceStub
 
 PLANNER, STORE, SAMPLER, GRADER, TRAINER = "planner", "store", "sampler", "grader", "trainer"
 REGISTRY: Final = "registry"
@@ -91,7 +89,6 @@ _TOKENS: Final = (stubs.TOKEN, stubs.TOKEN)
 _LOGPROBS: Final = (-0.5, -0.5)
 MODELS: Final = ("m", "n")
 EPISODE_DEADLINE_S: Final = 30
-_PASS_ON_S: Final = 0.4
 LEASE_S: Final = 24.0
 """Three times that of production, because a trainer renews its leases five times as often."""
 RULES: Final = PlanRules(
@@ -158,6 +155,11 @@ class Infrastructure:
 
     def peer(self, address: str) -> Any:
         return SimpleNamespace(address=address, channel=self.peers.channel(address))
+
+    @asynccontextmanager
+    async def reached(self, address: str) -> AsyncIterator[Any]:
+        """A connection for one call."""
+        yield self.peers.channel(address)
 
     def blobs(self) -> Any:
         return SimulatedBlobs(self.network, self.objects, self.on_object)
@@ -283,28 +285,17 @@ async def grader(given: Infrastructure, process: SimulatedProcess) -> None:
     await bus.start()
 
 
-class ShownSessions:
-    """TrainingServicer.GetSession; that module imports torch. given: with it, of a run that another trainer
-    holds, that one is asked."""
+class TrainingOverSessions:
+    """TrainingServicer without the rpcs that compute: that module imports torch."""
 
-    def __init__(self, sessions: RunSessions, given: Infrastructure | None = None) -> None:
-        self._sessions = sessions
-        self._given = given
+    def __init__(self, shown: ShownSessions) -> None:
+        self._shown = shown
 
-    async def GetSession(self, request: Any, context: object) -> GetSessionResponse:
-        other = self._sessions.holder_of(request.run_id)
-        if self._given is not None and other is not None and other.address:
-            stub: Any = TrainingServiceStub(self._given.peers.channel(other.address))
-            with suppress(AioRpcError):
-                return cast(GetSessionResponse, await stub.GetSession(request, timeout=_PASS_ON_S))
-        try:
-            view = views.find(self._sessions, request.run_id)
-        except UnknownSession:
-            view = await views.stored(self._sessions, request.run_id)
-        return GetSessionResponse(session=view)
+    async def GetSession(self, request: Any, context: Any) -> GetSessionResponse:
+        return await self._shown.one(request, context)
 
-    async def ListSessions(self, request: Any, context: object) -> ListSessionsResponse:
-        return ListSessionsResponse(sessions=views.every(self._sessions))
+    async def ListSessions(self, request: object, context: object) -> ListSessionsResponse:
+        return self._shown.every()
 
 
 async def trainer(given: Infrastructure, process: SimulatedProcess) -> None:
@@ -333,8 +324,9 @@ async def trainer(given: Infrastructure, process: SimulatedProcess) -> None:
     sessions = RunSessions(deps, stored_facts(bus), leases=ModelLeases())
     reader = FactReader(bus, sessions)
     statuses: StatusTable = {UnknownSession: StatusCode.NOT_FOUND}
-    given.peers.serve(TRAINER, process, ShownSessions(sessions, given), statuses)
-    given.peers.serve(name, process, ShownSessions(sessions), statuses)
+    servicer = TrainingOverSessions(ShownSessions(sessions, reach=given.reached))
+    for address in (TRAINER, name):
+        given.peers.serve(address, process, servicer, statuses)
     await bus.start()
     forever(reader.run)
     forever(LostEnds(sessions, PlannedRuns(given.peer(PLANNER))).run)

@@ -140,7 +140,7 @@ class SimulatedDatabase(Database):
 
 
 def _nothing() -> None:
-    """Nobody looks."""
+    """It is not looked at."""
 
 
 def _never() -> bool:

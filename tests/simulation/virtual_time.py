@@ -97,7 +97,7 @@ class VirtualLoop(asyncio.BaseEventLoop):
         self._created = 0
         self.num_callbacks = 0
         self.failure: Exception | None = None
-        """Set by whoever finds that the history must not go on."""
+        """Set by a check that finds that the history must not go on."""
         self.is_over = False
         """What is logged from now on, while tasks are ended, is no part of the history."""
         self.set_task_factory(self._new_task)

@@ -9,7 +9,6 @@ import shutil
 import sys
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
-from http import HTTPStatus
 from pathlib import Path
 from typing import Any, Final, Literal
 
@@ -22,8 +21,6 @@ from upcycle.platform import ONLY_PEERS, Platform, PlatformNotFound, find_addres
 
 MIN_FREE_BYTES = 2 * 1024**3
 PROBE_TIMEOUT_S = 2.0
-HEALTH_PATHS: Final = {"nats": "/healthz?js-enabled-only=true", "s3": "/"}
-"""Of processes that are no services of ours, which have /readyz."""
 UNNAMED: Final = ("rollout_sampler", "reward_grader", "model_gateway", "policy_engine", "provision_watch")
 """Processes that the addresses of the public gRPC services do not tell."""
 MARKS = {"ok": "[green]✓[/green]", "warn": "[yellow]![/yellow]", "fail": "[red]✗[/red]"}
@@ -141,22 +138,19 @@ async def process_findings(processes: Sequence[Mapping[str, Any]]) -> list[Findi
 
 
 async def _ask(process: Mapping[str, Any]) -> Finding | None:
-    from local_stack.spec import answer
-    from service_kit.component import ALARM
+    from local_stack.health import ask_health, health_url
 
-    name, url = process["name"], f"http://127.0.0.1:{process['http_port']}"
-    url += HEALTH_PATHS.get(name, "/readyz")
+    name = process["name"]
+    url = health_url(name, process["http_port"])
     try:
-        status, reasons = await answer(url)
+        answer = await ask_health(url)
     except (OSError, TimeoutError, ValueError) as error:
         return Finding(
             name, "fail", f"{url} does not answer ({type(error).__name__}), process {process['pid']}"
         )
-    if status == HTTPStatus.OK or name == "s3":  # an object store may refuse whoever brings no key
+    if not answer.why or name == "s3":  # an object store may refuse a request without a key
         return None
-    is_alarm = bool(reasons) and all(why.startswith(ALARM) for why in reasons.values())
-    detail = "; ".join(f"{what}: {why}" for what, why in reasons.items()) or f"{url} answers {status}"
-    return Finding(name, "warn" if is_alarm else "fail", detail)
+    return Finding(name, "warn" if answer.is_alarm else "fail", answer.why)
 
 
 async def bus_findings() -> list[Finding]:

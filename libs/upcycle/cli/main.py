@@ -48,7 +48,7 @@ MODEL_COMMANDS = {
     "head": ("upcycle.cli.models:head", "The promoted checkpoint; --set moves it."),
 }
 DEAD_LETTER_COMMANDS = {
-    "list": ("upcycle.cli.bus:list_dead", "The newest that nobody has handled."),
+    "list": ("upcycle.cli.bus:list_dead", "The newest that are not handled."),
     "show": ("upcycle.cli.bus:show_dead", "One of them: who gave it up and why, and the message."),
     "replay": ("upcycle.cli.bus:replay_dead", "Have the reader that gave them up handle them again."),
     "accept": ("upcycle.cli.bus:accept_dead", "Handle them without a replay: what is lost stays lost."),

@@ -36,7 +36,7 @@ class Imported:
 
 @dataclass(frozen=True, slots=True)
 class HeadOrder:
-    """Which checkpoint becomes head, who says so and why. Nobody checks who `actor` is."""
+    """Which checkpoint becomes head, who says so and why. `actor` is not checked."""
 
     model: str
     checkpoint_id: str

@@ -6,12 +6,13 @@ import asyncio
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
+from functools import partial
 from typing import Final, Protocol
 
 from google.protobuf.message import Message
 
 from blob_store import BlobRef
-from event_bus import Decision
+from event_bus import Decision, decide_each
 from event_bus.errors import EventTooLarge, UnknownEvent
 from grpo_trainer import wire
 from grpo_trainer.domain.errors import Superseded, Unpublishable
@@ -89,15 +90,15 @@ class BusFacts:
         Raises Superseded where one of them is decided otherwise.
         """
         decisions = self._decisions_of(spec, record)
-        while decisions:
-            decisions = _undecided(record, decisions, await self._decide(spec, decisions))
+        await decide_each(partial(self._decide, spec), decisions, partial(_check_agreed, record))
 
     async def confirm_step(self, spec: TrainingSpec, record: StepRecord) -> None:
         """Raises Superseded where a group of a step, or the step, is decided otherwise."""
         decisions = self._decisions_of(spec, record)
-        _undecided(
-            record, decisions, await asyncio.gather(*(self._bus.standing(decision) for decision in decisions))
-        )
+        stored = await asyncio.gather(*(self._bus.standing(decision) for decision in decisions))
+        for decision, found in zip(decisions, stored, strict=True):
+            if found is not None:
+                _check_agreed(record, decision, found)
 
     async def _decide(self, spec: TrainingSpec, decisions: Sequence[Decision]) -> Sequence[Message | None]:
         self._check(spec.model)
@@ -153,17 +154,13 @@ class BusFacts:
             raise Unpublishable(str(error)) from error
 
 
-def _undecided(
-    record: StepRecord, decisions: Sequence[Decision], stand: Sequence[Message | None]
-) -> list[Decision]:
-    """Those that are not decided. Raises Superseded where one is decided otherwise."""
-    for decision, found in zip(decisions, stand, strict=True):
-        if found is not None and not _agree(found, decision.event):
-            raise Superseded(
-                f"step {record.step} says {_said(decision.event)}, and {_said(found)} was decided: the run "
-                "was ended without this step, or another trainer took it"
-            )
-    return [decision for decision, found in zip(decisions, stand, strict=True) if found is None]
+def _check_agreed(record: StepRecord, decision: Decision, stored: Message) -> None:
+    """Raises Superseded where a part of a step is decided otherwise."""
+    if not _agree(stored, decision.event):
+        raise Superseded(
+            f"step {record.step} says {_said(decision.event)}, and {_said(stored)} was decided: the run "
+            "was ended without this step, or another trainer took it"
+        )
 
 
 def _agree(one: Message, other: Message) -> bool:

@@ -1,7 +1,7 @@
 """Facts that the stream removed before this trainer had read them, while runs were open.
 
-Nobody can tell whether one was about these runs. The planner answers for their ends, and announces complete
-groups and offers again that it has as unsettled: until it was asked, this trainer is not ready.
+The trainer cannot tell whether one was about these runs. The planner answers for their ends, and announces
+complete groups and offers again that it has as unsettled: until it was asked, this trainer is not ready.
 """
 
 from __future__ import annotations

@@ -4,10 +4,10 @@ from collections.abc import Sequence
 from typing import Final, Protocol
 
 from google.protobuf.message import Message
-from opentelemetry import context, propagate
 
-from event_bus import Decision
+from event_bus import Decision, decide_each
 from event_bus.errors import UnknownEvent
+from event_bus.tracing import trace_of
 from identities import events as event_ids
 from scenario_runner.domain.facts import Failed, Graded
 from scenario_runner.domain.runs import RunRecord
@@ -34,24 +34,17 @@ class BusOutcomes:
     async def decide(self, run: RunRecord, failures: Sequence[EpisodeFailed]) -> list[Graded | Failed]:
         """Returns the stored decision about each of these episodes: their failure, or an earlier one. Raises
         Unavailable."""
-        token = context.attach(propagate.extract(dict(run.trace)))
-        try:
-            facts = []
-            for at in range(0, len(failures), _TOGETHER):
-                facts += await self._together(run, failures[at : at + _TOGETHER])
-            return facts
-        finally:
-            context.detach(token)
-
-    async def _together(self, run: RunRecord, failures: Sequence[EpisodeFailed]) -> list[Graded | Failed]:
-        facts, model = [], run.spec.policy.model
-        undecided = [
+        model, facts = run.spec.policy.model, list[Graded | Failed]()
+        decisions = [
             Decision(one, model, event_ids.episode_outcome(one.episode.episode_id)) for one in failures
         ]
-        while undecided:  # where one is decided, all others are refused with it
-            stand = await self._bus.decide(undecided)
-            facts += [_fact(found) for found in stand if found is not None]
-            undecided = [one for one, found in zip(undecided, stand, strict=True) if found is None]
+        with trace_of(run.trace):
+            for at in range(0, len(decisions), _TOGETHER):
+                await decide_each(
+                    self._bus.decide,
+                    decisions[at : at + _TOGETHER],
+                    lambda _, stored: facts.append(_fact(stored)),
+                )
         return facts
 
 

@@ -1,14 +1,13 @@
 """A PlanUnit's facts and commands, written to the outbox in the transaction of the state change."""
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Collection, Mapping, Sequence
 from datetime import datetime
 
 import sqlalchemy as sa
 from google.protobuf.message import Message
-from opentelemetry import context, propagate
 
 from episodes import Split, episode_failed
+from event_bus.tracing import trace_of
 from identities import events as event_ids
 from scenario_runner.adapters.sql_tasksets import SqlTasksets
 from scenario_runner.domain.runs import Counts, EpisodeRow, GroupRow, RunRecord
@@ -99,17 +98,8 @@ class SqlAnnouncements(SqlTasksets):
         self, run: RunRecord, fact: Message, event_id: str, *, author: str = "", again: bool = False
     ) -> None:
         store = enqueue_again if again else enqueue
-        with self._trace_of(run):
+        with trace_of(run.trace):
             store(self._sql, fact, model=run.spec.policy.model, event_id=event_id, author=author)
-
-    @contextmanager
-    def _trace_of(self, run: RunRecord) -> Iterator[None]:
-        # Whatever made us plan, the episode belongs to the trace that began with SubmitRun.
-        token = context.attach(propagate.extract(dict(run.trace)))
-        try:
-            yield
-        finally:
-            context.detach(token)
 
     def _enqueue_command(self, run: RunRecord, request: Message, episode: EpisodeRow) -> None:
         event_id = event_ids.episode_requested(episode.episode_id, episode.num_dispatches)

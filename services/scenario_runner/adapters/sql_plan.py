@@ -12,6 +12,7 @@ from typing import Any, Final, TypeVar
 import sqlalchemy as sa
 from sqlalchemy.exc import IntegrityError
 
+from event_bus.tracing import trace_of
 from identities import events as event_ids
 from identities.entities import group_of_episode
 from scenario_runner.adapters import plan_statements as statements
@@ -326,7 +327,7 @@ class PlanUnit(SqlAnnouncements):
         ]
         shared = {"requested_at": self.now}
         self._insert(EPISODE, [{**slots_of(row), **shared} for row in planned])
-        with self._trace_of(run):
+        with trace_of(run.trace):
             for row in planned:
                 if row.group_id in self._members:
                     self._members[row.group_id][row.episode_id] = row
@@ -340,7 +341,7 @@ class PlanUnit(SqlAnnouncements):
         """Queue it once more."""
         again = replace(episode, num_dispatches=episode.num_dispatches + 1, dispatched_at=self.now)
         self.update_episode(again)
-        with self._trace_of(run):
+        with trace_of(run.trace):
             request = published.episode_requested(run, again, self._task_of(again), self.now)
             self._enqueue_command(run, request, again)
 

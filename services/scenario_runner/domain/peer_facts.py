@@ -91,8 +91,8 @@ class GraderBacklog:
         self, found: GraderFact | None, overdue: Collection[str], deadline: timedelta, now: datetime
     ) -> frozenset[str]:
         """All of them while no grader works, and for ten deadlines from then on; then those that were played
-        in the last ten: a grader that works has lost the others. found: None while nobody says which of them
-        were played; then whatever is overdue waits, for ten deadlines."""
+        in the last ten: a grader that works has lost the others. found: None while ledger or bus does not
+        answer; then whatever is overdue waits, for ten deadlines."""
         if found is None:
             self._unanswered_since = self._unanswered_since or now
             is_over = now - self._unanswered_since > _MAX_DEADLINES * deadline

@@ -169,8 +169,8 @@ def sweep(
 ) -> None:
     """Handle what is overdue: end episodes by name, dispatch lost ones again, end the grace period.
 
-    none_queued_before: no command that was sent before waits for a sampler, or is with one; None: nobody
-    knows. outcomes: the stored decisions about episodes that were not graded in time.
+    none_queued_before: no command that was sent before waits for a sampler, or is with one; None: the bus
+    did not say. outcomes: the stored decisions about episodes that were not graded in time.
     """
     run = unit.run(run_id)
     if run is None:
@@ -204,7 +204,8 @@ def _end_overdue(unit: PlanUnit, run: RunRecord, outcomes: Sequence[Fact]) -> Ru
 
 
 def _dispatch_lost(unit: PlanUnit, run: RunRecord, none_queued_before: datetime) -> None:
-    """A repeat is harmless: an episode that is open, or settled, is not opened again."""
+    """Queue episodes again whose command was lost: all that is left in the queue is younger. A repeat is
+    harmless: an episode that is open, or settled, is not opened again."""
     before = min(dispatched_too_long_ago(unit, run), none_queued_before - _CLOCKS_DIFFER)
     for episode in unit.never_opened(run.run_id, before):
         if episode.num_dispatches == 0 and run.state is RunState.PAUSED:

@@ -4,7 +4,8 @@ import asyncio
 import sys
 from pathlib import Path
 
-from local_stack.spec import ProcessSpec, http_probe
+from local_stack.health import http_probe
+from local_stack.spec import ProcessSpec
 from local_stack.supervisor import Supervisor
 
 

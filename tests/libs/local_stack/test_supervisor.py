@@ -13,10 +13,11 @@ from pathlib import Path
 import pytest
 from tests.support.waiting import until
 
+from local_stack.health import http_probe
 from local_stack.logfile import rotate, tail
 from local_stack.managed import GaveUp
 from local_stack.orphans import marked
-from local_stack.spec import ProcessSpec, RestartPolicy, StepSpec, http_probe
+from local_stack.spec import ProcessSpec, RestartPolicy, StepSpec
 from local_stack.supervisor import AlreadyRunning, Supervisor, UnknownProcess
 from service_kit.deadlines import DeadlineExceeded
 from service_kit.ports import free_ports

@@ -5,9 +5,11 @@ from contextlib import asynccontextmanager
 from typing import TypeVar
 
 from sqlalchemy import Column, Connection, Integer, MetaData, Table, Text, insert, select
+from tests.local_servers import NatsServer
 from tests.support.waiting import until
 
-from event_bus import Encoded, PubAck, Stored
+from event_bus import BusSettings, BusTimings, Encoded, EventBus, PubAck, Stored
+from event_bus.provision import provision
 from event_bus.topology import TASKS
 from sql_store import Database, outbox_table
 from upcycle.errors import Unavailable
@@ -28,6 +30,18 @@ async def opened(url: str) -> AsyncIterator[Database]:
         yield db
     finally:
         await db.stop()
+
+
+@asynccontextmanager
+async def opened_bus(server: NatsServer) -> AsyncIterator[EventBus]:
+    """A provisioned NATS, and a bus on it."""
+    await provision(server.url)
+    bus = EventBus(BusSettings(url=server.url), client_name="t", timings=BusTimings(drain_s=1, close_s=1))
+    await bus.start()
+    try:
+        yield bus
+    finally:
+        await bus.stop()
 
 
 def write(text: str) -> Callable[[Connection], None]:

@@ -10,20 +10,10 @@ from opentelemetry import trace
 from opentelemetry.sdk.trace import TracerProvider
 from sqlalchemy import Connection, func, select, update
 from tests.conftest import NatsFactory
-from tests.libs.sql_store.support import OUTBOX, Remembering, eventually, opened, texts, write
+from tests.libs.sql_store.support import OUTBOX, Remembering, eventually, opened, opened_bus, texts, write
 from tests.support.waiting import until
 
-from event_bus import (
-    BusSettings,
-    BusTimings,
-    Encoded,
-    EventBus,
-    EventTooLarge,
-    PubAck,
-    QueueFull,
-    UnknownEvent,
-)
-from event_bus.provision import provision
+from event_bus import Encoded, EventTooLarge, PubAck, QueueFull, UnknownEvent
 from identities.errors import InvalidIdentity
 from sql_store import Database, OutboxRelay, enqueue, enqueue_command
 from sql_store.relay import prune
@@ -340,10 +330,7 @@ async def test_a_published_event_belongs_to_the_trace_that_stored_it(sql_url: st
 
 async def test_through_a_real_bus_and_its_kill_9(sql_url: str, nats_server: NatsFactory) -> None:
     server = nats_server()
-    await provision(server.url)
-    bus = EventBus(BusSettings(url=server.url), client_name="t", timings=BusTimings(drain_s=1, close_s=1))
-    await bus.start()
-    async with opened(sql_url) as db:
+    async with opened(sql_url) as db, opened_bus(server) as bus:
         relay = OutboxRelay(db, bus, poll_s=0.1)
         await relay.start()
         await put(db, *(f"a{n}" for n in range(20)))
@@ -358,19 +345,14 @@ async def test_through_a_real_bus_and_its_kill_9(sql_url: str, nats_server: Nats
                 break
         assert found == [f"{run}{n}" for run in "abc" for n in range(20)]
         await relay.stop()
-    await bus.stop()
 
 
 async def test_a_batch_of_which_the_bus_knows_rows_adds_the_others_in_order(
     sql_url: str, nats_server: NatsFactory
 ) -> None:
     """As after a crash between the server's answer and the mark."""
-    server = nats_server()
-    await provision(server.url)
-    bus = EventBus(BusSettings(url=server.url), client_name="t", timings=BusTimings(drain_s=1, close_s=1))
-    await bus.start()
     names = [f"{n:02}" for n in range(60)]
-    async with opened(sql_url) as db:
+    async with opened(sql_url) as db, opened_bus(nats_server()) as bus:
         relay = OutboxRelay(db, bus, poll_s=0.1)
         await put(db, *names[:40])
         await relay.start()
@@ -384,9 +366,8 @@ async def test_a_batch_of_which_the_bus_knows_rows_adds_the_others_in_order(
         await db.run(forget)
         await eventually(db, unpublished, list[str]())
         await relay.stop()
-    found = await bus.stored([EpisodeCancelled], after_sequence=0)
-    assert [delivery.event_id for delivery in found] == names
-    await bus.stop()
+        found = await bus.stored([EpisodeCancelled], after_sequence=0)
+        assert [delivery.event_id for delivery in found] == names
 
 
 async def test_old_rows_are_deleted_in_pieces(sql_url: str) -> None:

@@ -1,4 +1,4 @@
-"""Decisions in the outbox: what stands is followed, and copied again where the facts lost it."""
+"""Decisions in the outbox: the stored decision is followed, and copied again where the facts lost it."""
 
 import asyncio
 from functools import partial
@@ -7,11 +7,9 @@ from sqlalchemy import Connection, select
 from tests.conftest import NatsFactory
 from tests.libs.event_bus.support import eyes_on
 from tests.libs.event_bus.test_decisions import forget_ids
-from tests.libs.sql_store.support import OUTBOX, eventually, opened
+from tests.libs.sql_store.support import OUTBOX, eventually, opened, opened_bus
 from tests.libs.sql_store.test_outbox import BY_PLANNER, EXCLUDED, unpublished
 
-from event_bus import BusSettings, BusTimings, EventBus
-from event_bus.provision import provision
 from event_bus.topology import EVENTS
 from sql_store import OutboxRelay, enqueue, enqueue_again, publish_again
 from upcycle.api.training.v1.events_pb2 import GroupSettled
@@ -20,11 +18,7 @@ from upcycle.api.training.v1.events_pb2 import GroupSettled
 async def test_a_decision_that_finds_another_standing_is_done_with_and_holds_nothing_up(
     sql_url: str, nats_server: NatsFactory
 ) -> None:
-    server = nats_server()
-    await provision(server.url)
-    bus = EventBus(BusSettings(url=server.url), client_name="t", timings=BusTimings(drain_s=1, close_s=1))
-    await bus.start()
-    async with opened(sql_url) as db:
+    async with opened(sql_url) as db, opened_bus(nats_server()) as bus:
         relay = OutboxRelay(db, bus, poll_s=0.1)
         await bus.publish(GroupSettled(outcome="trained"), model="m", event_id="settled/g1", author="trainer")
         await relay.start()
@@ -39,7 +33,6 @@ async def test_a_decision_that_finds_another_standing_is_done_with_and_holds_not
         assert found == [("settled/g1", "trained"), ("settled/g2", "excluded")]
         assert await db.run(refusals) == []
         await relay.stop()
-    await bus.stop()
 
 
 async def test_what_stands_is_copied_again_where_the_facts_lost_it(
@@ -47,20 +40,17 @@ async def test_what_stands_is_copied_again_where_the_facts_lost_it(
 ) -> None:
     """g1 was settled by the trainer, g2 not at all, g3 by the planner, whose row the outbox still has."""
     server = nats_server()
-    await provision(server.url)
-    bus = EventBus(BusSettings(url=server.url), client_name="t", timings=BusTimings(drain_s=1, close_s=1))
-    await bus.start()
+    async with opened(sql_url) as db, opened_bus(server) as bus:
 
-    async def copies(count: int) -> list[tuple[str, str]]:
-        found: list[tuple[str, str]] = []
-        async with asyncio.timeout(30):
-            async for delivery in bus.replay([GroupSettled], after_sequence=0):
-                found.append((delivery.event_id, delivery.message.outcome))
-                if len(found) == count:
-                    return found
-        return found
+        async def copies(count: int) -> list[tuple[str, str]]:
+            found: list[tuple[str, str]] = []
+            async with asyncio.timeout(30):
+                async for delivery in bus.replay([GroupSettled], after_sequence=0):
+                    found.append((delivery.event_id, delivery.message.outcome))
+                    if len(found) == count:
+                        return found
+            return found
 
-    async with opened(sql_url) as db:
         relay = OutboxRelay(db, bus, poll_s=0.1)
         await relay.start()
         await bus.publish(GroupSettled(outcome="trained"), model="m", event_id="settled/g1", author="trainer")
@@ -77,7 +67,6 @@ async def test_what_stands_is_copied_again_where_the_facts_lost_it(
         found = await copies(3)
         assert dict(found) == {"settled/g1": "trained", "settled/g2": "excluded", "settled/g3": "excluded"}
         await relay.stop()
-    await bus.stop()
 
 
 def refusals(connection: Connection) -> list[str]:

@@ -2,39 +2,13 @@
 
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
-from typing import Any
 
-import grpc
 import pytest
+from tests.libs.planned_runs.support import COMPLETED, RUNNING, Planner, asking, planner_of
 
-from grpc_edge import GrpcServer, Peer
-from policy_engine.adapters.planned_runs import GrpcPlannedRuns
 from policy_engine.domain import PinRequests
 from policy_engine.loops import LostEnds
-from upcycle.api.taskset.v1 import service_pb2, taskset_pb2
-from upcycle.api.taskset.v1.service_pb2_grpc import (
-    TasksetServiceServicer,
-    TasksetServiceStub,
-    add_TasksetServiceServicer_to_server,
-)
 from upcycle.errors import Unavailable
-
-RUNNING, COMPLETED = taskset_pb2.RUN_STATE_RUNNING, taskset_pb2.RUN_STATE_COMPLETED
-
-
-class Planner(TasksetServiceServicer):
-    """Answers GetRun; breaks where it has no state for a run that it knows."""
-
-    def __init__(self) -> None:
-        self.states: dict[str, Any] = {}
-
-    async def GetRun(self, request: Any, context: Any) -> service_pb2.GetRunResponse:
-        if request.run_id not in self.states:
-            await context.abort(grpc.StatusCode.NOT_FOUND, f"no run {request.run_id}")
-        if self.states[request.run_id] is None:
-            await context.abort(grpc.StatusCode.INTERNAL, "a bug")
-        run = taskset_pb2.Run(run_id=request.run_id, state=self.states[request.run_id])
-        return service_pb2.GetRunResponse(run=run)
 
 
 @dataclass
@@ -49,18 +23,12 @@ class Bench:
 
 @pytest.fixture
 async def bench() -> AsyncIterator[Bench]:
-    planner, pins, woken = Planner(), PinRequests(), list[str]()  # type: ignore[abstract]
-    server = GrpcServer("127.0.0.1", 0)
-    server.add(add_TasksetServiceServicer_to_server, planner, {})
-    await server.start()
-    peer = Peer("tasksets", server.address, idempotent=GrpcPlannedRuns.IDEMPOTENT)
+    pins, woken = PinRequests(), list[str]()
+    planner = planner_of("m", {"run-a": COMPLETED, "run-b": RUNNING})
     pins.pin("run-a", 3)
     pins.pin("run-b", 4)
-    planner.states = {"run-a": COMPLETED, "run-b": RUNNING}
-    runs = GrpcPlannedRuns(TasksetServiceStub(peer.channel))
-    yield Bench(planner, LostEnds(pins, runs, lambda: woken.append("look")), pins, woken)
-    await peer.stop()
-    await server.stop()
+    async with asking(planner) as planned:
+        yield Bench(planner, LostEnds(pins, planned, lambda: woken.append("look")), pins, woken)
 
 
 async def test_the_pin_of_a_run_is_dropped_at_the_second_look_in_a_row_that_finds_it_over(

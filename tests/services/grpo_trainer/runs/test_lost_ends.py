@@ -6,42 +6,21 @@ from __future__ import annotations
 from collections.abc import AsyncIterator
 from typing import Any
 
-import grpc
 import pytest
+from tests.libs.planned_runs.support import CANCELLED, COMPLETED, RUNNING, Planner, asking, planner_of
 from tests.services.grpo_trainer.bench import MODEL, RUN, Episodes, Trainer, World, submission
 from tests.services.grpo_trainer.runs.test_cancelled_runs import CLOSED, until_closed
 from tests.services.grpo_trainer.runs.test_reopening import new_world
 from tests.support.waiting import until
 
-from grpc_edge import GrpcServer, Peer
-from grpo_trainer.adapters.planned_runs import PlannedRuns
 from grpo_trainer.runs.lost_ends import LostEnds
 from grpo_trainer.runs.lost_facts import LostFacts
 from grpo_trainer.runs.stores import BlobStates
 from identities.objects import training_run
-from upcycle.api.taskset.v1 import service_pb2, taskset_pb2
-from upcycle.api.taskset.v1.service_pb2_grpc import (
-    TasksetServiceServicer,
-    add_TasksetServiceServicer_to_server,
-)
+from planned_runs import PlannedRuns
 from upcycle.api.training.v1 import events_pb2 as training_events
 
 NEXT = "run-next"
-RUNNING, CANCELLED = taskset_pb2.RUN_STATE_RUNNING, taskset_pb2.RUN_STATE_CANCELLED
-
-
-class Planner(TasksetServiceServicer):
-    """Answers GetRun."""
-
-    def __init__(self) -> None:
-        self.states: dict[str, Any] = {RUN: CANCELLED, NEXT: RUNNING}
-
-    async def GetRun(self, request: Any, context: Any) -> service_pb2.GetRunResponse:
-        if request.run_id not in self.states:
-            await context.abort(grpc.StatusCode.NOT_FOUND, f"no run {request.run_id}")
-        run = taskset_pb2.Run(run_id=request.run_id, state=self.states[request.run_id])
-        run.spec.policy.model = MODEL
-        return service_pb2.GetRunResponse(run=run)
 
 
 @pytest.fixture
@@ -51,19 +30,13 @@ async def world(tmp_path: Any) -> World:
 
 @pytest.fixture
 def planner() -> Planner:
-    return Planner()  # type: ignore[abstract]
+    return planner_of(MODEL, {RUN: CANCELLED, NEXT: RUNNING})
 
 
 @pytest.fixture
 async def planned(planner: Planner) -> AsyncIterator[PlannedRuns]:
-    server = GrpcServer("127.0.0.1", 0)
-    server.add(add_TasksetServiceServicer_to_server, planner, {})
-    await server.start()
-    peer = Peer("tasksets", server.address, idempotent=set(PlannedRuns.IDEMPOTENT))
-    await peer.start()
-    yield PlannedRuns(peer)
-    await peer.stop()
-    await server.stop()
+    async with asking(planner) as planned:
+        yield planned
 
 
 async def test_the_planner_says_which_model_a_run_trains(planned: PlannedRuns) -> None:
@@ -114,7 +87,7 @@ async def test_a_run_of_which_only_a_claim_is_left_ends_too(world: World, planne
 async def test_a_completed_run_has_its_last_checkpoint_though_its_whole_end_was_lost(
     world: World, planner: Planner, planned: PlannedRuns
 ) -> None:
-    planner.states[RUN] = taskset_pb2.RUN_STATE_COMPLETED
+    planner.states[RUN] = COMPLETED
     await Episodes(world).groups(range(1))
     async with Trainer(world) as trainer:
         await world.published(f"policy.published/default/{MODEL}/1")
@@ -150,6 +123,7 @@ async def test_a_run_ends_at_the_second_look_in_a_row_that_finds_it_over(
             assert not run.over.is_set()
         await ends.look()
         assert run.over.is_set()
+        assert planner.asked == [RUN] * 4, "one question a look"
         await until_closed(world)
 
 

@@ -36,6 +36,9 @@ LEFT_OUT: Final = {
         "tests/packaging installs each wheel into an empty environment",
     ),
     "docs/start/models.md": ("downloads 1.5 GB",),
+    "docs/start/new-project.md": (
+        "tasks and player are files of the new project; tests/libs/upcycle_cli/test_init.py plays them",
+    ),
 }
 """Blocks that are not executed, with the reason that their page gives. Commands among them are parsed."""
 

@@ -16,6 +16,7 @@ from upcycle.cli.output import fail
 PURPOSE = "Turn evaluations into better weights: run evaluations, train on them, promote what is better."
 
 COMMANDS = {
+    "init": ("upcycle.cli.init:init", "Write a new project: environment, tasks, player, training run."),
     "up": ("upcycle.cli.up:up", "Start the whole platform on this machine."),
     "demo": ("upcycle.cli.demo:demo", "Close the loop once: evaluate, train, promote, serve."),
     "play": (

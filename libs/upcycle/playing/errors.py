@@ -13,3 +13,9 @@ class PlayerFailed(Failed):
     """The player has no next turn: its script is over, its server refused, a person left."""
 
     kind = "player_failed"
+
+
+class DemonstrationFailed(Failed):
+    """The reference player did not solve a task: its conversation would teach a mistake."""
+
+    kind = "demonstration_failed"

@@ -15,6 +15,8 @@ from upcycle.modules import load_module
 from upcycle.playing.errors import PlayerFailed, PlayRefused
 from upcycle.task_rows import Task
 
+ReplyFunction = Callable[[Task, list[dict[str, Any]]], Any]
+"""Task and conversation to the next turn: text, or an object as `turn_of` reads it. Plain or async."""
 FUNCTION: Final = "reply"
 """Name of the function that a Python script is asked for, where none is named."""
 _FIELDS: Final = frozenset({"text", "tool_calls", "role", "content"})
@@ -47,7 +49,7 @@ class LinesPlayer:
 class FunctionPlayer:
     """Asks a function `reply(task, messages)`, plain or async, for each turn."""
 
-    def __init__(self, function: Callable[..., Any], task: Task, where: str) -> None:
+    def __init__(self, function: ReplyFunction, task: Task, where: str) -> None:
         self._function = function
         self._task = task
         self._where = where

@@ -1,0 +1,51 @@
+"""`upcycle init`."""
+
+import shlex
+from pathlib import Path
+from typing import Annotated
+
+from cyclopts import Parameter
+
+from upcycle.cli.exits import Exit
+from upcycle.cli.output import JsonFlag, human, print_json
+from upcycle.projects.errors import ProjectRefused
+from upcycle.projects.writing import PRESETS, NewProject, demonstrate, next_commands, write_project
+from upcycle.tasks import MAX_TASKS
+
+
+def init(
+    name: Path,
+    /,
+    *,
+    preset: str = PRESETS[0],
+    num_tasks: Annotated[int, Parameter(name="--tasks")] = 200,
+    num_held_out: Annotated[int, Parameter(name="--held-out")] = 100,
+    num_demonstrations: Annotated[int, Parameter(name="--demonstrations")] = 400,
+    as_json: JsonFlag = False,
+) -> int:
+    """Write a new project: environment, tasksets, reference player, demonstrations, training run, test.
+
+    :param name: folder to make; its last part names the environment, the model and the tasksets.
+    :param preset: blank (a shop's stock, one tool), or incident (find the service at fault, four tools).
+    :param num_tasks: tasks of the train taskset, drawn from seeds.
+    :param num_held_out: tasks of the held-out taskset, drawn from other seeds.
+    :param num_demonstrations: episodes of the reference player to write; 0: none.
+    :param as_json: one JSON line.
+    """
+    if not 0 <= num_demonstrations <= MAX_TASKS:
+        raise ProjectRefused(f"--demonstrations is {num_demonstrations}", f"use 0 to {MAX_TASKS}")
+    project = NewProject(name, preset, num_tasks, num_held_out)
+    written = write_project(project)
+    if num_demonstrations:
+        demonstrate(name, num_demonstrations)
+        written.append("demonstrations.jsonl")
+    commands = next_commands(project)
+    if as_json:
+        made = {"folder": str(name), "preset": preset, "files": written}
+        print_json("project", {**made, "commands": [command for command, _ in commands]})
+        return Exit.OK
+    human().print(f"{name}: {', '.join(written)}", markup=False, soft_wrap=True)
+    print(f"cd {shlex.quote(str(name))}")
+    for command, purpose in commands:
+        print(f"{command}   # {purpose}")
+    return Exit.OK

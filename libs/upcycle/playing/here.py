@@ -1,0 +1,36 @@
+"""Episodes in this process, played by a function: for tests of an environment, and for demonstrations."""
+
+import asyncio
+from collections.abc import Iterable
+from contextlib import AsyncExitStack
+
+from upcycle.environment.channel import ControlChannel
+from upcycle.environment.loading import load_environment
+from upcycle.playing.episode import EpisodeOpened, PlayedEpisode, PlayLimits, play_episode
+from upcycle.playing.hosting import SameProcessHost
+from upcycle.playing.script_player import FunctionPlayer, ReplyFunction
+from upcycle.task_rows import EnvironmentRef, Task
+
+
+def play_here(tasks: Iterable[Task], reply: ReplyFunction) -> list[PlayedEpisode]:
+    """Each task once, one after the other, with `reply(task, messages)` as the player. Call it where no event
+    loop runs. Raises PlayerFailed for what the function raises or returns that is no turn; what an
+    environment does wrong is in its episode's `failure`."""
+    return asyncio.run(_played(tasks, reply))
+
+
+async def _played(tasks: Iterable[Task], reply: ReplyFunction) -> list[PlayedEpisode]:
+    channels: dict[EnvironmentRef, ControlChannel] = {}
+    limits, watcher, episodes = PlayLimits(), EpisodeOpened(), list[PlayedEpisode]()
+    async with AsyncExitStack() as stack:
+        for task in tasks:
+            where = task.environment
+            if where not in channels:
+                host = SameProcessHost(load_environment(where.path, where.name))
+                channels[where] = await stack.enter_async_context(host.channel())
+            player = FunctionPlayer(reply, task, getattr(reply, "__name__", "reply"))
+            played = play_episode(
+                task, channels[where], player, limits, watcher, lambda: "it left its channel"
+            )
+            episodes.append(await played)
+    return episodes

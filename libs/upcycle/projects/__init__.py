@@ -1,0 +1,1 @@
+"""New projects: what `upcycle init` writes. The templates are files of this package, linted and tested."""

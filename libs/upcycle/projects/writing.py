@@ -1,0 +1,109 @@
+"""Writes a new project from the templates. Guarantee: nothing that exists is overwritten."""
+
+import re
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from importlib.resources import files
+from importlib.resources.abc import Traversable
+from pathlib import Path
+from typing import Final
+
+from upcycle.projects.errors import DemonstrationsFailed, ProjectRefused
+from upcycle.tasks import MAX_TASKS
+
+PRESETS: Final = ("blank", "incident")
+NAME: Final = re.compile(r"[a-z0-9][a-z0-9._-]{0,63}")
+_PLACEHOLDER: Final = "my-agent"
+_NAMES: Final[Mapping[str, str]] = {"mcp.json": ".mcp.json"}
+DEMONSTRATIONS_LIMIT_S: Final = 600.0
+
+
+@dataclass(frozen=True, slots=True)
+class NewProject:
+    """What to write. folder: its last part is the name of the environment, of the model and of the tasksets.
+    Raises ProjectRefused."""
+
+    folder: Path
+    preset: str
+    num_tasks: int
+    num_held_out: int
+
+    def __post_init__(self) -> None:
+        if self.preset not in PRESETS:
+            raise ProjectRefused(f"there is no preset {self.preset!r}", f"use {' or '.join(PRESETS)}")
+        if not NAME.fullmatch(self.name):
+            raise ProjectRefused(
+                f"{self.name!r} is no name for a model", "use 1 to 64 of a-z, 0-9, '.', '_' and '-'"
+            )
+        for flag, count in (("--tasks", self.num_tasks), ("--held-out", self.num_held_out)):
+            if not 0 < count <= MAX_TASKS:
+                raise ProjectRefused(f"{flag} is {count}", f"use 1 to {MAX_TASKS}")
+
+    @property
+    def name(self) -> str:
+        """Of the environment and of the model."""
+        return self.folder.absolute().name
+
+
+def write_project(project: NewProject) -> list[str]:
+    """Write the files; their names, sorted. Raises ProjectRefused for a folder that is not empty."""
+    folder = project.folder
+    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        raise ProjectRefused(f"{folder} exists and is not an empty folder", "name another one")
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        written = []
+        for source in _sources(project.preset):
+            target = folder / _NAMES.get(source.name, source.name)
+            target.write_text(_filled(source.read_text(encoding="utf-8"), project), encoding="utf-8")
+            written.append(target.name)
+    except OSError as error:
+        raise ProjectRefused(f"{folder} cannot be written: {error}") from error
+    return sorted(written)
+
+
+def demonstrate(folder: Path, count: int) -> None:
+    """Run the project's demonstrate.py in a process of its own. Raises DemonstrationsFailed."""
+    command = [sys.executable, "demonstrate.py", str(count)]
+    try:
+        done = subprocess.run(
+            command, cwd=folder, capture_output=True, text=True, timeout=DEMONSTRATIONS_LIMIT_S, check=False
+        )
+    except subprocess.TimeoutExpired as error:
+        raise DemonstrationsFailed(
+            f"{folder}/demonstrate.py did not end within {DEMONSTRATIONS_LIMIT_S:g} s", "ask for fewer"
+        ) from error
+    if done.returncode:
+        said = (done.stderr.strip() or done.stdout.strip() or "no output").splitlines()[-1]
+        raise DemonstrationsFailed(f"{folder}/demonstrate.py failed: {said}")
+
+
+def next_commands(project: NewProject) -> list[tuple[str, str]]:
+    """From here to a trained policy: each command with what it is for."""
+    name = project.name
+    return [
+        ("upcycle play tasks.py", "play one task yourself"),
+        (f"upcycle up --model {name} --model-dir FOLDER", "start the platform, in another terminal"),
+        (
+            f"upcycle train {name} --sft demonstrations.jsonl --epochs 2 --learning-rate 1e-3",
+            "learn from the demonstrations (SFT)",
+        ),
+        (f"upcycle eval tasks.py {name} --taskset {name}-held-out", "measure it"),
+        ("upcycle train --config run.toml", "learn from rewards (GRPO), and promote what is better"),
+        (f"upcycle eval tasks.py {name} --taskset {name}-held-out --group 4", "measure it again"),
+    ]
+
+
+def _sources(preset: str) -> Iterator[Traversable]:
+    templates = files("upcycle.projects") / "templates"
+    for folder in ("shared", preset):
+        yield from (one for one in (templates / folder).iterdir() if one.is_file())
+
+
+def _filled(text: str, project: NewProject) -> str:
+    text = text.replace('Environment("incident")', f'Environment("{project.name}")')
+    text = text.replace(_PLACEHOLDER, project.name)
+    text = re.sub(r"^NUM_TRAIN = \d+$", f"NUM_TRAIN = {project.num_tasks}", text, flags=re.MULTILINE)
+    return re.sub(r"^NUM_HELD_OUT = \d+$", f"NUM_HELD_OUT = {project.num_held_out}", text, flags=re.MULTILINE)

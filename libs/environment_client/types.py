@@ -27,3 +27,5 @@ class OpenedEnvironment:
     """What the scenario yielded first."""
     tools: tuple[Mapping[str, Any], ...]
     """Function specs in the form of OpenAI's API."""
+    source_digest: str = ""
+    """Of the code that answers and judges; "" where it is not known."""

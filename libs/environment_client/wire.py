@@ -36,6 +36,7 @@ def opened_from_wire(message: service_pb2.OpenResponse, default_address: str) ->
         lease=Lease(message.lease_id, message.environment_address or default_address, message.limits_calls),
         prompt=tuple(message.prompt),
         tools=tuple(map(_function_spec, message.tools)),
+        source_digest=message.source_digest,
     )
 
 

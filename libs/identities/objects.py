@@ -6,6 +6,7 @@
 <tenant>/interactive/<model>/...                  states of an interactive session
 <tenant>/trainers/processes/<name>.json           what each trainer process says of itself
 <tenant>/trainers/models/<model>/<8 digits>.json  which trainer took the model with that token
+<tenant>/sources/<digest>.zip                     sources of environments, packed when a run is submitted
 <tenant>/captures/<model>/<day>/...               production traffic, where capture is switched on
 """
 
@@ -63,6 +64,11 @@ def trajectory_body(run_id: str, episode_id: str, tenant: str = DEFAULT_TENANT) 
     """Where the body of an episode is stored, written at most once."""
     run, episode = _part(run_id, "run id"), _part(episode_id, "episode id")
     return f"{_part(tenant, 'tenant')}/trajectories/{run}/{episode}.pb.zst"
+
+
+def packed_source(digest: str, tenant: str = DEFAULT_TENANT) -> str:
+    """Where the source of an environment with this digest is kept."""
+    return f"{_part(tenant, 'tenant')}/sources/{_part(digest, 'source digest')}.zip"
 
 
 def policies(tenant: str = DEFAULT_TENANT) -> str:

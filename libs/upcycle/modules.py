@@ -1,13 +1,81 @@
-"""Import a Python file by its path: once per process, and as a member of its package where it has one."""
+"""Import a Python file by its path: once per process, and as a member of its package where it has one.
+
+Pinned sources are loaded from memory: what a process imports late is what it was started with, and bytecode
+of an edit within the same second is not mistaken for it.
+"""
 
 import hashlib
 import importlib
 import importlib.util
+import linecache
 import sys
+from collections.abc import Mapping, Sequence
+from importlib.abc import MetaPathFinder
+from importlib.machinery import ModuleSpec, PathFinder, SourceFileLoader
 from pathlib import Path
-from types import ModuleType
+from types import CodeType, ModuleType
+from typing import Final
 
 from upcycle.errors import DefinitionError, UnknownName
+
+_PINNED: Final[dict[str, bytes]] = {}
+"""Content by path, instead of what lies there."""
+
+
+def pin_sources(root: Path, files: Mapping[str, bytes]) -> None:
+    """From now on this process loads these modules, given by path relative to root, with this content,
+    whatever lies there by then; their lines in tracebacks too."""
+    for name, content in files.items():
+        if name.endswith(".py"):
+            path = str(root / name)
+            _PINNED[path] = content
+            lines = content.decode("utf-8", "replace").splitlines(keepends=True)
+            linecache.cache[path] = (len(content), None, lines, path)
+    if not any(isinstance(finder, _PinnedFinder) for finder in sys.meta_path):
+        sys.meta_path.insert(0, _PinnedFinder())
+
+
+class _PinnedLoader(SourceFileLoader):
+    """Compiles pinned content; reads and writes no bytecode."""
+
+    def get_code(self, fullname: str) -> CodeType:
+        """Of the pinned content."""
+        return compile(_PINNED[self.path], self.path, "exec", dont_inherit=True)
+
+    def get_data(self, path: str) -> bytes:
+        """Pinned content, or of any other file what lies there."""
+        pinned = _PINNED.get(path)
+        return super().get_data(path) if pinned is None else pinned
+
+
+class _PinnedFinder(MetaPathFinder):
+    """Finds what the path finder finds, and pinned modules whose files are gone."""
+
+    def find_spec(
+        self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
+        """None for all but pinned modules."""
+        found = PathFinder.find_spec(fullname, path)
+        if found is not None:
+            return _pinned_spec(fullname, found.origin) if found.origin in _PINNED else None
+        last = fullname.rpartition(".")[2]
+        for folder in sys.path if path is None else path:
+            for file in (f"{folder}/{last}/__init__.py", f"{folder}/{last}.py"):
+                if file in _PINNED:
+                    return _pinned_spec(fullname, file)
+        return None
+
+
+def _pinned_spec(fullname: str, path: str | None) -> ModuleSpec | None:
+    if path is None:
+        return None
+    is_package = path.endswith("/__init__.py")
+    return importlib.util.spec_from_file_location(
+        fullname,
+        path,
+        loader=_PinnedLoader(fullname, path),
+        submodule_search_locations=[str(Path(path).parent)] if is_package else None,
+    )
 
 
 def load_module(path: Path) -> ModuleType:
@@ -18,7 +86,7 @@ def load_module(path: Path) -> ModuleType:
     `python file.py`. Raises UnknownName for a missing file; whatever the file itself raises propagates.
     """
     resolved = path.resolve()
-    if not resolved.is_file():
+    if not resolved.is_file() and str(resolved) not in _PINNED:
         raise UnknownName(f"no such file: {path}", "give the path of the Python file that declares it")
     loaded = _already_loaded(resolved)
     if loaded is not None:
@@ -28,7 +96,8 @@ def load_module(path: Path) -> ModuleType:
         _make_importable(root)
         return importlib.import_module(dotted)
     name = f"upcycle_loaded_{resolved.stem}_{hashlib.sha256(str(resolved).encode()).hexdigest()[:12]}"
-    spec = importlib.util.spec_from_file_location(name, resolved)
+    loader = _PinnedLoader(name, str(resolved)) if str(resolved) in _PINNED else None
+    spec = importlib.util.spec_from_file_location(name, resolved, loader=loader)
     if spec is None or spec.loader is None:
         raise DefinitionError(f"{path} is not a Python file", "environments are declared in .py files")
     module = importlib.util.module_from_spec(spec)

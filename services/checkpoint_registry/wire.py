@@ -260,6 +260,7 @@ def run_from_wire(response: taskset_service_pb2.GetRunResponse) -> EvaluationRun
         finished_at=moment_of(run.finished_at) if run.HasField("finished_at") else None,
         results=tuple(_result_from_wire(result) for result in response.results),
         taskset_revision=run.taskset_revision,
+        source_digest=run.source_digest,
     )
 
 

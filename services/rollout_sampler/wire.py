@@ -88,6 +88,7 @@ def new_body(
         tools_json=orjson.dumps(environment.tools).decode(),
         lease_id=environment.lease.lease_id,
         environment_address=environment.lease.address,
+        source_digest=environment.source_digest,
     )
 
 

@@ -17,9 +17,11 @@ from scenario_runner.adapters.hosts import Hosts
 from scenario_runner.adapters.peers import BusGauge, GrpcRegistry, PeerFacts
 from scenario_runner.adapters.planned_episodes import SqlPlannedEpisodes
 from scenario_runner.adapters.sandbox import Limits
+from scenario_runner.adapters.source_store import SourceStore
 from scenario_runner.adapters.sql_plan import SqlPlan
 from scenario_runner.adapters.stored_transcripts import ScenarioTranscripts
 from scenario_runner.adapters.tcp_host import TcpHost
+from scenario_runner.adapters.zygote_pool import FindSource
 from scenario_runner.adapters.zygotes import ZygoteOptions
 from scenario_runner.domain.environments import EpisodeTimeouts
 from scenario_runner.domain.runs import Prices
@@ -35,7 +37,7 @@ from scenario_runner.usecases.planning import PlanRules
 from scenario_runner.usecases.references import FindReferences
 from scenario_runner.usecases.registering import RegisterTaskset, SourceRules, Tasksets
 from scenario_runner.usecases.retaining import RemoveRuns
-from scenario_runner.usecases.submitting import Runs, SubmitRun
+from scenario_runner.usecases.submitting import KeepSource, Runs, SubmitRun
 from scenario_runner.usecases.task_claims import ClaimTasks
 from service_kit.background import Worker
 from service_kit.clock import new_id, utc_now
@@ -67,16 +69,17 @@ def build_app(settings: ScenarioRunnerSettings, server: GrpcServer | None = None
     settings' address."""
     service = Service(NAME, settings)
     database = service.add(MigratedDatabase(settings.sql.url_for(NAME), NAME))
-    hosts = build_hosts(settings)
-    service.add(Closing("environments", hosts.stop))
     bodies = S3BlobStore(settings.s3, retry_s=BODY_RETRY_S)
     service.add(Closing("s3", bodies.stop))
+    sources = SourceStore(bodies)
+    hosts = build_hosts(settings, sources.find)
+    service.add(Closing("environments", hosts.stop))
     episodes = SqlPlannedEpisodes(database, now=utc_now)
     rules = LeaseRules(settings.max_environments, settings.lease_s)
     leases = Leases(hosts, episodes, ScenarioTranscripts(bodies), rules, now=utc_now, new_id=new_id)
     server = server or GrpcServer(settings.host, settings.grpc_port)
     if settings.role != "fleet":
-        _add_planner(service, settings, database, hosts, leases, server)
+        _add_planner(service, settings, database, hosts, sources, leases, server)
     if settings.role != "planner":
         service.add(Worker("leases", FleetLoop(leases, episodes).run))
         servicer = EnvironmentServicer(leases, address=lambda: settings.advertised_address or server.address)
@@ -86,7 +89,7 @@ def build_app(settings: ScenarioRunnerSettings, server: GrpcServer | None = None
     return service
 
 
-def build_hosts(settings: ScenarioRunnerSettings) -> Hosts:
+def build_hosts(settings: ScenarioRunnerSettings, find_source: FindSource) -> Hosts:
     """Where environments run."""
     timeouts = EpisodeTimeouts(
         start_s=settings.start_timeout_s,
@@ -108,7 +111,7 @@ def build_hosts(settings: ScenarioRunnerSettings) -> Hosts:
         fork_timeout_s=settings.start_timeout_s,
         environment_variables=settings.environment_variables,
     )
-    return Hosts(ForkedHost(options, timeouts), TcpHost(timeouts))
+    return Hosts(ForkedHost(options, timeouts, find_source=find_source), TcpHost(timeouts))
 
 
 def _add_planner(
@@ -116,6 +119,7 @@ def _add_planner(
     settings: ScenarioRunnerSettings,
     database: Database,
     hosts: Hosts,
+    sources: SourceStore,
     leases: Leases,
     server: GrpcServer,
 ) -> None:
@@ -133,7 +137,13 @@ def _add_planner(
     servicer = TasksetServicer(
         RegisterTaskset(plan, hosts, SourceRules(settings.environment_roots, settings.allow_tcp)),
         Tasksets(plan),
-        SubmitRun(plan, GrpcRegistry(registry), new_id=new_id, wake=loop.wake),
+        SubmitRun(
+            plan,
+            GrpcRegistry(registry),
+            new_id=new_id,
+            wake=loop.wake,
+            keep_source=KeepSource(hosts.files_now, sources.keep),
+        ),
         Runs(plan, wake=loop.wake),
         ExplainRun(
             plan,

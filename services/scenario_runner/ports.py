@@ -21,6 +21,10 @@ class LiveEnvironment(Protocol):
     """One isolated environment with one started scenario."""
 
     @property
+    def source_digest(self) -> str:
+        """Of the code that runs; "" where it is not known."""
+
+    @property
     def prompt(self) -> tuple[Message, ...]:
         """What the scenario yielded first."""
 

@@ -59,6 +59,7 @@ class StubEnvironment:
 
     prompt: tuple[Mapping[str, str], ...] = ({"role": "user", "content": "?", "name": ""},)
     tools: tuple[ToolSpec, ...] = ()
+    source_digest = ""
 
     def __init__(self, episode: EpisodeToPlay, rules: "Luck") -> None:
         self._episode = episode

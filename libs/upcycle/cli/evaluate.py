@@ -127,7 +127,10 @@ def _launched(run: "Run", as_json: bool) -> None:
     if as_json:
         print_json("launch", run)
     taskset = plain_name(run.spec.taskset)
-    human().print(f"run [bold]{run.run_id}[/bold] on {taskset} (`upcycle why {run.run_id}` if it waits)")
+    source = f", source {run.source_digest[:12]}" if run.source_digest else ""
+    human().print(
+        f"run [bold]{run.run_id}[/bold] on {taskset}{source} (`upcycle why {run.run_id}` if it waits)"
+    )
 
 
 class CountsLine:

@@ -46,6 +46,7 @@ def _heading(summary: "TrajectorySummary", body: "TrajectoryBody") -> Text:
     text.append(
         f"\n{episode.task_slug} · {episode.model} {span} · {stop} · ledger: {ended}", style="not bold"
     )
+    text.append(f"\njudged by source {body.source_digest[:12]}" if body.source_digest else "", "not bold dim")
     text.append(f"\ntrace {summary.trace_id}" if summary.trace_id else "", style="not bold dim")
     return text
 

@@ -162,6 +162,8 @@ def _read(path: Path, limit_bytes: int) -> bytes:
             if not stat.S_ISREG(os.fstat(descriptor).st_mode):
                 raise SourceRefused(f"{path} is not a regular file", "leave it out of the environment")
             content = file.read(limit_bytes + 1)
+    except FileNotFoundError as error:
+        raise SourceRefused(f"no such file: {path}") from error
     except OSError as error:
         raise SourceRefused(f"{path} cannot be read: {error.strerror}") from error
     if len(content) > limit_bytes:

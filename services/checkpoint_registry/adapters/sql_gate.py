@@ -167,6 +167,18 @@ class SqlGateStore:
             lambda connection: [evaluation_of(row) for row in connection.execute(query).mappings()]
         )
 
+    async def newest_source(self, taskset_digest: str, profile_key: str) -> str:
+        """What judged the newest evaluation of any version on these tasks: evidence of another source is not
+        comparable to what will be measured."""
+        rows = tables.evaluation
+        query = (
+            select(rows.c.source_digest)
+            .where(owned(rows, taskset_digest=taskset_digest, profile_key=profile_key))
+            .order_by(rows.c.finished_at.desc(), rows.c.run_id.desc())
+            .limit(1)
+        )
+        return await self._db.run(lambda connection: connection.execute(query).scalar()) or ""
+
     async def has_evaluation(self, run_id: str) -> bool:
         """Whether the run's results are stored."""
         query = select(tables.evaluation.c.run_id).where(tables.evaluation.c.run_id == run_id)

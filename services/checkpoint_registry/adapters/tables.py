@@ -56,7 +56,7 @@ gate_job = Table(
 evaluation = Table(
     "evaluation",
     metadata,
-    *columns("tenant run_id checkpoint_id taskset taskset_digest profile_key", String),
+    *columns("tenant run_id checkpoint_id taskset taskset_digest profile_key source_digest", String),
     *columns("num_tasks", Integer),
     *columns("tallies", JSON),
     *columns("finished_at", UtcDateTime),

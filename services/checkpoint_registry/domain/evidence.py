@@ -42,7 +42,8 @@ class SamplingProfile:
 
 @dataclass(frozen=True, slots=True)
 class Evaluation:
-    """One finished evaluation run, reduced to tallies by task slug."""
+    """One finished evaluation run, reduced to tallies by task slug. source_digest: of the code that judged
+    it; "" where it is not known. Runs that different code judged are not comparable."""
 
     run_id: str
     checkpoint_id: str
@@ -52,16 +53,19 @@ class Evaluation:
     num_tasks: int  # of the run, graded or not
     tallies: Mapping[str, Tally]
     finished_at: datetime
+    source_digest: str = ""
 
 
 @dataclass(frozen=True, slots=True)
 class Evidence:
-    """Everything known of one checkpoint on one taskset: its evaluations added up."""
+    """Everything known of one checkpoint on one taskset: its evaluations added up. source_digest: of the code
+    that judged all of them."""
 
     checkpoint_id: str
     run_ids: tuple[str, ...]  # oldest first
     num_tasks: int
     tallies: Mapping[str, Tally]
+    source_digest: str = ""
 
     @property
     def attempts(self) -> int:
@@ -83,9 +87,10 @@ class Evidence:
         return sum(tally.attempts >= attempts for tally in self.tallies.values())
 
 
-def combine(checkpoint_id: str, evaluations: Iterable[Evaluation]) -> Evidence:
-    """Adds the evaluations of one checkpoint up by task; order of the runs is kept."""
-    runs = sorted(evaluations, key=lambda evaluation: (evaluation.finished_at, evaluation.run_id))
+def combine(checkpoint_id: str, evaluations: Iterable[Evaluation], source_digest: str = "") -> Evidence:
+    """Adds those evaluations of one checkpoint that this source judged up by task, oldest first."""
+    judged = [evaluation for evaluation in evaluations if evaluation.source_digest == source_digest]
+    runs = sorted(judged, key=lambda evaluation: (evaluation.finished_at, evaluation.run_id))
     tallies: dict[str, Tally] = {}
     for run in runs:
         for slug, tally in run.tallies.items():
@@ -97,4 +102,4 @@ def combine(checkpoint_id: str, evaluations: Iterable[Evaluation]) -> Evidence:
                 before.missing + tally.missing,
             )
     num_tasks = max((run.num_tasks for run in runs), default=0)
-    return Evidence(checkpoint_id, tuple(run.run_id for run in runs), num_tasks, tallies)
+    return Evidence(checkpoint_id, tuple(run.run_id for run in runs), num_tasks, tallies, source_digest)

@@ -48,6 +48,7 @@ class EvaluationRun:
     finished_at: datetime | None
     results: tuple[EpisodeOutcome, ...] = ()
     taskset_revision: int = 0  # 0: of a planner that knows no revisions
+    source_digest: str = ""  # "": not known
 
 
 @dataclass(frozen=True, slots=True)

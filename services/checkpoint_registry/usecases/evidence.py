@@ -79,10 +79,12 @@ class GatherEvidence:
         return evaluation
 
     async def known(self, checkpoint_id: str, job: GateJob) -> Evidence:
-        """What is stored about a checkpoint on the job's taskset under the job's sampling profile."""
+        """What is stored about a checkpoint on the job's taskset under the job's sampling profile, as the
+        source judged it that judged last: what an edited environment measured before its edit is left out."""
         profile_key = job.profile.key() if job.profile else ""
         found = await self._store.evaluations(checkpoint_id, job.taskset_digest, profile_key)
-        return combine(checkpoint_id, found)
+        newest = await self._store.newest_source(job.taskset_digest, profile_key)
+        return combine(checkpoint_id, found, newest)
 
     async def ensure(self, checkpoint: Checkpoint, job: GateJob, gate: GateSpec) -> Evidence | None:
         """Enough evidence, or None while a run for it is under way. Raises EvaluationGivenUp."""
@@ -181,6 +183,7 @@ class GatherEvidence:
             num_tasks=max(taskset.num_tasks, len(tallies)),
             tallies=tallies,
             finished_at=run.finished_at or self._now(),
+            source_digest=run.source_digest,
         )
         return evaluation, ""
 

@@ -140,8 +140,8 @@ class RunGate:
         except EvaluationGivenUp as error:
             await self._store.hold(job.checkpoint_id, str(error), self._now())
             return True
-        if mine is None or other is None:
-            return False
+        if mine is None or other is None or mine.source_digest != other.source_digest:
+            return False  # the environment was edited in between: the next look orders what is missing
         return await self._conclude(job, job.gate, model, mine, other)
 
     async def _conclude(

@@ -61,13 +61,15 @@ class WatchHead:
 
     async def _both_sides(self, promotion: HeadMove, job: GateJob) -> tuple[Evidence, Evidence]:
         """Evidence of head from after its promotion only, because the run that promoted it was the best of
-        many; and all evidence of the head before.
+        many; and all evidence of the head before. Both as the source judged them that judged head last.
         """
         digest, profile = job.taskset_digest, job.profile.key() if job.profile else ""
         runs = await self._store.evaluations(promotion.to_checkpoint_id, digest, profile)
         since = [run for run in runs if run.finished_at > promotion.moved_at]
         before = await self._store.evaluations(promotion.from_checkpoint_id, digest, profile)
-        return combine(promotion.to_checkpoint_id, since), combine(promotion.from_checkpoint_id, before)
+        newest = since[-1].source_digest if since else ""
+        now = combine(promotion.to_checkpoint_id, since, newest)
+        return now, combine(promotion.from_checkpoint_id, before, newest)
 
     async def _roll_back(
         self, model: Model, promotion: HeadMove, now: Evidence, before: Evidence

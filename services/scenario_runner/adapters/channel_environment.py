@@ -37,7 +37,7 @@ ToolCaller = Callable[[str, Mapping[str, Any]], Awaitable[ToolResult]]
 class ChannelEnvironment:
     """Implements LiveEnvironment. `on_close` ends whatever is behind the channel, and before the channel: a
     process that is killed need not see it end. `explain_loss` says why the channel broke, once it is
-    known."""
+    known. source_digest: of the code behind the channel, "" where it is not known."""
 
     def __init__(
         self,
@@ -47,7 +47,9 @@ class ChannelEnvironment:
         on_close: Callable[[], Awaitable[object]],
         explain_loss: Callable[[], Awaitable[Exception]],
         tool_caller: ToolCaller | None = None,
+        source_digest: str = "",
     ) -> None:
+        self.source_digest = source_digest
         self.prompt: tuple[Message, ...] = ()
         self.tools: tuple[ToolSpec, ...] = ()
         self._channel = channel
@@ -180,7 +182,7 @@ def _message(row: Mapping[str, Any]) -> Message:
 def description_from(row: Mapping[str, Any]) -> EnvironmentDescription:
     """The description that a zygote wrote of its environment."""
     tools = tuple(ToolSpec(**tool) for tool in row["tools"])
-    return EnvironmentDescription(row["name"], row["version"], row["scenarios"], tools)
+    return EnvironmentDescription(row["name"], row["version"], row["scenarios"], tools, row["source_digest"])
 
 
 def loss_of(status: int, output: str) -> Exception:

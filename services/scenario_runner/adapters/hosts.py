@@ -9,6 +9,7 @@ from scenario_runner.domain.environments import (
     PythonEnvironment,
 )
 from scenario_runner.ports import LiveEnvironment
+from upcycle.environment.source_files import SourceFiles
 
 
 class Hosts:
@@ -29,6 +30,11 @@ class Hosts:
         if isinstance(source, PythonEnvironment):
             return await self.forked.describe(source)
         return await self.tcp.describe(source)
+
+    async def files_now(self, source: EnvironmentSource) -> SourceFiles | None:
+        """The code that judges the environment's episodes as it lies there now; None for one that is served
+        elsewhere. Raises EnvironmentBroken."""
+        return await self.forked.files_now(source) if isinstance(source, PythonEnvironment) else None
 
     async def stop(self) -> None:
         """End every environment process."""

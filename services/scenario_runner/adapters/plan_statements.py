@@ -33,7 +33,9 @@ ACTIVE_RUNS = (
     .order_by(RUN.c.submitted_at)
 )
 
-RUN_PROGRESS = _all_but(RunRecord, "run_id request_id spec split submitted_at trace_id trace tenant")
+RUN_PROGRESS = _all_but(
+    RunRecord, "run_id request_id spec split submitted_at source_digest trace_id trace tenant"
+)
 KEEP_COUNTS = (
     sa.update(RUN).where(RUN.c.run_id == sa.bindparam("run_id_")).values(final_counts=sa.bindparam("counts"))
 )

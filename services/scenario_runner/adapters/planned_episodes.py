@@ -14,7 +14,9 @@ from sql_store import Database, owned, take_turn
 from upcycle.run_config import RunSpec
 
 _WANTED = (
-    sa.select(EPISODE.c.state, TASK.c.scenario, TASK.c.args_json, TASKSET.c.source, RUN.c.spec)
+    sa.select(
+        EPISODE.c.state, TASK.c.scenario, TASK.c.args_json, TASKSET.c.source, RUN.c.spec, RUN.c.source_digest
+    )
     .join_from(EPISODE, RUN, EPISODE.c.run_id == RUN.c.run_id)
     .join(TASK, owned(TASK, taskset=EPISODE.c.taskset, position=EPISODE.c.task_position))
     .join(TASKSET, owned(TASKSET, storage_key=EPISODE.c.taskset))
@@ -41,7 +43,9 @@ class SqlPlannedEpisodes:
         source, spec = self._parse(row.source, row.spec)
         deadline = self._now() + timedelta(seconds=spec.episode_deadline_s)
         missing = spec.failures_are_missing
-        return EpisodeToPlay(episode_id, source, row.scenario, row.args_json, deadline, missing)
+        return EpisodeToPlay(
+            episode_id, source, row.scenario, row.args_json, deadline, missing, row.source_digest
+        )
 
     async def opened(self, episode_ids: Sequence[str]) -> None:
         """Note that the environments of these episodes were started."""

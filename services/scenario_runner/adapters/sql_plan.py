@@ -143,6 +143,7 @@ class PlanUnit(SqlAnnouncements):
             "trace_id": run.trace_id,
             "trace": json.dumps(dict(run.trace)),
             "submitted_at": run.submitted_at,
+            "source_digest": run.source_digest,
         }
         self._sql.execute(sa.insert(RUN).values(**fixed, **slots_of(run, statements.RUN_PROGRESS)))
 

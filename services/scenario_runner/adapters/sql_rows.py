@@ -42,7 +42,7 @@ def task_of(row: Any) -> RunnableTask:
 
 def run_of(row: Any) -> RunRecord:
     """One row of `run`."""
-    names = ("run_id", "request_id", "submitted_at", "trace_id", "tenant")
+    names = ("run_id", "request_id", "submitted_at", "source_digest", "trace_id", "tenant")
     progress = {name: row[name] for name in statements.RUN_PROGRESS}
     progress["state"] = RunState(row["state"])
     progress["ending"] = RunState(row["ending"]) if row["ending"] else None

@@ -31,7 +31,7 @@ RUN = sa.Table(
     *columns(
         "tenant run_id request_id model purpose split state ending spec taskset taskset_digest", sa.String
     ),
-    *columns("trace_id trace failure recent_ends", sa.String),
+    *columns("trace_id trace failure recent_ends source_digest", sa.String),
     *columns("taskset_revision num_tasks step policy_version next_position", sa.BigInteger),
     *columns("num_graded num_successes", sa.BigInteger),
     *columns("reward_sum engine_s environment_s trainer_s", sa.Float),

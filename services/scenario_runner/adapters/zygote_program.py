@@ -23,6 +23,10 @@ from scenario_runner.adapters.rehearsal import rehearse
 from scenario_runner.adapters.sandbox import Limits, Sandbox
 from upcycle.environment import Environment, load_environment
 from upcycle.environment.channel.server import ChannelServer
+from upcycle.environment.source_files import SourceFiles, source_digest
+from upcycle.environment.source_pack import unpack_source, write_source
+from upcycle.errors import SourceRefused
+from upcycle.modules import pin_sources
 
 MAX_PACKET_BYTES = 128 * 1024
 
@@ -155,7 +159,41 @@ def _children_of(pid: int) -> list[int]:
         return [int(word) for word in listed.read().split()]
 
 
-def describe(environment: Environment, sandbox: Sandbox) -> dict[str, Any]:
+def load_pinned(packed: Path, root: str, attribute: str | None) -> tuple[Environment, str]:
+    """(the environment, its source digest). What it imports later is what was packed too.
+
+    root: where the source lies and is to be loaded from; "": it lies there no longer, and is laid beside the
+    pack. Raises SourceRefused, SourceMoved, and what loading raises.
+    """
+    source = unpack_source(packed.read_bytes(), Path(root) if root else packed.parent / "source")
+    if not root:
+        write_source(source)
+    pin_sources(source.root, source.files)
+    entry = source.root / source.entry
+    environment = load_environment(entry, attribute)
+    for data in environment.data:
+        if not _is_held(source, Path(environment.source).parent / data):
+            raise SourceRefused(
+                f"{environment.source}: data {data!r} is not read from its text",
+                'write the call as Environment("name", data=["cases.json"])',
+            )
+    if root and environment.data and source_digest(entry) != source.digest:
+        raise SourceMoved(f"{entry} was edited while it was loaded")  # modules are pinned, data is not
+    return environment, source.digest
+
+
+def _is_held(source: SourceFiles, data: Path) -> bool:
+    name = os.path.relpath(data, source.root)
+    return name == "." or any(file == name or file.startswith(f"{name}/") for file in source.files)
+
+
+class SourceMoved(Exception):
+    """Another source lies there than the one that was to be loaded."""
+
+    kind = "source_changed"
+
+
+def describe(environment: Environment, digest: str, sandbox: Sandbox) -> dict[str, Any]:
     """What the fleet and the planner need to know about an environment without forking it."""
     scenarios = {name: scenario.schema.parameters for name, scenario in environment.scenarios.items()}
     return {
@@ -165,6 +203,7 @@ def describe(environment: Environment, sandbox: Sandbox) -> dict[str, Any]:
         "tools": [tool.spec.to_json() for tool in environment.tools.values()],
         "attaches_tools": environment.attaches_tools,
         "isolation": sandbox.isolation,
+        "source_digest": digest,
     }
 
 
@@ -185,9 +224,9 @@ def main() -> None:
         sandbox = Sandbox(Limits(**load["limits"]), max_children=load["max_children"])
         sandbox.die_with_parent(load["fleet_pid"])
         sandbox.adopt_orphans()
-        environment = load_environment(Path(load["path"]), load["attribute"] or None)
+        environment, digest = load_pinned(Path(load["pack"]), load["root"], load["attribute"] or None)
         # By file, because a packet is small and schemas need not be.
-        Path(load["describe_to"]).write_text(json.dumps(describe(environment, sandbox)))
+        Path(load["describe_to"]).write_text(json.dumps(describe(environment, digest, sandbox)))
     except Exception as error:
         detail = traceback.format_exc(limit=-8)
         broken = {

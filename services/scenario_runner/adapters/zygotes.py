@@ -16,7 +16,14 @@ from typing import Any
 
 from scenario_runner.adapters.sandbox import Limits
 from scenario_runner.adapters.zygote_program import MAX_PACKET_BYTES
-from scenario_runner.domain.environments import EnvironmentBroken, EnvironmentLost, PythonEnvironment
+from scenario_runner.domain.environments import (
+    EnvironmentBroken,
+    EnvironmentLost,
+    PythonEnvironment,
+    SourceChanged,
+)
+from upcycle.environment.source_files import SourceFiles
+from upcycle.environment.source_pack import pack_source
 
 log = logging.getLogger(__name__)
 
@@ -50,10 +57,18 @@ class Forked:
 
 
 class WarmEnvironment:
-    """One warm process of one environment. `start` once; `dead` resolves when it is gone."""
+    """One warm process of one environment, loaded from one source. `start` once; `dead` resolves when it is
+    gone. files: its source. is_in_place: whether they lie where the environment is; else they are laid into
+    the zygote's folder."""
 
-    def __init__(self, source: PythonEnvironment, options: ZygoteOptions) -> None:
+    def __init__(
+        self, source: PythonEnvironment, options: ZygoteOptions, files: SourceFiles, *, is_in_place: bool
+    ) -> None:
         self.source = source
+        self.source_digest = files.digest
+        self._files = files
+        self._is_in_place = is_in_place
+        self.used_at = asyncio.get_running_loop().time()
         self.description: Mapping[str, Any] = {}
         self._options = options
         self._tokens = itertools.count(1)
@@ -88,6 +103,7 @@ class WarmEnvironment:
 
     async def fork(self) -> Forked:
         """A new episode process. Raises EnvironmentLost when the zygote is dead or does not answer."""
+        self.used_at = asyncio.get_running_loop().time()
         if self._control is None or self.dead.done():
             raise EnvironmentLost(f"the zygote of {self.source.path} is not running")
         token = str(next(self._tokens))
@@ -111,6 +127,11 @@ class WarmEnvironment:
         finally:
             self._forks.pop(token, None)
         return Forked(pid, ours, folder, ended)
+
+    @property
+    def has_episodes(self) -> bool:
+        """Whether episodes run in it or are being started."""
+        return bool(self._episodes or self._forks)
 
     async def end(self, forked: Forked) -> int:
         """Kill an episode with everything it started; its folder goes soon after, its socket is the caller's.
@@ -175,9 +196,11 @@ class WarmEnvironment:
             await asyncio.to_thread(_remove, litter)
 
     async def _load(self, control: socket.socket) -> None:
-        described = self._folder / "description.json"
+        described, packed = self._folder / "description.json", self._folder / "source.zip"
+        await asyncio.to_thread(_pack_into, packed, self._files)
         load = {
-            "path": self.source.path,
+            "pack": str(packed),
+            "root": str(self._files.root) if self._is_in_place else "",
             "attribute": self.source.attribute or self.source.name,
             "limits": asdict(self._options.limits),
             "max_children": self._options.max_children,
@@ -233,8 +256,11 @@ class WarmEnvironment:
         elif "ready" in message:
             _settle(self._ready, None)
         elif "broken" in message:
-            broken = message["broken"]
-            _fail(self._ready, EnvironmentBroken(f"{self.source.path}: {broken['error']}", broken["detail"]))
+            _fail(self._ready, self._broken(message["broken"]))
+
+    def _broken(self, broken: Mapping[str, str]) -> EnvironmentBroken:
+        kind = SourceChanged if broken["kind"] == "source_changed" else EnvironmentBroken
+        return kind(f"{self.source.path}: {broken['error']}", broken["detail"])
 
     def _gone(self) -> None:
         if self._control is not None:
@@ -262,6 +288,10 @@ def remove_leftovers() -> None:
         pid = folder.name.removeprefix(FOLDER_PREFIX).partition("-")[0]
         if pid.isdigit() and not Path(f"/proc/{pid}").exists():
             shutil.rmtree(folder, ignore_errors=True)
+
+
+def _pack_into(path: Path, files: SourceFiles) -> None:
+    path.write_bytes(pack_source(files))
 
 
 def _remove(folders: list[Path]) -> None:

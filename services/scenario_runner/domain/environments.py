@@ -39,6 +39,10 @@ class EnvironmentBroken(EpisodeError):
         self.detail = detail
 
 
+class SourceChanged(EnvironmentBroken):
+    """The environment's files are others than those that the episode's run is judged by."""
+
+
 class EnvironmentLost(EpisodeError):
     """The episode's process, or the zygote it came from, is gone."""
 
@@ -118,18 +122,20 @@ EnvironmentSource = PythonEnvironment | TcpEnvironment
 
 @dataclass(frozen=True, slots=True)
 class EnvironmentDescription:
-    """What an environment says about itself. scenarios: name -> JSON schema of its arguments."""
+    """What an environment says about itself. scenarios: name -> JSON schema of its arguments. source_digest:
+    of the code that said it; "" where it is not known."""
 
     name: str
     version: str
     scenarios: Mapping[str, Mapping[str, Any]]
     tools: tuple[ToolSpec, ...]
+    source_digest: str = ""
 
 
 @dataclass(frozen=True, slots=True)
 class EpisodeToPlay:
     """Everything needed to start an episode's environment. failures_are_missing: in its run a failure that
-    the policy caused is no 0."""
+    the policy caused is no 0. source_digest: of the code that judges its run; "": what lies there now."""
 
     episode_id: str
     source: EnvironmentSource
@@ -137,6 +143,7 @@ class EpisodeToPlay:
     args_json: str
     deadline: datetime
     failures_are_missing: bool = False
+    source_digest: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -177,9 +184,11 @@ Message = Mapping[str, str]
 
 @dataclass(frozen=True, slots=True)
 class Opened:
-    """A lease: who holds lease_id may call tools and grade until expires_at."""
+    """A lease: who holds lease_id may call tools and grade until expires_at. source_digest: of the code that
+    runs; "" where it is not known."""
 
     lease_id: str
     prompt: tuple[Message, ...]
     tools: tuple[ToolSpec, ...]
     expires_at: datetime
+    source_digest: str = ""

@@ -92,6 +92,8 @@ class RunRecord:
     state: RunState
     submitted_at: datetime
     num_tasks: int
+    source_digest: str = ""
+    """Of the code that judges its episodes; "" where it is not known."""
     trace_id: str = ""
     trace: Mapping[str, str] = field(default_factory=dict)
     """W3C headers of SubmitRun, under which all of the run happens."""

@@ -124,7 +124,8 @@ class Leases:
         self._leases[lease.lease_id] = lease
         self._opened.append(episode_id)
         await self._limit_leases_of(episode_id, lease.lease_id)
-        return Opened(lease.lease_id, environment.prompt, environment.tools, expires_at)
+        source = environment.source_digest
+        return Opened(lease.lease_id, environment.prompt, environment.tools, expires_at, source)
 
     async def call_tool(
         self, lease_id: str, call_id: str, name: str, arguments_json: str, *, limit_s: float | None = None

@@ -1,12 +1,13 @@
 """Runs: asked for, looked at, paused, ended."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from pydantic import ValidationError
 
 from episodes import Purpose, Split
 from scenario_runner.adapters.sql_plan import PlanUnit, SqlPlan
+from scenario_runner.domain.environments import EnvironmentBroken, EnvironmentSource
 from scenario_runner.domain.runs import (
     OPEN_RUN_STATES,
     AlreadyTaken,
@@ -25,7 +26,10 @@ from scenario_runner.usecases.registering import known_tasksets
 from scenario_runner.usecases.source_runs import take_sources
 from scenario_runner.usecases.views import RunViews, find_run, view_of
 from service_kit.errors import InvalidRequest
+from upcycle.environment.source_files import SourceFiles
 from upcycle.run_config import RunSpec, reasons_of
+
+FilesNow = Callable[[EnvironmentSource], Awaitable[SourceFiles | None]]
 
 MAX_REQUEST_ID_CHARS = 200
 MAX_REASON_CHARS = 500
@@ -39,19 +43,62 @@ class TraceContext:
     headers: Mapping[str, str]
 
 
+@dataclass(frozen=True, slots=True)
+class _Asked:
+    """What is known of a run beside its spec, before the transaction that adds it."""
+
+    run_id: str
+    request_id: str
+    trace: TraceContext
+    head_version: int
+    source_digest: str
+
+
+class KeepSource:
+    """Pack the code that judges a run's episodes, as it lies there now; the run keeps it until its end."""
+
+    def __init__(self, files_now: FilesNow, keep: Callable[[SourceFiles], Awaitable[None]]) -> None:
+        """files_now: of an environment, None for one that is served elsewhere; raises EnvironmentBroken."""
+        self._files_now = files_now
+        self._keep = keep
+
+    async def __call__(self, source: EnvironmentSource) -> str:
+        """Its digest, "" where it is not known. Raises EnvironmentBroken, Unavailable."""
+        files = await self._files_now(source)
+        if files is None:
+            return ""
+        await self._keep(files)
+        return files.digest
+
+
+async def unknown_source(source: EnvironmentSource) -> str:
+    """In place of KeepSource for a planner that cannot read where environments lie."""
+    return ""
+
+
 class SubmitRun:
-    """Accept a run, once per request id. wake: called when there is something to plan."""
+    """Accept a run, once per request id. keep_source: see KeepSource.
+    wake: called when there is something to plan."""
 
     def __init__(
-        self, plan: SqlPlan, registry: Registry, *, new_id: Callable[[str], str], wake: Callable[[], None]
+        self,
+        plan: SqlPlan,
+        registry: Registry,
+        *,
+        new_id: Callable[[str], str],
+        wake: Callable[[], None],
+        keep_source: Callable[[EnvironmentSource], Awaitable[str]] = unknown_source,
     ) -> None:
         self._plan = plan
         self._registry = registry
+        self._keep_source = keep_source
         self._new_id = new_id
         self._wake = wake
 
     async def __call__(self, request_id: str, spec: RunSpec, trace: TraceContext) -> RunView:
-        """Raises InvalidRequest, NotFound (taskset, model, version), Refused, AlreadyTaken, Unavailable."""
+        """The run is judged by the code that lies there now, until its end.
+
+        Raises InvalidRequest, NotFound (taskset, model, version), Refused, AlreadyTaken, Unavailable."""
         if not 0 < len(request_id) <= MAX_REQUEST_ID_CHARS or not request_id.isprintable():
             raise InvalidRequest(
                 f"request_id {request_id!r:.80} is not text of 1 to {MAX_REQUEST_ID_CHARS} characters"
@@ -61,14 +108,22 @@ class SubmitRun:
             return known
         await self._registry.check_policy(spec.policy)
         head = await self._registry.head_version(spec.policy.model) if spec.source_runs else 0
-        run_id = self._new_id("run")
-        view = await self._plan.transact(lambda unit: self._add(unit, run_id, request_id, spec, trace, head))
+        asked = _Asked(self._new_id("run"), request_id, trace, head, await self._kept_source(spec))
+        view = await self._plan.transact(lambda unit: self._add(unit, asked, spec))
         self._wake()
         return view
 
-    def _add(
-        self, unit: PlanUnit, run_id: str, request_id: str, spec: RunSpec, trace: TraceContext, head: int
-    ) -> RunView:
+    async def _kept_source(self, spec: RunSpec) -> str:
+        taskset = await self._plan.read(lambda unit: check_tasksets(unit, spec))
+        try:
+            return await self._keep_source(taskset.source)
+        except EnvironmentBroken as error:
+            raise InvalidRequest(
+                f"environment of taskset {taskset.name!r} cannot be read: {error}"
+            ) from error
+
+    def _add(self, unit: PlanUnit, asked: "_Asked", spec: RunSpec) -> RunView:
+        request_id, trace = asked.request_id, asked.trace
         known = _known_run(unit, request_id, spec)
         if known is not None:
             return known
@@ -76,7 +131,7 @@ class SubmitRun:
         _refuse_second_training(unit, spec)
         spec = _in_steps(spec, taskset.num_tasks)
         run = RunRecord(
-            run_id=run_id,
+            run_id=asked.run_id,
             request_id=request_id,
             spec=spec,
             split=taskset.split,
@@ -86,11 +141,12 @@ class SubmitRun:
             state=RunState.RUNNING,
             submitted_at=unit.now,
             num_tasks=taskset.num_tasks,
+            source_digest=asked.source_digest,
             trace_id=trace.trace_id,
             trace=trace.headers,
         )
         unit.add_run(run)
-        take_sources(unit, run, head)
+        take_sources(unit, run, asked.head_version)
         unit.announce_submitted(run)
         return view_of(unit, run)
 

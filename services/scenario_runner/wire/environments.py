@@ -21,6 +21,7 @@ def opened_to_wire(opened: Opened, address: str) -> pb.OpenResponse:
         tools=[_tool(tool) for tool in opened.tools],
         expires_at=timestamp(opened.expires_at),
         limits_calls=True,
+        source_digest=opened.source_digest,
     )
 
 

@@ -133,6 +133,7 @@ def run_to_wire(view: RunView, prices: Prices) -> taskset_pb2.Run:
         reward_mean=run.reward_mean,
         success_rate=run.success_rate,
         trace_id=run.trace_id,
+        source_digest=run.source_digest,
         step=run.step,
         taskset_revision=run.taskset_revision,
         sources=[source_report_to_wire(report) for report in view.sources],

@@ -175,7 +175,7 @@ def test_a_pipe_and_a_folder_are_refused_at_once(env: Path) -> None:
     os.mkfifo(env.parent / "helper.py")
     with pytest.raises(SourceRefused, match=r"helper\.py is not a regular file"):
         read_source(env)
-    with pytest.raises(SourceRefused, match=r"gone\.py cannot be read"):
+    with pytest.raises(SourceRefused, match=r"no such file: .*gone\.py"):
         read_source(env.parent / "gone.py")
 
 

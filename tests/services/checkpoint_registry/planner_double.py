@@ -34,6 +34,8 @@ class PlannerDouble:
     runs: dict[str, EvaluationRun] = field(default_factory=dict)
     orders: dict[str, EvaluationOrder] = field(default_factory=dict)
     is_away: bool = False
+    source_digest: str = ""
+    """Of the code that judges what is submitted from now on."""
     refusal: str = ""
 
     async def run(self, run_id: str, *, include_results: bool = False) -> EvaluationRun | None:
@@ -54,7 +56,8 @@ class PlannerDouble:
         run_id = "run-" + hashlib.sha256(order.request_id.encode()).hexdigest()[:12]
         if run_id not in self.runs:
             self.orders[run_id] = order
-            self.runs[run_id] = evaluation_run(run_id, order.model, order.version, order.profile)
+            run = evaluation_run(run_id, order.model, order.version, order.profile)
+            self.runs[run_id] = replace(run, source_digest=self.source_digest)
         return run_id
 
     async def cancel(self, run_id: str, reason: str) -> None:

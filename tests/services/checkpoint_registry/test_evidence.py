@@ -23,6 +23,16 @@ def test_evaluations_are_added_up_by_task_in_the_order_in_which_they_ended() -> 
     )
 
 
+def test_only_what_one_source_judged_is_added_up() -> None:
+    before = evaluation("run-a", 1, 2, {"x": Tally("f", 4, 4), "y": Tally("f", 1, 4)})
+    after = replace(evaluation("run-b", 2, 1, {"x": Tally("f", 1, 4)}), source_digest="edited")
+    assert combine("ckpt", [before, after], "edited") == Evidence(
+        "ckpt", ("run-b",), 1, {"x": Tally("f", 1, 4)}, "edited"
+    )
+    assert combine("ckpt", [before, after]).run_ids == ("run-a",)
+    assert combine("ckpt", [before, after], "another").run_ids == ()
+
+
 def test_no_evaluation_is_evidence_of_nothing() -> None:
     assert combine("ckpt", []) == Evidence("ckpt", (), 0, {})
 

@@ -12,6 +12,7 @@ from identities.entities import trajectory_id
 from scenario_runner.adapters.forked_host import ForkedHost
 from scenario_runner.adapters.hosts import Hosts
 from scenario_runner.adapters.sandbox import Limits
+from scenario_runner.adapters.source_store import SourceStore
 from scenario_runner.adapters.stored_transcripts import ScenarioTranscripts
 from scenario_runner.adapters.tcp_host import TcpHost
 from scenario_runner.adapters.zygotes import ZygoteOptions
@@ -56,8 +57,9 @@ class Clock:
 class Fleet:
     """Leases over real processes."""
 
-    def __init__(self, hosts: Hosts, capacity: int) -> None:
+    def __init__(self, hosts: Hosts, capacity: int, sources: SourceStore) -> None:
         self.hosts = hosts
+        self.sources = sources
         self.episodes = OpenEpisodes()
         self.store = MemoryBlobStore()
         self.played: dict[str, str] = {}
@@ -73,11 +75,19 @@ class Fleet:
         )
 
     async def open(
-        self, scenario: str = "fine", args: str = "{}", *, source: Any = HOSTILE, episode: str = ""
+        self,
+        scenario: str = "fine",
+        args: str = "{}",
+        *,
+        source: Any = HOSTILE,
+        episode: str = "",
+        digest: str = "",
     ) -> Opened:
         episode = episode or f"episode-{next(self._ids)}"
         deadline = self.clock.now + timedelta(seconds=30)
-        self.episodes.rows[episode] = EpisodeToPlay(episode, source, scenario, args, deadline)
+        self.episodes.rows[episode] = EpisodeToPlay(
+            episode, source, scenario, args, deadline, source_digest=digest
+        )
         opened = await self.leases.open(episode)
         self.played[opened.lease_id] = episode
         return opened
@@ -118,8 +128,9 @@ class Fleet:
 async def running_fleet() -> AsyncIterator[Fleet]:
     """Eight environments at most; all are closed at the end."""
     options = ZygoteOptions(Limits(address_space_bytes=1 << 30), 64, start_timeout_s=30, fork_timeout_s=30)
-    hosts = Hosts(ForkedHost(options, TIMEOUTS), TcpHost(TIMEOUTS))
-    running = Fleet(hosts, capacity=8)
+    sources = SourceStore(MemoryBlobStore())
+    forked = ForkedHost(options, TIMEOUTS, find_source=sources.find)
+    running = Fleet(Hosts(forked, TcpHost(TIMEOUTS)), capacity=8, sources=sources)
     yield running
     await running.leases.close_all()
-    await hosts.stop()
+    await running.hosts.stop()

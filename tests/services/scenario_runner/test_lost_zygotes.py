@@ -70,14 +70,14 @@ async def test_a_zygote_that_hangs_holds_up_no_lease_and_is_replaced(
 
 
 async def test_a_zygote_that_does_not_fork_is_replaced(fleet: Fleet) -> None:
-    hosts = ForkedHost(replace(fleet.hosts.forked._options, fork_timeout_s=0.5), TIMEOUTS)
+    hosts = ForkedHost(replace(fleet.hosts.forked._pool._options, fork_timeout_s=0.5), TIMEOUTS)
     fleet.hosts.forked, spare = hosts, fleet.hosts.forked
     zygote = await hosts.zygote(HOSTILE)
     assert zygote._process is not None
     os.kill(zygote._process.pid, signal.SIGSTOP)
     with pytest.raises(EnvironmentLost, match="did not fork"):
         await fleet.open()
-    hosts._options = spare._options
+    hosts._pool._options = spare._pool._options
     assert (await fleet.grade(await fleet.open())).reward == 1.0
     await spare.stop()
 

@@ -9,10 +9,12 @@ import pytest
 from tests.services.scenario_runner.fleets import HOSTILE, Fleet
 from tests.support.waiting import until
 
+from blob_store import MemoryBlobStore
 from scenario_runner.adapters import seccomp
 from scenario_runner.adapters.forked_host import ForkedHost
 from scenario_runner.adapters.hosts import Hosts
 from scenario_runner.adapters.sandbox import Limits
+from scenario_runner.adapters.source_store import SourceStore
 from scenario_runner.adapters.tcp_host import TcpHost
 from scenario_runner.adapters.zygotes import ZygoteOptions
 from scenario_runner.domain.environments import EpisodeTimeout, EpisodeTimeouts
@@ -25,7 +27,7 @@ TIMEOUTS = EpisodeTimeouts(start_s=60, tool_s=60, grade_s=60)
 async def fleet_with(limits: Limits, max_children: int = 8) -> AsyncIterator[Fleet]:
     options = ZygoteOptions(limits, max_children, start_timeout_s=30, fork_timeout_s=30)
     hosts = Hosts(ForkedHost(options, TIMEOUTS), TcpHost(TIMEOUTS))
-    fleet = Fleet(hosts, capacity=8)
+    fleet = Fleet(hosts, capacity=8, sources=SourceStore(MemoryBlobStore()))
     try:
         yield fleet
     finally:

@@ -27,7 +27,7 @@ from upcycle.api.common.v1 import common_pb2 as upcycle_dot_api_dot_common_dot_v
 from upcycle.api.trajectory.v1 import trajectory_pb2 as upcycle_dot_api_dot_trajectory_dot_v1_dot_trajectory__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n(upcycle/api/environment/v1/service.proto\x12\x1aupcycle.api.environment.v1\x1a\x1fgoogle/protobuf/timestamp.proto\x1a\"upcycle/api/common/v1/common.proto\x1a*upcycle/api/trajectory/v1/trajectory.proto\"!\n\x0bOpenRequest\x12\x12\n\nepisode_id\x18\x01 \x01(\t\"F\n\x08ToolSpec\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x13\n\x0b\x64\x65scription\x18\x02 \x01(\t\x12\x17\n\x0fparameters_json\x18\x03 \x01(\t\"\xec\x01\n\x0cOpenResponse\x12\x10\n\x08lease_id\x18\x01 \x01(\t\x12\x1b\n\x13\x65nvironment_address\x18\x02 \x01(\t\x12\x32\n\x06prompt\x18\x03 \x03(\x0b\x32\".upcycle.api.trajectory.v1.Message\x12\x33\n\x05tools\x18\x04 \x03(\x0b\x32$.upcycle.api.environment.v1.ToolSpec\x12.\n\nexpires_at\x18\x05 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12\x14\n\x0climits_calls\x18\x06 \x01(\x08\"|\n\x0f\x43\x61llToolRequest\x12\x10\n\x08lease_id\x18\x01 \x01(\t\x12\x0f\n\x07\x63\x61ll_id\x18\x02 \x01(\t\x12\x0c\n\x04name\x18\x03 \x01(\t\x12\x16\n\x0e\x61rguments_json\x18\x04 \x01(\t\x12\x14\n\x07limit_s\x18\x05 \x01(\x01H\x00\x88\x01\x01\x42\n\n\x08_limit_s\"\\\n\x10\x43\x61llToolResponse\x12\x0f\n\x07\x63ontent\x18\x01 \x01(\t\x12\x10\n\x08is_error\x18\x02 \x01(\x08\x12\x11\n\ttruncated\x18\x03 \x01(\x08\x12\x12\n\nduration_s\x18\x04 \x01(\x01\"N\n\x0cGradeRequest\x12\x10\n\x08lease_id\x18\x01 \x01(\t\x12,\n\x04\x62ody\x18\x02 \x01(\x0b\x32\x1e.upcycle.api.common.v1.BlobRef\"\xca\x01\n\rGradeResponse\x12\x0e\n\x06reward\x18\x01 \x01(\x01\x12\x0f\n\x07success\x18\x02 \x01(\x08\x12\x36\n\tsubscores\x18\x03 \x03(\x0b\x32#.upcycle.api.trajectory.v1.Subscore\x12\x11\n\tinfo_json\x18\x04 \x01(\t\x12\x12\n\nduration_s\x18\x05 \x01(\x01\x12\x39\n\x07\x66\x61ilure\x18\x06 \x01(\x0b\x32(.upcycle.api.trajectory.v1.PolicyFailure\" \n\x0c\x43loseRequest\x12\x10\n\x08lease_id\x18\x01 \x01(\t\"\x0f\n\rCloseResponse2\x92\x03\n\x12\x45nvironmentService\x12Y\n\x04Open\x12\'.upcycle.api.environment.v1.OpenRequest\x1a(.upcycle.api.environment.v1.OpenResponse\x12\x65\n\x08\x43\x61llTool\x12+.upcycle.api.environment.v1.CallToolRequest\x1a,.upcycle.api.environment.v1.CallToolResponse\x12\\\n\x05Grade\x12(.upcycle.api.environment.v1.GradeRequest\x1a).upcycle.api.environment.v1.GradeResponse\x12\\\n\x05\x43lose\x12(.upcycle.api.environment.v1.CloseRequest\x1a).upcycle.api.environment.v1.CloseResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n(upcycle/api/environment/v1/service.proto\x12\x1aupcycle.api.environment.v1\x1a\x1fgoogle/protobuf/timestamp.proto\x1a\"upcycle/api/common/v1/common.proto\x1a*upcycle/api/trajectory/v1/trajectory.proto\"!\n\x0bOpenRequest\x12\x12\n\nepisode_id\x18\x01 \x01(\t\"F\n\x08ToolSpec\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x13\n\x0b\x64\x65scription\x18\x02 \x01(\t\x12\x17\n\x0fparameters_json\x18\x03 \x01(\t\"\x83\x02\n\x0cOpenResponse\x12\x10\n\x08lease_id\x18\x01 \x01(\t\x12\x1b\n\x13\x65nvironment_address\x18\x02 \x01(\t\x12\x32\n\x06prompt\x18\x03 \x03(\x0b\x32\".upcycle.api.trajectory.v1.Message\x12\x33\n\x05tools\x18\x04 \x03(\x0b\x32$.upcycle.api.environment.v1.ToolSpec\x12.\n\nexpires_at\x18\x05 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12\x14\n\x0climits_calls\x18\x06 \x01(\x08\x12\x15\n\rsource_digest\x18\x07 \x01(\t\"|\n\x0f\x43\x61llToolRequest\x12\x10\n\x08lease_id\x18\x01 \x01(\t\x12\x0f\n\x07\x63\x61ll_id\x18\x02 \x01(\t\x12\x0c\n\x04name\x18\x03 \x01(\t\x12\x16\n\x0e\x61rguments_json\x18\x04 \x01(\t\x12\x14\n\x07limit_s\x18\x05 \x01(\x01H\x00\x88\x01\x01\x42\n\n\x08_limit_s\"\\\n\x10\x43\x61llToolResponse\x12\x0f\n\x07\x63ontent\x18\x01 \x01(\t\x12\x10\n\x08is_error\x18\x02 \x01(\x08\x12\x11\n\ttruncated\x18\x03 \x01(\x08\x12\x12\n\nduration_s\x18\x04 \x01(\x01\"N\n\x0cGradeRequest\x12\x10\n\x08lease_id\x18\x01 \x01(\t\x12,\n\x04\x62ody\x18\x02 \x01(\x0b\x32\x1e.upcycle.api.common.v1.BlobRef\"\xca\x01\n\rGradeResponse\x12\x0e\n\x06reward\x18\x01 \x01(\x01\x12\x0f\n\x07success\x18\x02 \x01(\x08\x12\x36\n\tsubscores\x18\x03 \x03(\x0b\x32#.upcycle.api.trajectory.v1.Subscore\x12\x11\n\tinfo_json\x18\x04 \x01(\t\x12\x12\n\nduration_s\x18\x05 \x01(\x01\x12\x39\n\x07\x66\x61ilure\x18\x06 \x01(\x0b\x32(.upcycle.api.trajectory.v1.PolicyFailure\" \n\x0c\x43loseRequest\x12\x10\n\x08lease_id\x18\x01 \x01(\t\"\x0f\n\rCloseResponse2\x92\x03\n\x12\x45nvironmentService\x12Y\n\x04Open\x12\'.upcycle.api.environment.v1.OpenRequest\x1a(.upcycle.api.environment.v1.OpenResponse\x12\x65\n\x08\x43\x61llTool\x12+.upcycle.api.environment.v1.CallToolRequest\x1a,.upcycle.api.environment.v1.CallToolResponse\x12\\\n\x05Grade\x12(.upcycle.api.environment.v1.GradeRequest\x1a).upcycle.api.environment.v1.GradeResponse\x12\\\n\x05\x43lose\x12(.upcycle.api.environment.v1.CloseRequest\x1a).upcycle.api.environment.v1.CloseResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -39,19 +39,19 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_TOOLSPEC']._serialized_start=220
   _globals['_TOOLSPEC']._serialized_end=290
   _globals['_OPENRESPONSE']._serialized_start=293
-  _globals['_OPENRESPONSE']._serialized_end=529
-  _globals['_CALLTOOLREQUEST']._serialized_start=531
-  _globals['_CALLTOOLREQUEST']._serialized_end=655
-  _globals['_CALLTOOLRESPONSE']._serialized_start=657
-  _globals['_CALLTOOLRESPONSE']._serialized_end=749
-  _globals['_GRADEREQUEST']._serialized_start=751
-  _globals['_GRADEREQUEST']._serialized_end=829
-  _globals['_GRADERESPONSE']._serialized_start=832
-  _globals['_GRADERESPONSE']._serialized_end=1034
-  _globals['_CLOSEREQUEST']._serialized_start=1036
-  _globals['_CLOSEREQUEST']._serialized_end=1068
-  _globals['_CLOSERESPONSE']._serialized_start=1070
-  _globals['_CLOSERESPONSE']._serialized_end=1085
-  _globals['_ENVIRONMENTSERVICE']._serialized_start=1088
-  _globals['_ENVIRONMENTSERVICE']._serialized_end=1490
+  _globals['_OPENRESPONSE']._serialized_end=552
+  _globals['_CALLTOOLREQUEST']._serialized_start=554
+  _globals['_CALLTOOLREQUEST']._serialized_end=678
+  _globals['_CALLTOOLRESPONSE']._serialized_start=680
+  _globals['_CALLTOOLRESPONSE']._serialized_end=772
+  _globals['_GRADEREQUEST']._serialized_start=774
+  _globals['_GRADEREQUEST']._serialized_end=852
+  _globals['_GRADERESPONSE']._serialized_start=855
+  _globals['_GRADERESPONSE']._serialized_end=1057
+  _globals['_CLOSEREQUEST']._serialized_start=1059
+  _globals['_CLOSEREQUEST']._serialized_end=1091
+  _globals['_CLOSERESPONSE']._serialized_start=1093
+  _globals['_CLOSERESPONSE']._serialized_end=1108
+  _globals['_ENVIRONMENTSERVICE']._serialized_start=1111
+  _globals['_ENVIRONMENTSERVICE']._serialized_end=1513
 # @@protoc_insertion_point(module_scope)

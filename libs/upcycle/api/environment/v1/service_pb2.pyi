@@ -77,11 +77,14 @@ class OpenResponse(_message.Message):
     TOOLS_FIELD_NUMBER: _builtins.int
     EXPIRES_AT_FIELD_NUMBER: _builtins.int
     LIMITS_CALLS_FIELD_NUMBER: _builtins.int
+    SOURCE_DIGEST_FIELD_NUMBER: _builtins.int
     lease_id: _builtins.str
     environment_address: _builtins.str
     """host:port of the fleet replica that holds the lease"""
     limits_calls: _builtins.bool
     """CallTool takes limit_s; a fleet of 0.3.0 refuses a request that has it"""
+    source_digest: _builtins.str
+    """of the code that answers and judges; empty: not known"""
     @_builtins.property
     def prompt(self) -> _containers.RepeatedCompositeFieldContainer[_trajectory_pb2.Message]: ...
     @_builtins.property
@@ -97,10 +100,11 @@ class OpenResponse(_message.Message):
         tools: _abc.Iterable[Global___ToolSpec] | None = ...,
         expires_at: _timestamp_pb2.Timestamp | None = ...,
         limits_calls: _builtins.bool = ...,
+        source_digest: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["expires_at", b"expires_at"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["environment_address", b"environment_address", "expires_at", b"expires_at", "lease_id", b"lease_id", "limits_calls", b"limits_calls", "prompt", b"prompt", "tools", b"tools"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["environment_address", b"environment_address", "expires_at", b"expires_at", "lease_id", b"lease_id", "limits_calls", b"limits_calls", "prompt", b"prompt", "source_digest", b"source_digest", "tools", b"tools"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

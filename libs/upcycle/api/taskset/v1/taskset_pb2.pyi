@@ -783,6 +783,7 @@ class Run(_message.Message):
     NOTICE_FIELD_NUMBER: _builtins.int
     USAGE_FIELD_NUMBER: _builtins.int
     REMOVED_AT_FIELD_NUMBER: _builtins.int
+    SOURCE_DIGEST_FIELD_NUMBER: _builtins.int
     run_id: _builtins.str
     state: Global___RunState.ValueType
     taskset_digest: _builtins.str
@@ -802,6 +803,10 @@ class Run(_message.Message):
     """of the taskset that new groups are drawn from"""
     notice: _builtins.str
     """what a person should know of a run that goes on, e.g. that 50 of 50 groups had no spread"""
+    source_digest: _builtins.str
+    """sha256 over the environment's source: its file, the modules beside it that it imports, its declared data. It judges the
+    run's episodes until the run ends. Empty: not known, as of an environment that is served elsewhere.
+    """
     @_builtins.property
     def spec(self) -> Global___RunSpec:
         """with every default filled in"""
@@ -845,10 +850,11 @@ class Run(_message.Message):
         notice: _builtins.str = ...,
         usage: _common_pb2.Usage | None = ...,
         removed_at: _timestamp_pb2.Timestamp | None = ...,
+        source_digest: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["counts", b"counts", "finished_at", b"finished_at", "removed_at", b"removed_at", "spec", b"spec", "submitted_at", b"submitted_at", "usage", b"usage"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["counts", b"counts", "failure", b"failure", "finished_at", b"finished_at", "notice", b"notice", "policy_version", b"policy_version", "removed_at", b"removed_at", "reward_mean", b"reward_mean", "run_id", b"run_id", "sources", b"sources", "spec", b"spec", "state", b"state", "step", b"step", "submitted_at", b"submitted_at", "success_rate", b"success_rate", "taskset_digest", b"taskset_digest", "taskset_revision", b"taskset_revision", "trace_id", b"trace_id", "usage", b"usage"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["counts", b"counts", "failure", b"failure", "finished_at", b"finished_at", "notice", b"notice", "policy_version", b"policy_version", "removed_at", b"removed_at", "reward_mean", b"reward_mean", "run_id", b"run_id", "source_digest", b"source_digest", "sources", b"sources", "spec", b"spec", "state", b"state", "step", b"step", "submitted_at", b"submitted_at", "success_rate", b"success_rate", "taskset_digest", b"taskset_digest", "taskset_revision", b"taskset_revision", "trace_id", b"trace_id", "usage", b"usage"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

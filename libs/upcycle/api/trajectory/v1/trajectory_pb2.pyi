@@ -372,6 +372,7 @@ class TrajectoryBody(_message.Message):
     ENVIRONMENT_ADDRESS_FIELD_NUMBER: _builtins.int
     USAGE_FIELD_NUMBER: _builtins.int
     FAILURE_FIELD_NUMBER: _builtins.int
+    SOURCE_DIGEST_FIELD_NUMBER: _builtins.int
     stop_reason: Global___StopReason.ValueType
     answer: _builtins.str
     temperature: _builtins.float
@@ -382,6 +383,8 @@ class TrajectoryBody(_message.Message):
     """tool specs as rendered into the prompt"""
     lease_id: _builtins.str
     environment_address: _builtins.str
+    source_digest: _builtins.str
+    """of the environment's code, which judges it; empty: not known"""
     @_builtins.property
     def episode(self) -> _common_pb2.EpisodeIdentity: ...
     @_builtins.property
@@ -423,10 +426,11 @@ class TrajectoryBody(_message.Message):
         environment_address: _builtins.str = ...,
         usage: _common_pb2.Usage | None = ...,
         failure: Global___PolicyFailure | None = ...,
+        source_digest: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["ended_at", b"ended_at", "episode", b"episode", "failure", b"failure", "sampled_by", b"sampled_by", "started_at", b"started_at", "usage", b"usage"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["answer", b"answer", "ended_at", b"ended_at", "engine_id", b"engine_id", "environment_address", b"environment_address", "episode", b"episode", "failure", b"failure", "lease_id", b"lease_id", "prompt", b"prompt", "sampled_by", b"sampled_by", "started_at", b"started_at", "stop_reason", b"stop_reason", "temperature", b"temperature", "tools_json", b"tools_json", "traceparent", b"traceparent", "turns", b"turns", "usage", b"usage"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["answer", b"answer", "ended_at", b"ended_at", "engine_id", b"engine_id", "environment_address", b"environment_address", "episode", b"episode", "failure", b"failure", "lease_id", b"lease_id", "prompt", b"prompt", "sampled_by", b"sampled_by", "source_digest", b"source_digest", "started_at", b"started_at", "stop_reason", b"stop_reason", "temperature", b"temperature", "tools_json", b"tools_json", "traceparent", b"traceparent", "turns", b"turns", "usage", b"usage"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

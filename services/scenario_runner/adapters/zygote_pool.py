@@ -1,0 +1,180 @@
+"""The zygotes of a fleet: one per environment and source, started when asked for, replaced when dead.
+
+An edit of an environment is a new source, and so a new zygote. The old one stays for its episodes, and for
+runs that are judged by it; unused for RETIRE_AFTER_S, it is ended.
+"""
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable
+from typing import Final
+
+from scenario_runner.adapters.zygotes import WarmEnvironment, ZygoteOptions, remove_leftovers
+from scenario_runner.domain.environments import EnvironmentBroken, PythonEnvironment, SourceChanged
+from upcycle.environment.source_files import SourceFiles, read_source
+from upcycle.errors import SourceRefused
+
+log = logging.getLogger(__name__)
+
+RETIRE_AFTER_S: Final = 60.0
+_LOOK_EVERY_S: Final = 5.0
+_TRIES: Final = 5
+"""Of loading what lies there now, while it is being edited."""
+
+FindSource = Callable[[str], Awaitable[SourceFiles | None]]
+"""The source with a digest; None for one that was never kept."""
+
+_Key = tuple[PythonEnvironment, str]
+
+
+class ZygotePool:
+    """`stop` ends every zygote with its episodes. find_source: reads what was packed at submit."""
+
+    def __init__(
+        self,
+        options: ZygoteOptions,
+        find_source: FindSource,
+        *,
+        retire_after_s: float = RETIRE_AFTER_S,
+        look_every_s: float = _LOOK_EVERY_S,
+    ) -> None:
+        self._options = options
+        self._find_source = find_source
+        self._retire_after_s = retire_after_s
+        self._look_every_s = look_every_s
+        self._zygotes: dict[_Key, asyncio.Task[WarmEnvironment]] = {}
+        self._newest: dict[PythonEnvironment, str] = {}
+        self._retiring: asyncio.Task[None] | None = None
+        self._has_swept = False
+
+    @property
+    def digests(self) -> list[tuple[str, str]]:
+        """(path, source digest) of every zygote that runs or is being started."""
+        return [(source.path, digest) for source, digest in self._zygotes]
+
+    async def files_now(self, source: PythonEnvironment) -> SourceFiles:
+        """The source that lies there. Raises EnvironmentBroken."""
+        try:
+            return await asyncio.to_thread(read_source, source.path)
+        except SourceRefused as error:
+            raise EnvironmentBroken(str(error)) from error
+
+    async def get(self, source: PythonEnvironment, digest: str = "") -> WarmEnvironment:
+        """The running zygote of this source. digest: "" is what lies there now. Raises EnvironmentBroken, and
+        SourceChanged where another source lies there and this one is not kept."""
+        if digest:
+            return await self._running(source, digest) or await self._begun(source, digest)
+        for _ in range(_TRIES):
+            files = await self.files_now(source)
+            try:
+                zygote = await self._running(source, files.digest) or await self._start(source, files)
+            except SourceChanged:
+                continue
+            self._newest[source] = zygote.source_digest
+            return zygote
+        raise EnvironmentBroken(f"{source.path} changes while it is being loaded; save it, then try again")
+
+    async def _begun(self, source: PythonEnvironment, digest: str) -> WarmEnvironment:
+        """A new zygote of the source with this digest: as it lies there, or else as it is kept."""
+        try:
+            files = await self.files_now(source)
+            if files.digest == digest:
+                return await self._start(source, files)
+            found = f"{source.path} has source {files.digest[:12]} now"
+        except EnvironmentBroken as error:
+            if not isinstance(error.__cause__, SourceRefused) and not isinstance(error, SourceChanged):
+                raise
+            found = str(error)
+        kept = await self._find_source(digest)
+        if kept is None:
+            raise SourceChanged(
+                f"{found}; the run is judged by source {digest[:12]}, which is not kept: submit the run again"
+            )
+        return await self._start(source, kept, is_in_place=False)
+
+    async def stop(self) -> None:
+        """End every zygote and its episodes."""
+        if self._retiring is not None:
+            self._retiring.cancel()
+        tasks, self._zygotes = list(self._zygotes.values()), {}
+        for task in tasks:
+            task.cancel()
+        zygotes = await asyncio.gather(*tasks, return_exceptions=True)
+        await asyncio.gather(*(zygote.stop() for zygote in zygotes if isinstance(zygote, WarmEnvironment)))
+
+    async def _running(self, source: PythonEnvironment, digest: str) -> WarmEnvironment | None:
+        """The zygote that runs or is being started; None where there is none that lives."""
+        task = self._zygotes.get((source, digest))
+        if task is None or (task.done() and _is_dead(task)):
+            return None
+        if task.done():
+            task.result().used_at = asyncio.get_running_loop().time()
+        return await asyncio.shield(task)
+
+    async def _start(
+        self, source: PythonEnvironment, files: SourceFiles, *, is_in_place: bool = True
+    ) -> WarmEnvironment:
+        key = (source, files.digest)
+        task = self._zygotes.get(key)
+        if task is not None and task.done() and _is_dead(task):
+            log.warning("zygote_replaced", extra={"path": source.path})
+            task = None
+        if task is None:
+            task = asyncio.ensure_future(self._started(source, files, is_in_place))
+            self._zygotes[key] = task
+            if sum(other == source for other, _ in self._zygotes) > 1:
+                self._begin_to_retire()
+        return await asyncio.shield(task)
+
+    async def _started(
+        self, source: PythonEnvironment, files: SourceFiles, is_in_place: bool
+    ) -> WarmEnvironment:
+        if not self._has_swept:
+            self._has_swept = True
+            await asyncio.to_thread(remove_leftovers)
+        zygote = WarmEnvironment(source, self._options, files, is_in_place=is_in_place)
+        try:
+            await zygote.start()
+        except BaseException:
+            await zygote.stop()
+            raise
+        described = zygote.description["name"]
+        if described != source.name:
+            await zygote.stop()
+            raise EnvironmentBroken(
+                f"{source.path} declares environment {described!r}, the taskset names {source.name!r}"
+            )
+        extra = {"path": source.path, "isolation": zygote.description["isolation"]}
+        log.info("zygote_ready", extra={**extra, "source_digest": files.digest})
+        if is_in_place:
+            self._newest[source] = files.digest
+        return zygote
+
+    def _begin_to_retire(self) -> None:
+        if self._retiring is None or self._retiring.done():
+            self._retiring = asyncio.create_task(self._retire())
+
+    async def _retire(self) -> None:
+        """End unused zygotes of old sources, until there are no old ones."""
+        while old := [key for key in self._zygotes if self._newest.get(key[0]) != key[1]]:
+            await asyncio.sleep(self._look_every_s)
+            for key in old:
+                await self._end_if_unused(key)
+
+    async def _end_if_unused(self, key: _Key) -> None:
+        task, (source, digest) = self._zygotes.get(key), key
+        if task is None or not task.done() or self._newest.get(source) == digest:
+            return
+        if _is_dead(task):
+            del self._zygotes[key]
+            return
+        zygote = task.result()
+        unused_s = asyncio.get_running_loop().time() - zygote.used_at
+        if not zygote.has_episodes and unused_s >= self._retire_after_s:
+            del self._zygotes[key]
+            log.info("zygote_retired", extra={"path": source.path, "source_digest": digest})
+            await zygote.stop()
+
+
+def _is_dead(task: "asyncio.Task[WarmEnvironment]") -> bool:
+    return task.cancelled() or task.exception() is not None or task.result().dead.done()

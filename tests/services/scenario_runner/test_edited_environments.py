@@ -94,7 +94,7 @@ async def test_an_edit_is_played_by_new_episodes_and_not_by_open_ones(fleet: Fle
     assert await graded(fleet, before) == 0.25  # also what it imports only now
 
 
-async def test_edits_within_one_second_of_equal_size_are_told_apart(fleet: Fleet, shop: Shop) -> None:
+async def test_edits_within_one_second_and_of_equal_size_are_each_played(fleet: Fleet, shop: Shop) -> None:
     """Bytecode is taken for current by the second and the size of its source."""
     for worth in (0.25, 0.5, 0.75, 0.5):
         shop.edit(worth)

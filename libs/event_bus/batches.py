@@ -1,6 +1,7 @@
 """Batches in stream order, for projections.
 
-First deliveries reach the handler in stream order as long as one process reads the durable: a batch that
+First deliveries reach the handler in stream order as long as one process reads the durable (`is_ours`: of
+several, one at a time): a batch that
 failed is nacked whole and nothing newer is fetched before it is due again; after a start or a
 reconnect the reader first lets the deliveries that an earlier connection left unanswered run out, because
 the server sends those first.
@@ -13,6 +14,7 @@ from typing import Any, Final
 
 from nats.aio.msg import Msg
 from nats.errors import Error as NatsError
+from nats.js import JetStreamContext
 
 from event_bus import dead_letters, metrics, tracing
 from event_bus.connection import BusConnection
@@ -52,8 +54,11 @@ class BatchConsumer:
         deps: ConsumerDeps,
         *,
         batch_size: int,
+        is_ours: Callable[[], bool] = lambda: True,
     ) -> None:
+        """is_ours: whether this process is the one that reads now; asked before each fetch."""
         self._spec = spec
+        self._is_ours = is_ours
         self._decoder = decoder
         self._handler = handler
         self._deps = deps
@@ -61,6 +66,9 @@ class BatchConsumer:
         self._failures = 0
         self._failing_since = ""
         self._last = ""
+        self._epoch = -1
+        """Of the connection on which it read last; -1: it has to let leftovers run out first."""
+        self._subscription: JetStreamContext.PullSubscription | None = None
 
     def failing(self) -> str | None:
         """What is wrong, once the same batch has failed several times in a row: nothing newer is read."""
@@ -71,30 +79,38 @@ class BatchConsumer:
 
     async def run(self, connection: BusConnection) -> None:
         """Fetch and handle until cancelled; a batch that is in work then is nacked."""
-        epoch, subscription = -1, None
+        self._epoch, self._subscription = -1, None
         try:
             while True:
-                try:
-                    if epoch != connection.epoch():
-                        epoch = connection.epoch()
-                        await self._let_leftovers_run_out(connection)
-                    if subscription is None:
-                        subscription = await connection.jetstream().pull_subscribe_bind(
-                            self._spec.durable, stream=self._spec.stream
-                        )
-                    raws = await fetched(subscription, self._batch_size, self._deps.timings.pull_s)
-                except NatsError as error:
-                    _LOG.warning("fetch_failed", extra={"consumer": self._spec.durable, "error": repr(error)})
-                    await asyncio.sleep(_PAUSE_S)
-                    continue
+                raws = await self._next(connection)
                 pause_s = await self._tracked(raws) if raws else 0.0
                 if pause_s > 0:
                     await asyncio.sleep(pause_s + _MARGIN_S)
                 elif 0 < len(raws) < min(_FEW, self._batch_size):
                     await asyncio.sleep(self._deps.timings.gather_s)
         finally:
-            if subscription is not None:
-                await unsubscribe(subscription)
+            if self._subscription is not None:
+                await unsubscribe(self._subscription)
+
+    async def _next(self, connection: BusConnection) -> list[Msg]:
+        """The next messages; none while another process reads, or none came."""
+        if not self._is_ours():
+            self._epoch = -1
+            await asyncio.sleep(_PAUSE_S)
+            return []
+        try:
+            if self._epoch != connection.epoch():
+                self._epoch = connection.epoch()
+                await self._let_leftovers_run_out(connection)
+            if self._subscription is None:
+                self._subscription = await connection.jetstream().pull_subscribe_bind(
+                    self._spec.durable, stream=self._spec.stream
+                )
+            return await fetched(self._subscription, self._batch_size, self._deps.timings.pull_s)
+        except NatsError as error:
+            _LOG.warning("fetch_failed", extra={"consumer": self._spec.durable, "error": repr(error)})
+            await asyncio.sleep(_PAUSE_S)
+            return []
 
     async def _let_leftovers_run_out(self, connection: BusConnection) -> None:
         spec = self._spec

@@ -282,7 +282,12 @@ class EventBus:
         self._bind(projection.spec)
         decoder = Decoder.of(self._topology, projection.spec)
         consumer = BatchConsumer(
-            projection.spec, decoder, projection.handle, self._deps, batch_size=projection.batch_size
+            projection.spec,
+            decoder,
+            projection.handle,
+            self._deps,
+            batch_size=projection.batch_size,
+            is_ours=projection.is_ours,
         )
         self._batches.append(consumer)
         self._loops.append((projection.spec.durable, lambda: consumer.run(self._connection)))

@@ -78,6 +78,7 @@ class Projection:
     handlers: EventHandlers[Any]
     fold: Fold[Any]
     batch_size: int
+    is_ours: Callable[[], bool]
 
     async def handle(self, deliveries: Sequence[Delivery[Any]]) -> None:
         """One batch."""
@@ -136,19 +137,27 @@ class EventRouter(NatsRouter):
         return subscriber
 
     def projection(
-        self, spec: ConsumerSpec, handlers: EventHandlers[R], *, batch_size: int = 100
+        self,
+        spec: ConsumerSpec,
+        handlers: EventHandlers[R],
+        *,
+        batch_size: int = 100,
+        is_ours: Callable[[], bool] = lambda: True,
     ) -> Callable[[Fold[R]], Fold[R]]:
         """Decorates what folds the messages of a durable in stream order, up to `batch_size` at a time: each
         with what `handlers` make of it. Raises BusError when a type that the durable reads has no function.
 
         An exception nacks the whole batch, with a delay; nothing newer is read before it. After
         `PoisonMessage` the messages are folded one by one; the one that raises it is a dead letter.
+
+        is_ours: whether this process reads now. Of several processes that read at once each gets a part of
+        the messages, in no order between them.
         """
         if missing := sorted(event.__name__ for event in spec.events if event not in handlers.events):
             raise BusError(f"durable {spec.durable} reads {missing}, which no handler takes")
 
         def declared(fold: Fold[R]) -> Fold[R]:
-            self.projections.append(Projection(spec, handlers, fold, batch_size))
+            self.projections.append(Projection(spec, handlers, fold, batch_size, is_ours))
             return fold
 
         return declared

@@ -8,6 +8,7 @@ from sql_store.errors import MigrationFailed, UnsupportedDatabase
 from sql_store.migrations import MigratedDatabase, migrate
 from sql_store.outbox import enqueue, enqueue_again, enqueue_command, outbox_table, publish_again
 from sql_store.relay import OutboxRelay
+from sql_store.sole_holder import SoleHolder, sole_holder_table
 from sql_store.tenants import owned
 
 __all__ = [
@@ -15,6 +16,7 @@ __all__ = [
     "MigratedDatabase",
     "MigrationFailed",
     "OutboxRelay",
+    "SoleHolder",
     "UnsupportedDatabase",
     "UtcDateTime",
     "columns",
@@ -25,5 +27,6 @@ __all__ = [
     "outbox_table",
     "owned",
     "publish_again",
+    "sole_holder_table",
     "take_turn",
 ]

@@ -1,5 +1,7 @@
 """Builds the scenario runner; the only module that constructs adapters."""
 
+import socket
+import uuid
 from typing import Final
 
 from blob_store import S3BlobStore
@@ -25,7 +27,7 @@ from scenario_runner.adapters.zygote_pool import FindSource
 from scenario_runner.adapters.zygotes import ZygoteOptions
 from scenario_runner.domain.environments import EpisodeTimeouts
 from scenario_runner.domain.runs import Prices
-from scenario_runner.handlers import plan_router
+from scenario_runner.handlers import READING, plan_router
 from scenario_runner.loops import FleetLoop, PlannerLoop, SweepLoop
 from scenario_runner.servicer.environments import EnvironmentServicer
 from scenario_runner.servicer.statuses import ENVIRONMENT_STATUSES, TASKSET_STATUSES
@@ -44,7 +46,7 @@ from service_kit.clock import new_id, utc_now
 from service_kit.component import Closing
 from service_kit.main import run_main
 from service_kit.service import Service
-from sql_store import Database, MigratedDatabase, OutboxRelay
+from sql_store import Database, MigratedDatabase, OutboxRelay, SoleHolder
 from upcycle.api.environment.v1.service_pb2_grpc import add_EnvironmentServiceServicer_to_server
 from upcycle.api.retention.v1.service_pb2_grpc import (
     add_ReferenceServiceServicer_to_server,
@@ -154,7 +156,10 @@ def _add_planner(
         ClaimTasks(plan),
         prices=Prices(settings.engine_price, settings.trainer_price, settings.environment_price),
     )
-    bus.include_router(plan_router(plan, wake=loop.wake))
+    name = f"{socket.gethostname()}-{uuid.uuid4().hex[:8]}"
+    reading = SoleHolder(database, READING, name, is_alone=database.dialect == "sqlite")
+    bus.include_router(plan_router(plan, reading, wake=loop.wake))
+    service.add(Worker("reading", reading.run))
     service.add(bus)
     service.add(OutboxRelay(database, bus, never_overtaken=NEVER_OVERTAKEN))
     service.add(Worker("planner", loop.run))

@@ -57,7 +57,7 @@ from scenario_runner.adapters.sql_plan import SqlPlan
 from scenario_runner.adapters.stored_transcripts import ScenarioTranscripts
 from scenario_runner.app import NEVER_OVERTAKEN
 from scenario_runner.domain.runs import Prices
-from scenario_runner.handlers import plan_router
+from scenario_runner.handlers import READING, plan_router
 from scenario_runner.loops import FleetLoop, PlannerLoop, SweepLoop
 from scenario_runner.servicer.environments import EnvironmentServicer
 from scenario_runner.servicer.statuses import ENVIRONMENT_STATUSES, TASKSET_STATUSES
@@ -66,7 +66,7 @@ from scenario_runner.usecases.leases import LeaseRules, Leases
 from scenario_runner.usecases.planning import PlanRules
 from scenario_runner.usecases.registering import Tasksets
 from scenario_runner.usecases.submitting import Runs, SubmitRun
-from sql_store import OutboxRelay
+from sql_store import OutboxRelay, SoleHolder
 from trajectory_store import servicer as ledger_servicer
 from trajectory_store.adapters.sql_index import SqlIndex
 from trajectory_store.handlers import ledger_router
@@ -189,7 +189,8 @@ async def planner(given: Infrastructure, process: SimulatedProcess) -> None:
     given.wake_planner.append(loop.wake)
     bus = given.bus()
     sweeps = SweepLoop(plan, gauge, peer_facts, BusOutcomes(bus), RULES, now=given.now)
-    bus.include_router(plan_router(plan, wake=loop.wake))
+    reading = SoleHolder(database, READING, given.new_id(process.service), is_alone=not database.is_shared)
+    bus.include_router(plan_router(plan, reading, wake=loop.wake))
     episodes = SqlPlannedEpisodes(database, now=given.now)
     host: Any = stubs.StubHost(given.luck)
     leases = Leases(
@@ -205,6 +206,7 @@ async def planner(given: Infrastructure, process: SimulatedProcess) -> None:
     servicer = BothServicers(environments, _tasksets(plan, registry, loop, given))
     for address in (PLANNER, own_address):
         given.peers.serve(address, process, servicer, {**ENVIRONMENT_STATUSES, **TASKSET_STATUSES})
+    forever(reading.run)
     await bus.start()
     await OutboxRelay(database, bus, poll_s=1.0, never_overtaken=NEVER_OVERTAKEN).start()
     forever(loop.run)

@@ -65,6 +65,11 @@ class SimulatedDatabase(Database):
         self._owned.clear()
         self._open.raw.deserialize(self._empty)
 
+    @property
+    def is_shared(self) -> bool:
+        """Whether several processes may open it, as on Postgres."""
+        return self._interleaved is not None
+
     async def run(self, fn: Callable[[Connection], T]) -> T:
         """See Database.run."""
         return await self._asked(fn, self._interleaved)

@@ -55,14 +55,22 @@ class SqlPlan:
         """Run `work`, which changes nothing, over the plan as it is at one instant, without a turn."""
         return await self._database.read(lambda connection: work(PlanUnit(connection, self._now())))
 
-    async def transact(self, work: Callable[["PlanUnit"], T], *, turn: str = PLANNING) -> T:
+    async def transact(
+        self,
+        work: Callable[["PlanUnit"], T],
+        *,
+        turn: str = PLANNING,
+        check: Callable[[sa.Connection], None] = lambda _: None,
+    ) -> T:
         """Run `work` in one transaction; it may run again after a conflict.
 
-        turn: transactions of the same one, of all planners, run one after the other.
+        turn: transactions of the same one, of all planners, run one after the other. check: raises where this
+        process may not do it any more.
         """
 
         def transaction(connection: sa.Connection) -> tuple[T, set[str]]:
             take_turn(connection, turn)
+            check(connection)
             unit = PlanUnit(connection, self._now())
             result = work(unit)
             unit.flush()

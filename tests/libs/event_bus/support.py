@@ -109,14 +109,19 @@ def subscribe(
 
 
 def subscribe_batch(
-    bus: EventBus, spec: ConsumerSpec, handler: BatchHandler, *, batch_size: int = 100
+    bus: EventBus,
+    spec: ConsumerSpec,
+    handler: BatchHandler,
+    *,
+    batch_size: int = 100,
+    is_ours: Callable[[], bool] = lambda: True,
 ) -> None:
     """A router with one projection."""
     router, handlers = EventRouter(), EventHandlers[None]()
     for event in spec.events:
         handlers(event)(lambda _, __: None)
 
-    @router.projection(spec, handlers, batch_size=batch_size)
+    @router.projection(spec, handlers, batch_size=batch_size, is_ours=is_ours)
     async def fold(batch: Sequence[tuple[Delivery[Any], None]]) -> None:
         await handler([delivery for delivery, _ in batch])
 

@@ -1,7 +1,7 @@
 """Batches for projections: stream order, whole or not at all, poison taken out alone."""
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -305,3 +305,32 @@ async def test_a_bus_whose_projection_fails_each_time_is_not_ready_and_names_it(
         is_mended.set()
         await until(lambda: bus.ready() is None)
     assert got.done == ["a"]
+
+
+async def test_of_two_readers_the_one_whose_turn_it_is_gets_all_in_order(server: NatsServer) -> None:
+    """Also what the other one had in hand when the turn changed."""
+    spec, turn = projection(ack_wait_s=1.0), {"first"}
+    first, second, wanted = Batches(), Batches(), [str(number) for number in range(40)]
+
+    def refused(details: list[str]) -> None:
+        if "20" in details:
+            turn.clear()
+            raise Unavailable("the turn is over", retry_after_s=0.1)
+
+    first.trouble = refused  # type: ignore[method-assign]
+
+    def reads(got: Batches, name: str) -> Callable[[EventBus], None]:
+        return lambda bus: subscribe_batch(bus, spec, got, batch_size=10, is_ours=lambda: name in turn)
+
+    async with (
+        running(server, spec, setup=reads(first, "first")) as bus,
+        running(server, spec, setup=reads(second, "second")),
+    ):
+        await publish(bus, wanted)
+        await until(lambda: not turn)
+        assert second.done == []
+        turn.add("second")
+        await until(lambda: len(first.done) + len(second.done) >= len(wanted))
+    assert first.done + second.done == wanted
+    assert first.done
+    assert "20" in second.done

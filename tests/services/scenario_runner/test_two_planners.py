@@ -118,7 +118,7 @@ async def test_the_database_refuses_a_second_training_run_of_a_model(
     """Of planners that do not take turns, as one of an older version does not."""
 
     class OutOfTurn(SqlPlan):
-        async def transact(self, work: Callable[[PlanUnit], Any], *, turn: str = "") -> Any:
+        async def transact(self, work: Callable[[PlanUnit], Any], **_: object) -> Any:
             def slowly(unit: PlanUnit) -> Any:
                 result = work(unit)
                 time.sleep(0.1)

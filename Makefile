@@ -103,6 +103,7 @@ nightly: $(VENV)/.dev ## the long studies: learning, chaos, parity, benchmarks, 
 	$(MAKE) bench
 	$(MAKE) test-vllm
 	$(MAKE) test-docker
+	$(MAKE) compose-test
 	$(MAKE) upgrade-test
 	$(MAKE) soak MINUTES=30
 
@@ -127,7 +128,7 @@ test-vllm: $(VENV)/.dev .venv-vllm/.ready ## the engine contract against the rea
 
 .PHONY: compose-test
 compose-test: $(VENV)/.dev ## build the images, train on docker-compose.yml, kill containers (root starts an engine where none runs)
-	set -e; eval "$$(deploy/images/engine.sh start .upcycle/engine)"; trap 'deploy/images/engine.sh stop .upcycle/engine' EXIT; \
+	set -e; trap 'deploy/images/engine.sh stop .upcycle/engine' EXIT; engine=$$(deploy/images/engine.sh start .upcycle/engine); eval "$$engine"; \
 	deploy/images/build.sh; $(BIN)/pytest -q -m docker tests/docker/test_compose_run.py
 
 .PHONY: container-check
@@ -135,8 +136,9 @@ container-check: $(VENV)/.dev ## two minutes: do containers run here; says so wh
 	deploy/images/check.sh .upcycle/containers.txt
 
 .PHONY: test-docker
-test-docker: $(VENV)/.dev ## the suites on MinIO, NATS and Postgres containers
-	pytest -q -m docker
+test-docker: $(VENV)/.dev ## the suites on MinIO, NATS and Postgres containers; the last lines say which images those were
+	set -e; trap 'deploy/images/engine.sh stop .upcycle/engine' EXIT; engine=$$(deploy/images/engine.sh start .upcycle/engine); eval "$$engine"; \
+	deploy/images/stand_in.sh; $(BIN)/pytest -q -m docker tests/docker --ignore tests/docker/test_compose_run.py
 
 .PHONY: simulate
 simulate: $(VENV)/.dev ## play seeded histories of the platform under faults (SEEDS=0-200 JOBS=processes, or SEED=n with its trace)

@@ -1,14 +1,14 @@
 #!/bin/sh
 # Builds the two images of docker-compose.yml, `upcycle` and `upcycle-train`. Where the base images cannot be pulled, it
 # makes stand-ins (stand_in.sh) and installs from wheels that this machine downloads (wheels.sh), without a network inside.
+# The second build takes what others wrote from the first; a later one, after a change of ours, from the one before.
 set -eu
 cd "$(dirname "$0")/../.."
 version=$(sed -n 's/^version = "\(.*\)"$/\1/p' pyproject.toml)
+deploy/images/stand_in.sh
 wheels=""
-if ! docker pull -q python:3.11-slim >/dev/null 2>&1; then
-    echo "python:3.11-slim cannot be pulled: building from Debian's packages and this machine's wheels" >&2
+if [ -n "$(docker images -q -f label=upcycle.stand-in python:3.11-slim)" ]; then
     deploy/images/wheels.sh
-    deploy/images/stand_in.sh
     wheels=build/wheels
 fi
 for extras in "" train; do

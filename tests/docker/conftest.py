@@ -21,20 +21,52 @@ MINIO_IMAGE = "minio/minio:RELEASE.2025-09-07T16-13-09Z"
 NATS_IMAGE = "nats:2.15.1-alpine"
 NATS_CONFIG = Path(__file__).parents[2] / "deploy" / "nats" / "nats.conf"
 POSTGRES_IMAGE = "postgres:17.2-alpine"
+_STAND_IN = "upcycle.stand-in"
+"""The label of what deploy/images/stand_in.sh builds."""
+
+_seen: dict[str, str] = {}
+"""Image -> what this run saw of it, for the closing lines."""
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """On which images the suites ran, and on which they did not."""
+    for image, what in _seen.items():
+        terminalreporter.write_line(f"{image}: {what}")
+
+
+def on_engine(image: str) -> str:
+    """The image, pulled where the engine does not have it. Raises APIError where it cannot be."""
+    images = docker.from_env().images
+    try:
+        found = images.get(image)
+    except ImageNotFound:
+        found = images.pull(image)
+    _seen[image] = "a stand-in, not the image itself" if _STAND_IN in found.labels else "the image itself"
+    return image
 
 
 @pytest.fixture(scope="session")
 def minio_image() -> str:
-    """MinIO's image. Skips where neither this engine nor a registry has it: nothing stands in for it."""
-    images = docker.from_env().images
+    """MinIO's image. Nothing stands in for it, so where it cannot be had its tests are skipped, and the last
+    lines say so.
+    """
     try:
-        images.get(MINIO_IMAGE)
-    except ImageNotFound:
-        try:
-            images.pull(MINIO_IMAGE)
-        except APIError as error:
-            pytest.skip(f"{MINIO_IMAGE} is not on this engine and cannot be pulled: {error.explanation}")
-    return MINIO_IMAGE
+        return on_engine(MINIO_IMAGE)
+    except APIError as error:
+        _seen[MINIO_IMAGE] = why = f"NOT CHECKED, it cannot be pulled: {error.explanation}"
+        pytest.skip(f"{MINIO_IMAGE}: {why}")
+
+
+@pytest.fixture(scope="session")
+def nats_image() -> str:
+    """The official NATS image, or its stand-in."""
+    return on_engine(NATS_IMAGE)
+
+
+@pytest.fixture(scope="session")
+def postgres_image() -> str:
+    """The official Postgres image, or its stand-in."""
+    return on_engine(POSTGRES_IMAGE)
 
 
 @pytest.fixture(scope="module")
@@ -51,28 +83,28 @@ def s3_process(minio_image: str) -> MinioInContainer:
 
 
 @pytest.fixture(scope="session")
-def nats_url() -> Iterator[str]:
+def nats_url(nats_image: str) -> Iterator[str]:
     """A provisioned JetStream of the official image."""
     from event_bus.provision import provision
 
-    with NatsContainer(NATS_IMAGE, jetstream=True) as nats:
+    with NatsContainer(nats_image, jetstream=True) as nats:
         asyncio.run(provision(nats.nats_uri()))
         yield nats.nats_uri()
 
 
 @pytest.fixture
-def nats_server() -> Iterator[Callable[[], NatsInContainer]]:
+def nats_server(nats_image: str) -> Iterator[Callable[[], NatsInContainer]]:
     """Fresh servers of the official image that a test may kill and restart."""
     with ExitStack() as servers:
 
         def start() -> NatsInContainer:
-            return servers.enter_context(NatsInContainer(NATS_IMAGE, str(NATS_CONFIG)))
+            return servers.enter_context(NatsInContainer(nats_image, str(NATS_CONFIG)))
 
         yield start
 
 
 @pytest.fixture
-def sql_url() -> Iterator[str]:
+def sql_url(postgres_image: str) -> Iterator[str]:
     """A fresh database of the official image."""
-    with PostgresContainer(POSTGRES_IMAGE) as postgres:
+    with PostgresContainer(postgres_image) as postgres:
         yield postgres.get_connection_url(driver=None)

@@ -116,6 +116,7 @@ async def test_a_backup_restored_into_new_volumes_is_the_same_platform(composed:
         await asyncio.to_thread(composed.run, "backup", "upcycle", "backup", "/backups/early")
 
     await asyncio.to_thread(composed.stop)
+    assert composed.cut_short() == []
     await asyncio.to_thread(composed.run, "backup", "upcycle", "backup", "/backups/one")
     await asyncio.to_thread(composed.down)
     await asyncio.to_thread(composed.run, "backup", "upcycle", "restore", "/backups/one")

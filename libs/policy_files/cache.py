@@ -10,6 +10,7 @@ import contextlib
 import os
 import shutil
 import tempfile
+import time
 from collections.abc import Collection
 from pathlib import Path
 
@@ -20,6 +21,8 @@ from policy_files.manifest import check_manifest
 from upcycle.api.training.v1.training_pb2 import PolicyFile, PolicyManifest
 
 _PARALLEL_FETCHES = 4
+_ABANDONED_S = 3600.0
+"""A partial file or folder that was not written to for so long belongs to a process that was killed."""
 
 
 async def fetch(store: BlobStore, manifest: PolicyManifest, cache_dir: Path) -> Path:
@@ -54,7 +57,8 @@ async def verify(directory: Path, manifest: PolicyManifest) -> None:
 
 
 async def prune(cache_dir: Path, *, keep: Collection[str], newest: int) -> list[str]:
-    """Remove policies except digests in `keep` and the `newest` used last; returns the removed digests."""
+    """Remove policies except digests in `keep` and the `newest` used last, and what fetches that were killed
+    left behind an hour ago; returns the removed digests."""
     return await asyncio.to_thread(_prune, cache_dir, frozenset(keep), newest)
 
 
@@ -130,8 +134,21 @@ def _prune(cache_dir: Path, keep: frozenset[str], newest: int) -> list[str]:
     removed = [path for path in policies[newest:] if path.name not in keep]
     for path in removed:
         shutil.rmtree(path, ignore_errors=True)
+    _remove_abandoned(cache_dir)
     for path in (cache_dir / "objects").glob("[!.]*"):
         # A link count of one: no policy directory uses the object any more.
         if path.stat().st_nlink == 1:
             path.unlink(missing_ok=True)
     return [path.name for path in removed]
+
+
+def _remove_abandoned(cache_dir: Path) -> None:
+    """Partial files and half-assembled folders of processes that were killed."""
+    for path in (*(cache_dir / "objects").glob(".fetch-*"), *(cache_dir / "policies").glob(".assemble-*")):
+        with contextlib.suppress(FileNotFoundError):  # its fetch ended meanwhile
+            if time.time() - path.stat().st_mtime < _ABANDONED_S:
+                continue
+            if path.is_dir():
+                shutil.rmtree(path, ignore_errors=True)
+            else:
+                path.unlink()

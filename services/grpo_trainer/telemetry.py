@@ -112,7 +112,10 @@ class TrainerInstruments:
                 log.warning("alarm_raised", extra={**extra, "why": raised[kind].text})
             elif kind in known and kind not in raised:
                 log.info("alarm_cleared", extra=extra)
-        self._alarms[spec.run_id] = frozenset(raised)
+        if raised:
+            self._alarms[spec.run_id] = frozenset(raised)
+        else:
+            self._alarms.pop(spec.run_id, None)
 
     def count_settled(self, spec: TrainingSpec, settlement: Settlement) -> None:
         """A group is over."""

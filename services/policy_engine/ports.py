@@ -65,7 +65,8 @@ class PolicyStore(Protocol):
         """All files of a version on local disk, checked."""
 
     async def prune(self, keep: Sequence[Policy]) -> None:
-        """Free disk from versions that are used no more."""
+        """Free disk from versions that are used no more; called after every round, and cheap where nothing
+        was fetched since."""
 
 
 class Versions(Protocol):

@@ -25,7 +25,8 @@ class _Read:
 
 
 class VersionFiles:
-    """Lists and deletes. Raises Unavailable. Manifests never change, so each is read once."""
+    """Lists and deletes. Raises Unavailable. Manifests never change, so each is read once, and kept for as
+    long as it is listed: another replica may remove it."""
 
     def __init__(self, store: BlobStore) -> None:
         self._store = store
@@ -35,6 +36,8 @@ class VersionFiles:
         """Versions of every model whose files are in the object store."""
         try:
             folders = _by_folder(await self._store.list(objects.policies()))
+            present = {objects.policy_manifest(*folder) for folder in folders}
+            self._read = {key: read for key, read in self._read.items() if key in present}
             return [await self._version(folder, keys) for folder, keys in folders.items()]
         except (BlobError, policy_files.InvalidManifest) as error:
             raise Unavailable(f"published versions cannot be read: {error}") from error

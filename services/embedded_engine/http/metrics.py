@@ -1,5 +1,6 @@
 """GET /metrics under vLLM's names, so that dashboards and autoscalers know no difference."""
 
+import contextlib
 from collections.abc import Iterator
 
 from aiohttp import web
@@ -23,11 +24,13 @@ _TOTALS = {
 
 
 class EngineMetrics:
-    """Reads the runners' totals when asked; measures the latency of finished requests."""
+    """Reads the runners' totals when asked; measures the latency of finished requests. What was measured
+    under a name goes when its policy is unloaded: each pinned version has a name of its own."""
 
     def __init__(self, engine: EmbeddedEngine) -> None:
         self._engine = engine
         self._finished: dict[tuple[str, str], int] = {}
+        self._names: set[str] = set()
         self._registry = CollectorRegistry()
         self._registry.register(self)
         self._e2e = self._latency("vllm:e2e_request_latency_seconds", "From arrival to the last token.")
@@ -39,6 +42,9 @@ class EngineMetrics:
 
     def count_finished(self, name: str, sequence: Sequence, now_s: float) -> None:
         """Count an ended sequence."""
+        if name not in self._names:
+            self._forget_unloaded()
+            self._names.add(name)
         key = (name, str(sequence.finish_reason))
         self._finished[key] = self._finished.get(key, 0) + 1
         self._e2e.labels(name).observe(now_s - sequence.created_s)
@@ -47,6 +53,7 @@ class EngineMetrics:
 
     def collect(self) -> Iterator[Metric]:
         """What prometheus_client asks for."""
+        self._forget_unloaded()
         running, waiting = (GaugeMetricFamily(name, text, labels=["model_name"]) for name, text in _GAUGES)
         totals = {
             total: CounterMetricFamily(name, text, labels=["model_name"])
@@ -64,6 +71,15 @@ class EngineMetrics:
         for (name, reason), count in self._finished.items():
             ended.add_metric([name, reason], count)
         yield from (running, waiting, *totals.values(), ended)
+
+    def _forget_unloaded(self) -> None:
+        for name in self._names.difference(self._engine.names):
+            self._names.remove(name)
+            for latency in (self._e2e, self._first):
+                with contextlib.suppress(KeyError):  # nothing was measured
+                    latency.remove(name)
+            for key in [key for key in self._finished if key[0] == name]:
+                del self._finished[key]
 
     async def handle(self, request: web.Request) -> web.Response:
         """The endpoint."""

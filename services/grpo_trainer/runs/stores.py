@@ -198,8 +198,18 @@ class BlobStates(StepStates[SessionState]):
                 named, claims = await self._kept(folder, folders[folder])
                 gone = set(folders[folder]) - named - (set() if is_over else claims)
                 await step_folders.delete(self._store, gone)
+                if gone.issuperset(folders[folder]):
+                    self._forget(folder)
                 if markers(gone):
                     STATES_REMOVED.labels(model).inc()
+            if is_over:
+                for folder in folders:
+                    self._known.pop(folder, None)
+
+    def _forget(self, folder: str) -> None:
+        """A state that is gone."""
+        self._numbers.pop(folder, None)
+        self._known.pop(folder, None)
 
     async def _stopped_at(self, line: str, keys: Collection[str]) -> int | None:
         """The step of the state with which a run ended early; None where it did not, or nothing can be

@@ -5,6 +5,7 @@ While the registry is unavailable the last view stays in force: engines outlive 
 
 import asyncio
 import logging
+from collections import OrderedDict
 from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
@@ -28,6 +29,7 @@ log = logging.getLogger(__name__)
 IDEMPOTENT = ("ListModels", "ListEngines", "GetVersion")
 _CALL_S = 2.0
 _DIGEST_S = 1.0
+_KEPT_DIGESTS = 1024
 
 
 class RegistryDirectory:
@@ -40,7 +42,7 @@ class RegistryDirectory:
         self._view = RoutingView()
         self._changed = asyncio.Event()
         self._look = asyncio.Event()
-        self._digests: dict[tuple[str, int], str] = {}
+        self._digests: OrderedDict[tuple[str, int], str] = OrderedDict()
         self._trouble: str | None = "the registry has not answered yet"
 
     @property
@@ -81,7 +83,7 @@ class RegistryDirectory:
         except Unavailable as error:
             self._report(str(error))
             return ""
-        self._digests[model, version] = found.version.digest
+        self._keep(model, version, found.version.digest)
         return found.version.digest
 
     async def on_promoted(self, event: events_pb2.CheckpointPromoted, delivery: Delivery[Any]) -> None:
@@ -94,7 +96,7 @@ class RegistryDirectory:
         self, event: events_pb2.CheckpointPromoted | events_pb2.CheckpointRolledBack, _: Delivery[Any]
     ) -> None:
         """A new head is known at once, and the registry is asked."""
-        self._digests[event.model, event.version] = event.digest
+        self._keep(event.model, event.version, event.digest)
         self._take(wire.with_head(self._view, event.model, event.version, event.checkpoint_id))
         self._look.set()
 
@@ -111,11 +113,18 @@ class RegistryDirectory:
     def _take(self, view: RoutingView) -> None:
         for engine in view.engines:
             if engine.digest:
-                self._digests[engine.model, engine.version] = engine.digest
+                self._keep(engine.model, engine.version, engine.digest)
         if view != self._view:
             self._view = view
             self._changed.set()
             self._changed = asyncio.Event()
+
+    def _keep(self, model: str, version: int, digest: str) -> None:
+        """The newest are kept; an older one is asked for again."""
+        self._digests[model, version] = digest
+        self._digests.move_to_end((model, version))
+        while len(self._digests) > _KEPT_DIGESTS:
+            self._digests.popitem(last=False)
 
     def _report(self, trouble: str) -> None:
         if trouble != self._trouble:

@@ -40,6 +40,8 @@ class PickEngine:
     async def pick(self, target: ModelTarget, *, until: float) -> EngineRoute:
         """Waits until `until` (monotonic seconds). Raises UnknownModel, VersionNotServed, NoEngine."""
         await self._require_known(target)
+        for idle in [engine_id for engine_id, count in self.busy.items() if count == 0]:
+            del self.busy[idle]
         while True:
             engines = self._directory.view.serving(target)
             if not engines and target.version is not None:
@@ -59,7 +61,9 @@ class PickEngine:
 
     def suspect(self, engine: EngineRoute) -> None:
         """Avoid an engine until its engine supervisor renews the lease, or for a while."""
-        self._suspicions[engine.engine_id] = _Suspicion(engine.renewal, self._monotonic() + self._suspect_s)
+        now = self._monotonic()
+        self._suspicions = {one: why for one, why in self._suspicions.items() if why.until > now}
+        self._suspicions[engine.engine_id] = _Suspicion(engine.renewal, now + self._suspect_s)
 
     def _suspects(self, engines: list[EngineRoute]) -> list[str]:
         now = self._monotonic()

@@ -23,10 +23,13 @@ class PolicyDownloads:
     def __init__(self, store: BlobStore, cache_dir: Path) -> None:
         self._store = store
         self._cache_dir = cache_dir
+        self._is_pruned = False
+        """Nothing was fetched since. False at first: an earlier process may have left versions."""
 
     async def fetch(self, target: EngineTarget) -> Policy:
         """All files of a version on local disk, each digest checked. Raises VersionRefused."""
         what = f"v{target.version}"
+        self._is_pruned = False
         try:
             manifest = manifest_from_bytes(await self._store.get(target.manifest))
             if manifest.digest != target.digest:
@@ -44,10 +47,14 @@ class PolicyDownloads:
         return _policy(target, manifest, directory)
 
     async def prune(self, keep: Sequence[Policy]) -> None:
-        """Free disk from versions that are used no more; a disk that refuses costs no engine."""
+        """Free disk from versions that are used no more, where any was fetched since the last time; a disk
+        that refuses costs no engine."""
+        if self._is_pruned:
+            return
         digests = {policy.target.digest for policy in keep}
         try:
             await prune(self._cache_dir, keep=digests, newest=_KEPT_FOR_A_QUICK_RETURN)
+            self._is_pruned = True
         except OSError as error:
             log.warning("cache_not_pruned", extra={"why": str(error)})
 

@@ -48,8 +48,11 @@ def untied(directory: Path) -> Path:
 
 
 def keep_newest(directory: Path, count: int) -> None:
-    """Remove all but the `count` untied siblings that were used last."""
+    """Remove all but the `count` untied siblings that were used last, and what a killed supervisor left
+    half-made."""
     folder = directory.parent.parent / "untied"
+    for path in folder.glob(".untie-*"):
+        shutil.rmtree(path, ignore_errors=True)
     found = sorted(folder.glob("[!.]*"), key=lambda path: path.stat().st_mtime, reverse=True)
     for path in found[count:]:
         shutil.rmtree(path, ignore_errors=True)

@@ -64,7 +64,9 @@ class PinnedPolicies:
         if self._max_held == 0:
             return
         self._round += 1
-        needed = self._requests.versions()[: self._max_held]
+        pinned = self._requests.versions()
+        self._refused.intersection_update(pinned)
+        needed = pinned[: self._max_held]
         for version in needed:
             if version in self._held:
                 self._held[version].last_needed = self._round

@@ -8,8 +8,10 @@ old one serving; a dead engine is started again on the version it served.
 import asyncio
 import logging
 import math
+from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Final
 
 from engine_client import EngineState
 from policy_engine.domain import (
@@ -37,6 +39,8 @@ from service_kit.loops import pause
 from upcycle.errors import Unavailable
 
 log = logging.getLogger(__name__)
+
+_REMEMBERED: Final = 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,7 +118,7 @@ class EngineSupervisor:
             await self._deps.host.stop()
 
     async def _round(self, stop: asyncio.Event) -> None:
-        """One round: the engine first, then the channel's version, then pins, then wait."""
+        """One round: the engine first, then the channel's version, then pins, then files, then wait."""
         pause_s = self._timings.poll_s
         try:
             if self._engine is None:
@@ -131,6 +135,7 @@ class EngineSupervisor:
             self._waiting_for = str(error)
             log.warning("supervisor_waits", extra={"why": str(error)})
             pause_s = self._timings.retry_s
+        await self._deps.store.prune(self._in_use())
         await self._pause(stop, pause_s)
 
     async def _start(self) -> None:
@@ -197,10 +202,10 @@ class EngineSupervisor:
         extra = {"from": done.from_version, "version": target.version, "paused_s": round(paused_s, 4)}
         log.info("reloaded", extra=extra)
         await self._deps.announcer.reloaded(done)
-        await self._deps.store.prune(self._in_use(self._serving.policy))
 
-    def _in_use(self, policy: Policy) -> list[Policy]:
-        return [policy, *self._pins.policies()]
+    def _in_use(self) -> list[Policy]:
+        serving = [self._serving.policy] if self._serving is not None else []
+        return [*serving, *self._pins.policies()]
 
     async def _refuse(self, target: EngineTarget, why: VersionRefused) -> None:
         extra = {"version": target.version, "kind": why.kind.value, "why": why.detail}
@@ -239,19 +244,25 @@ class EngineSupervisor:
 
 
 class RefusedVersions:
-    """Versions that were refused: for good when the version itself is bad, else for a growing while."""
+    """Versions that were refused: for good when the version itself is bad, else for a growing while. The
+    newest 64 are remembered: a channel wants one version, and falls back to two."""
 
     def __init__(self, timings: SupervisorTimings, clock: Clock) -> None:
         self._timings = timings
         self._clock = clock
-        self._refused: dict[str, tuple[VersionRefused, float, float]] = {}
+        self._refused: OrderedDict[str, tuple[VersionRefused, float, float]] = OrderedDict()
         """By digest: the last refusal, until when it holds, and for how long it does."""
 
     def add(self, target: EngineTarget, why: VersionRefused) -> None:
         """Remember a refusal."""
         _, _, delay_s = self._refused.get(target.digest, (why, 0.0, self._timings.refused_s / 2))
         delay_s = min(delay_s * 2, self._timings.max_refused_s) if why.may_pass_later else math.inf
-        self._refused[target.digest] = (why, self._clock() + delay_s, delay_s)
+        # A copy: the error itself holds the frames it came through, and with them what they had loaded.
+        said = VersionRefused(why.kind, why.detail, may_pass_later=why.may_pass_later)
+        self._refused[target.digest] = (said, self._clock() + delay_s, delay_s)
+        self._refused.move_to_end(target.digest)
+        while len(self._refused) > _REMEMBERED:
+            self._refused.popitem(last=False)
 
     def why_not_now(self, target: EngineTarget) -> VersionRefused | None:
         """The refusal for which the version should be left alone now."""

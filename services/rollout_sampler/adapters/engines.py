@@ -25,7 +25,8 @@ from upcycle.errors import Unavailable
 log = logging.getLogger(__name__)
 
 _SUSPECT_S: Final = 2.0
-_MAX_IDLE_CLIENTS: Final = 16
+_MAX_GONE: Final = 16
+"""Engines without a lease that are remembered: one whose lease lapsed for a moment keeps its connections."""
 _NOT_SERVED: Final = 404
 
 
@@ -126,12 +127,14 @@ class LeasedEngines:
             seconds = self._seconds[choice.base_url]
             return suspect, choice.rank, seconds.in_flight, seconds.begun_s, choice.engine_id
 
-        await self._close_unused({choice.base_url for choice in found})
+        await self._close_unused()
         return min(found, key=order)
 
     def _suspect(self, engine_id: str) -> None:
         """Prefer the others for a while, and read the leases again."""
-        self._suspect_until[engine_id] = asyncio.get_running_loop().time() + _SUSPECT_S
+        now = asyncio.get_running_loop().time()
+        self._suspect_until = {one: until for one, until in self._suspect_until.items() if until > now}
+        self._suspect_until[engine_id] = now + _SUSPECT_S
         self._leases.forget()
 
     async def _generate(
@@ -166,12 +169,13 @@ class LeasedEngines:
             digests[version] = known or await self._digest_of(lease.model, version)
         return replace(completion, engine_id=choice.engine_id, weights_digests=digests)
 
-    async def _close_unused(self, live: set[str]) -> None:
-        """Engines come back at other addresses; close the connections to the old ones."""
-        if len(self._clients) <= _MAX_IDLE_CLIENTS:
+    async def _close_unused(self) -> None:
+        """Engines come back at other addresses; forget the old ones and close the connections to them."""
+        live = self._leases.addresses
+        if len(self._seconds) <= len(live) + _MAX_GONE:
             return
-        for base_url in [
-            url for url in self._clients if url not in live and not self._seconds[url].in_flight
-        ]:
-            await self._clients.pop(base_url).close()
-            del self._seconds[base_url]
+        gone = [url for url, one in self._seconds.items() if url not in live and not one.in_flight]
+        for url in gone:
+            del self._seconds[url]
+        for client in [self._clients.pop(url) for url in gone if url in self._clients]:
+            await client.close()

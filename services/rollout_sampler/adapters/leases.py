@@ -45,6 +45,8 @@ class LeaseCache:
         self._registry = registry
         self._max_age_s = max_age_s
         self._by_model: Mapping[str, Leases] | None = None
+        self.addresses: frozenset[str] = frozenset()
+        """Of all engines in the last list."""
         self._read_at = -math.inf
         self._reading: asyncio.Task[Mapping[str, Leases]] | None = None
 
@@ -87,6 +89,7 @@ class LeaseCache:
             for lease in reply.engines:
                 by_model.setdefault(lease.model, []).append(lease)
             self._by_model = by_model
+            self.addresses = frozenset(lease.base_url for lease in reply.engines)
         self._read_at = asyncio.get_running_loop().time()
         return self._by_model
 

@@ -1,6 +1,8 @@
 """Publishing and fetching, on the in-memory store and on a real S3."""
 
 import asyncio
+import os
+import time
 from collections.abc import AsyncIterator
 from dataclasses import replace
 from datetime import UTC, datetime
@@ -198,6 +200,23 @@ async def test_pruning_keeps_what_is_asked_for(tmp_path: Path, request: pytest.F
     present = {path.name for path in (tmp_path / "cache" / "objects").iterdir()}
     assert weights[manifests[3].digest] in present
     assert weights[manifests[1].digest] not in present
+
+
+async def test_pruning_removes_what_killed_fetches_left(tmp_path: Path) -> None:
+    old, new = time.time() - 2 * 3600, time.time()
+    left = []
+    for name, at in (("objects/.fetch-a.1.partial", old), ("objects/.fetch-b.2.partial", new)):
+        left.append(tmp_path / name)
+        left[-1].parent.mkdir(exist_ok=True)
+        left[-1].write_bytes(b"half")
+        os.utime(left[-1], (at, at))
+    for name, at in (("policies/.assemble-a", old), ("policies/.assemble-b", new)):
+        left.append(tmp_path / name)
+        left[-1].mkdir(parents=True)
+        os.utime(left[-1], (at, at))
+    await prune(tmp_path, keep=(), newest=4)
+    kept = [path.name for path in left if path.exists()]
+    assert kept == [".fetch-b.2.partial", ".assemble-b"], "one that is written now may be a fetch under way"
 
 
 def _weights(manifest: PolicyManifest) -> str:

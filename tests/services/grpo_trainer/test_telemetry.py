@@ -13,6 +13,7 @@ from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 from prometheus_client import REGISTRY
+from tests.support.keeping import num_kept
 
 from blob_store import BlobRef
 from grpo_trainer import telemetry
@@ -90,6 +91,13 @@ def test_an_alarm_is_a_gauge_and_one_log_line_when_it_is_raised_and_when_it_clea
     assert seen == [0.0] * 7 + [1.0] * 3 + [0.0]
     said = [entry.message for entry in caplog.records if entry.message.startswith("alarm_")]
     assert said == ["alarm_raised", "alarm_cleared"]
+
+
+def test_runs_without_an_alarm_are_not_kept() -> None:
+    instruments = telemetry.TrainerInstruments()
+    for number in range(50):
+        instruments.count_step(TrainingSpec(f"run-{number}", "m-kept", 8), record(1, {}))
+    assert num_kept(instruments) == 0
 
 
 def test_the_idle_share_is_of_the_last_minute_not_of_the_last_step(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -127,6 +127,8 @@ class PlatformDouble:
     removed: set[int] = field(default_factory=set)
     looks: int = 0
     fetches: list[int] = field(default_factory=list)
+    published: dict[int, EngineTarget] = field(default_factory=dict)
+    """Versions whose files a store has."""
 
     async def fetch(self, wanted: EngineTarget) -> Policy:
         self.fetches.append(wanted.version)
@@ -141,12 +143,15 @@ class PlatformDouble:
         self.looks += 1
         if not self.known:
             raise Unavailable("model 'm' to be imported")
-        return [target(version) for version in self.wanted]
+        return [self._target(version) for version in self.wanted]
 
     async def of_pin(self, version: int) -> EngineTarget:
         if version in self.removed:
             raise VersionRefused(FailureKind.VERSION_REMOVED, "removed", may_pass_later=False)
-        return target(version)
+        return self._target(version)
+
+    def _target(self, version: int) -> EngineTarget:
+        return self.published.get(version, target(version))
 
     async def ready(self, serving: ServedPolicy) -> None:
         self.facts.append(f"ready {serving.version}")

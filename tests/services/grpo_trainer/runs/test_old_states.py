@@ -8,6 +8,7 @@ from tests.services.grpo_trainer.bench import MIXED, MODEL, RUN, Episodes, Train
 from tests.services.grpo_trainer.fakes import START
 from tests.services.grpo_trainer.learners import spec as run_spec
 from tests.services.grpo_trainer.runs.test_session import run_to_end
+from tests.support.keeping import num_kept
 from tests.support.waiting import until
 
 from blob_store import BlobRef, MemoryBlobStore
@@ -47,6 +48,12 @@ async def test_the_end_of_a_run_keeps_its_state_where_a_newer_upload_was_broken_
     assert isinstance(found, SessionState)
     assert (found.step, found.finished) == (1, True)
     assert await states.open_runs() == []
+
+
+async def test_what_is_remembered_of_a_state_ends_with_it() -> None:
+    _, states = await with_steps(*range(40))
+    await states.prune(RUN, MODEL, newest=1)
+    assert num_kept(states) <= 4
 
 
 async def test_an_upload_in_progress_counts_as_no_state_and_is_not_deleted() -> None:

@@ -36,7 +36,7 @@ class VersionFiles:
         """Versions of every model whose files are in the object store."""
         try:
             folders = _by_folder(await self._store.list(objects.policies()))
-            present = {objects.policy_manifest(*folder) for folder in folders}
+            present = {key for keys in folders.values() for key in keys}
             self._read = {key: read for key, read in self._read.items() if key in present}
             return [await self._version(folder, keys) for folder, keys in folders.items()]
         except (BlobError, policy_files.InvalidManifest) as error:

@@ -62,7 +62,7 @@ async def sample_all(engines: LeasedEngines) -> None:
 
 
 def clients() -> set[int]:
-    return {id(one) for one in gc.get_objects() if isinstance(one, EngineClient)}
+    return {id(one) for one in gc.get_objects() if type(one) is EngineClient}
 
 
 async def test_engines_of_other_models_keep_their_connections_and_those_that_went_lose_them() -> None:

@@ -2,11 +2,18 @@
 
 import re
 from typing import Final, NamedTuple
+from urllib.parse import quote
 
 from identities.errors import InvalidIdentity
 
-SLUG: Final = re.compile(r"[a-z0-9](?:[a-z0-9._-]{0,62}[a-z0-9])?")
-"""What a model may be called."""
+_SLUG_PART: Final = r"[A-Za-z0-9](?:[A-Za-z0-9._-]*[A-Za-z0-9])?"
+SLUG: Final = re.compile(rf"(?=.{{1,64}}\Z){_SLUG_PART}(?:/{_SLUG_PART})?")
+"""What a model may be called: `incident`, `Qwen/Qwen3.5-4B`."""
+SLUG_RULE: Final = (
+    "1 to 64 of letters a-z and A-Z, digits, '.', '_', '-' and at most one '/', with a letter or a digit at "
+    "both ends of each part"
+)
+"""SLUG for people."""
 _TRAJECTORY: Final = "traj-"
 _INTERACTIVE: Final = "interactive-"
 _CHECKPOINT: Final = re.compile(r"ckpt-(?P<model>.+)-v(?P<version>\d{8,18})")
@@ -25,6 +32,11 @@ class GroupName(NamedTuple):
 
     run_id: str
     position: int
+
+
+def slug_file_name(model: str) -> str:
+    """The name of a file or a folder for a model: a '/' is %2F in it, other slugs stay as they are."""
+    return quote(model, safe="")
 
 
 def trajectory_id(episode_id: str) -> str:

@@ -42,9 +42,18 @@ class Agent:
         runtime: "Platform | Addresses | None" = None,
         label: str = "",
         trainable: bool = False,
+        max_concurrent: int | None = None,
     ) -> list[Run]:
         """Play a taskset, each task `group` times; what `Taskset.run` calls. Raises as evaluate does."""
-        return await evaluate(taskset, self, group=group, runtime=runtime, label=label, trainable=trainable)
+        return await evaluate(
+            taskset,
+            self,
+            group=group,
+            runtime=runtime,
+            label=label,
+            trainable=trainable,
+            max_concurrent=max_concurrent,
+        )
 
 
 def create_agent(

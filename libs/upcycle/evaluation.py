@@ -101,10 +101,12 @@ class Job:
 
 class EvalOptions(TypedDict, total=False):
     """Of an evaluation. label: free text for people; trainable: a running training run of the same model and
-    taskset may draw its groups, each once, so the newest published weights play instead of head."""
+    taskset may draw its groups, each once, so the newest published weights play instead of head;
+    max_concurrent: episodes in flight at once, at least `group`."""
 
     label: str
     trainable: bool
+    max_concurrent: int | None
 
 
 class EvalContext:

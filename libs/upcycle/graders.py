@@ -4,70 +4,59 @@ A grader takes the agent's answer and returns a SubScore in [0, 1] whose `info` 
 that lists several possibilities, so that one of them is right, scores 0.
 """
 
-import inspect
 import json
 import math
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+import unicodedata
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from upcycle.errors import DefinitionError, RewardInvalid
-from upcycle.rewards import EvaluationResult, SubScore, evaluation_result, unit_interval
+from upcycle.process_graders import (
+    length_normalized,
+    step_penalty,
+    turn_rewards,
+    well_formed_calls,
+    when_solved,
+)
+from upcycle.rewards import EvaluationResult, SubScore, evaluation_result
+from upcycle.rubrics import Grader, Rubric, Verdict, combine, combine_all, combine_any, grader
+from upcycle.shell_grader import BashGrader
+from upcycle.ui_graders import box_overlap, ui_action
 
 __all__ = [
+    "BashGrader",
     "EvaluationResult",
     "Grader",
     "Rubric",
     "SubScore",
+    "box_overlap",
+    "combine",
+    "combine_all",
+    "combine_any",
+    "contains",
     "contains_all",
+    "contains_any",
     "evaluation_result",
     "exact_match",
+    "f1_score",
     "grader",
     "json_fields",
+    "length_normalized",
+    "normalize",
     "numeric_close",
+    "numeric_match",
+    "step_penalty",
+    "turn_rewards",
+    "ui_action",
+    "well_formed_calls",
+    "when_solved",
 ]
 
-Verdict = tuple[float, Mapping[str, Any]]
-
 _NUMBER = re.compile(r"[-+]?(?:\d[\d,]*\.?\d*|\.\d+)(?:[eE][-+]?\d+)?")
+_ARTICLES = frozenset({"a", "an", "the"})
 _FENCE = re.compile(r"^```(?:json)?\s*\n(.*)\n```$", re.DOTALL)
-
-
-@dataclass(frozen=True, slots=True)
-class Grader:
-    """One named scoring function. score: answer -> (value in [0, 1], why). weight: its share in a rubric.
-    required: a 0 here makes the whole rubric's score 0."""
-
-    name: str
-    score: Callable[[str], Verdict]
-    weight: float = 1.0
-    required: bool = False
-
-    def __call__(self, answer: str) -> SubScore:
-        """Score one answer. Raises RewardInvalid if the function returns a value outside [0, 1]."""
-        value, info = self.score(answer)
-        return SubScore(self.name, unit_interval(value, f"grader {self.name!r}"), self.weight, info)
-
-    def weighing(self, weight: float, *, required: bool = False, name: str = "") -> "Grader":
-        """A copy with another weight, and optionally another name, or required (a 0 makes the score 0)."""
-        return Grader(name or self.name, self.score, weight, required)
-
-
-def grader(
-    function: Callable[[Any], Any], *, name: str = "", weight: float = 1.0, required: bool = False
-) -> Grader:
-    """A Grader made of your function `answer -> float | bool`. It gets an Answer, which has `.trajectory`."""
-    if inspect.iscoroutinefunction(function):
-        raise DefinitionError(
-            f"grader {function.__name__!r} is async", "await it in the scenario and pass its value"
-        )
-
-    def score(answer: str) -> Verdict:
-        value = function(answer)
-        return (float(value) if isinstance(value, bool) else value), {}
-
-    return Grader(name or function.__name__, score, weight, required)
 
 
 def exact_match(expected: str, *, case_sensitive: bool = False, name: str = "exact_match") -> Grader:
@@ -109,6 +98,61 @@ def contains_all(
     return Grader(name, score)
 
 
+def contains(part: str, *, forbidden: Sequence[str] = (), name: str = "contains") -> Grader:
+    """1 if the text occurs in the answer as whole words, and none of the forbidden texts does."""
+    return contains_all([part], forbidden=forbidden, name=name)
+
+
+def contains_any(
+    parts: Sequence[str],
+    *,
+    forbidden: Sequence[str] = (),
+    max_chars: int | None = None,
+    name: str = "contains_any",
+) -> Grader:
+    """1 if one of `parts`, spellings of one answer, occurs as whole words; otherwise as `contains_all`."""
+    whole = contains_all(parts, forbidden=forbidden, max_chars=max_chars, name=name)
+
+    def score(answer: str) -> Verdict:
+        value, info = whole.score(answer)
+        return float(value > 0), info
+
+    return Grader(name, score)
+
+
+def normalize(text: str) -> str:
+    """A text without case, punctuation, articles (a, an, the) and superfluous white space; compatible
+    spellings of a character are one (ﬁ is fi). Letters of other alphabets that look alike stay different."""
+    flat = unicodedata.normalize("NFKC", text).casefold()
+    words = "".join(" " if unicodedata.category(one)[0] in "PSZC" else one for one in flat).split()
+    return " ".join(word for word in words if word not in _ARTICLES)
+
+
+def f1_score(expected: str, *, name: str = "f1_score") -> Grader:
+    """How much the words of the answer and of the expected text overlap, after `normalize`: 2pr / (p + r),
+    where p is the share of the answer's words that are expected and r the share of the expected words that
+    are there. A long answer has a small p."""
+    wanted = Counter(normalize(expected).split())
+    if not wanted:
+        raise DefinitionError("f1_score: the expected text has no word", "an empty answer would be right")
+
+    def score(answer: str) -> Verdict:
+        found = Counter(normalize(answer).split())
+        common = (wanted & found).total()
+        info = {"common": common, "words": found.total(), "expected": wanted.total()}
+        return 2.0 * common / (wanted.total() + found.total()), info
+
+    return Grader(name, score)
+
+
+def numeric_match(expected: float, *, tolerance: float = 0.0, name: str = "numeric_match") -> Grader:
+    """1 if the answer contains exactly one number, at most `tolerance` away; `numeric_close` has a relative
+    tolerance."""
+    if not math.isfinite(tolerance) or tolerance < 0:
+        raise DefinitionError(f"numeric_match: tolerance {tolerance!r} is not a finite number >= 0")
+    return numeric_close(expected, rel_tol=0.0, abs_tol=tolerance, name=name)
+
+
 def numeric_close(
     expected: float, *, rel_tol: float = 1e-6, abs_tol: float = 1e-9, name: str = "numeric_close"
 ) -> Grader:
@@ -135,7 +179,7 @@ def json_fields(expected: Mapping[str, Any], *, name: str = "json_fields") -> Gr
         fenced = _FENCE.match(answer.strip())
         try:
             row = json.loads(fenced.group(1) if fenced else answer)
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             return 0.0, {"problem": f"not JSON: {error}"}
         if not isinstance(row, dict):
             return 0.0, {"problem": f"a {type(row).__name__}, not an object"}
@@ -143,45 +187,6 @@ def json_fields(expected: Mapping[str, Any], *, name: str = "json_fields") -> Gr
         return 1.0 - len(wrong) / len(expected), {"wrong": wrong}
 
     return Grader(name, score)
-
-
-class Rubric:
-    """Weighted graders with unique names. The score is their weighted mean, 0 if a required one scores 0.
-
-    success_at: the score from which the episode counts as a success. Raises DefinitionError for two graders
-    of one name, and for weights that sum to 0.
-    """
-
-    def __init__(self, graders: Iterable[Grader], *, success_at: float = 1.0) -> None:
-        self.graders = tuple(graders)
-        self.success_at = success_at
-        names = [one.name for one in self.graders]
-        total = sum(one.weight for one in self.graders)
-        if len(set(names)) != len(names):
-            raise DefinitionError(
-                f"rubric has two graders called {max(names, key=names.count)!r}", "use name="
-            )
-        if any(one.weight < 0 for one in self.graders) or not math.isfinite(total) or total <= 0:
-            raise DefinitionError(
-                f"rubric weights sum to {total!r}", "give at least one grader a weight above 0"
-            )
-        self._total = total
-
-    def __call__(self, answer: str) -> EvaluationResult:
-        return self.grade(answer)
-
-    def grade(self, answer: str) -> EvaluationResult:
-        """Run every grader. Raises RewardInvalid for a value outside [0, 1], and whatever a grader raises."""
-        subscores = tuple(one(answer) for one in self.graders)
-        score = math.fsum(one.value * one.weight for one in subscores) / self._total
-        gated = [
-            one.name
-            for one, verdict in zip(self.graders, subscores, strict=True)
-            if one.required and not verdict.value
-        ]
-        score = 0.0 if gated else min(1.0, max(0.0, score))
-        info = {"gated_by": gated} if gated else {}
-        return EvaluationResult(score, score >= self.success_at - 1e-6, subscores, info)
 
 
 def _normal(text: str, case_sensitive: bool) -> str:

@@ -23,6 +23,17 @@ RESERVED_ARGUMENTS = frozenset({"slug", "family"})
 
 
 @dataclass(frozen=True, slots=True)
+class Reference:
+    """What solves a task: tool calls as (name, arguments), then the answer."""
+
+    answer: str
+    calls: tuple[tuple[str, Mapping[str, Any]], ...] = ()
+
+
+ReferenceFunction = Callable[..., str | Reference]
+
+
+@dataclass(frozen=True, slots=True)
 class Scenario:
     """A declared scenario. Calling it (or `.task(...)`) with arguments makes a Task."""
 
@@ -30,6 +41,7 @@ class Scenario:
     function: ScenarioFunction
     schema: CallSchema
     environment: EnvironmentRef = field(repr=False, compare=False)
+    _golds: list[ReferenceFunction] = field(default_factory=list, repr=False, compare=False)
 
     def __call__(self, **arguments: Any) -> Task:
         return self.task(**arguments)
@@ -43,6 +55,29 @@ class Scenario:
         """
         self.schema.check(arguments)
         return Task(self.environment, self.name, canonical_json(arguments), slug or "", family or self.name)
+
+    def gold(self, function: ReferenceFunction) -> ReferenceFunction:
+        """Declare what solves a task, for `upcycle check`.
+
+        It takes the scenario's arguments and returns the answer, or a Reference with the tool calls before
+        it. No agent sees it.
+
+            @investigate.gold
+            def solved(seed: int) -> str: ...
+
+        Raises DefinitionError for a second one.
+        """
+        if self._golds:
+            raise DefinitionError(f"scenario {self.name!r} has two gold answers", "declare one function")
+        self._golds.append(function)
+        return function
+
+    def reference(self, arguments: Mapping[str, Any]) -> Reference | None:
+        """What solves the task with these arguments; None where no gold answer is declared."""
+        if not self._golds:
+            return None
+        found = self._golds[0](**self.schema.check(arguments))
+        return Reference(found) if isinstance(found, str) else found
 
     def play(self, arguments: Mapping[str, Any]) -> "ScenarioPlay":
         """A new execution with these arguments. Raises ArgumentsInvalid."""

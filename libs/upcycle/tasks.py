@@ -1,6 +1,7 @@
 """Tasksets: ordered tasks, in memory and in files. A digest of their content identifies them.
 
-Files are `tasks.py`, `.json` and `.jsonl`. JSON: {"name", "split", "environment"?, "tasks": [row…]}. JSONL:
+Files are `tasks.py`, `.json`, `.jsonl` and `.csv` (upcycle.task_tables).
+JSON: {"name", "split", "environment"?, "tasks": [row…]}. JSONL:
 the same object without "tasks" on the first line, then one row per line. A row is {"slug", "scenario",
 "args", "family", "environment"?}; split is train, held_out or unassigned.
 """
@@ -8,7 +9,7 @@ the same object without "tasks" on the first line, then one row per line. A row 
 import hashlib
 import json
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -25,11 +26,13 @@ from upcycle.task_rows import (
     task_digest,
     task_from_json,
 )
+from upcycle.task_tables import document_from_table, tasks_to_table
 
 if TYPE_CHECKING:
     # Clients: never imported where an environment's file imports this module.
     from upcycle.agents import Agent
     from upcycle.evaluation import Job
+    from upcycle.platform import Addresses, Platform
 
 __all__ = [
     "MAX_TASKS",
@@ -44,6 +47,8 @@ __all__ = [
     "tasksets_in",
 ]
 
+Choice = Callable[[Task], object] | Iterable[str]
+"""Which tasks: a function of the task, or their slugs."""
 Split = Literal["train", "held_out", "unassigned"]
 
 # A limit of the platform. It is checked here too, so that the author sees the error before uploading.
@@ -90,15 +95,25 @@ class Taskset:
 
     @classmethod
     def load(cls, path: Path | str, name: str | None = None) -> "Taskset":
-        """From a tasks.py (its Taskset, Task and list-of-Task attributes), .json or .jsonl file.
+        """From a tasks.py (its Taskset, Task and list-of-Task attributes), .json, .jsonl or .csv file.
 
         name: which taskset of a .py file, if it has several; the name to give to bare tasks.
         Raises TasksetInvalid or UnknownName.
         """
         return _load_taskset(Path(path), name)
 
+    from_file = load
+
+    @classmethod
+    async def from_api(cls, name: str, *, runtime: "Platform | Addresses | None" = None) -> "Taskset":
+        """The taskset that a platform has under a name, its newest revision, or one (`incidents@2`). Raises
+        RemoteNotFound and PlatformNotFound."""
+        from upcycle.run_client import read_taskset
+
+        return await read_taskset(name, runtime)
+
     def save(self, path: Path | str) -> None:
-        """Write as .jsonl (one task per line, after a header line) or .json."""
+        """Write as .jsonl (one task per line, after a header line), .json or .csv."""
         path = Path(path)
         header = {"name": self.name, "split": self.split, "environment": self.environment.to_json()}
         rows = [
@@ -108,22 +123,69 @@ class Taskset:
             path.write_text("".join(json.dumps(row, ensure_ascii=False) + "\n" for row in [header, *rows]))
         elif path.suffix == ".json":
             path.write_text(json.dumps({**header, "tasks": rows}, ensure_ascii=False, indent=1) + "\n")
+        elif path.suffix == ".csv":
+            path.write_text(tasks_to_table(self.split, self), newline="")
         else:
-            raise TasksetInvalid(f"{path}: cannot write a taskset as {path.suffix!r}", "use .json or .jsonl")
+            raise TasksetInvalid(
+                f"{path}: cannot write a taskset as {path.suffix!r}", "use .json, .jsonl or .csv"
+            )
+
+    to_file = save
+
+    def filter(self, choice: Choice, *, name: str | None = None) -> "Taskset":
+        """The tasks that are chosen, in order, in the same split.
+
+        choice: slugs, or a function of a task: `filter(lambda task: task.family == "database")`. Raises
+        UnknownName for a slug that no task has, and TasksetInvalid where none is left.
+        """
+        chosen = self._chosen(choice)
+        return Taskset(name or self.name, [task for task in self if task.slug in chosen], self.split)
+
+    def exclude(self, choice: Choice, *, name: str | None = None) -> "Taskset":
+        """The tasks that are not chosen; otherwise as `filter`."""
+        chosen = self._chosen(choice)
+        return Taskset(name or self.name, [task for task in self if task.slug not in chosen], self.split)
 
     async def run(
-        self, agent: "Agent", *, runtime: Any = None, job: "Job | None" = None, trainable: bool = False
+        self,
+        agent: "Agent",
+        *,
+        runtime: "Platform | Addresses | None" = None,
+        group: int | None = None,
+        max_concurrent: int | None = None,
+        job: "Job | None" = None,
+        trainable: bool = False,
     ) -> list[Run]:
-        """Play every task with an agent, `job.group` times each; the runs are also added to the job.
+        """Play every task with an agent, `group` times each; the runs are also added to the job.
 
-        runtime: a Platform or its Addresses; by default the running platform that is found. trainable: a
-        training run of the same model and taskset may train on the graded groups, on each once.
+        runtime: a Platform or its Addresses; by default the running platform that is found. group: by default
+        the job's, else 1. max_concurrent: episodes in flight at once, at least `group`; by default what the
+        platform allows. trainable: a training run of the same model and taskset may train on the graded
+        groups, on each once. Raises as `evaluate` does.
         """
-        group, label = (job.group, job.label) if job is not None else (1, "")
-        runs = await agent.evaluate(self, group=group, runtime=runtime, label=label, trainable=trainable)
+        plays = group if group is not None else job.group if job is not None else 1
+        runs = await agent.evaluate(
+            self,
+            group=plays,
+            runtime=runtime,
+            label=job.label if job is not None else "",
+            trainable=trainable,
+            max_concurrent=max_concurrent,
+        )
         if job is not None:
             job.runs.extend(runs)
         return runs
+
+    def _chosen(self, choice: Choice) -> set[str]:
+        if callable(choice):
+            return {task.slug for task in self if choice(task)}
+        slugs = {choice} if isinstance(choice, str) else set(choice)
+        if unknown := sorted(slugs - {task.slug for task in self}):
+            raise UnknownName(
+                f"taskset {self.name!r} has no task {unknown[0]!r}",
+                f"it has {', '.join(task.slug for task in self.tasks[:5])}, …",
+            )
+        return slugs
 
     def _check(self) -> None:
         if self.split not in get_args(Split):
@@ -195,7 +257,9 @@ def _load_taskset(path: Path, name: str | None) -> Taskset:
     if path.suffix == ".py":
         return _from_python(path, name)
     if not path.is_file():
-        raise UnknownName(f"no such file: {path}", "give a .py, .json or .jsonl file")
+        raise UnknownName(f"no such file: {path}", "give a .py, .json, .jsonl or .csv file")
+    if path.suffix == ".csv":
+        return _from_document(document_from_table(path.read_text(), str(path)), path, name)
     if path.suffix == ".json":
         return _from_document(_parse(path.read_text(), str(path)), path, name)
     if path.suffix == ".jsonl":
@@ -204,7 +268,9 @@ def _load_taskset(path: Path, name: str | None) -> Taskset:
         has_header = bool(rows) and isinstance(rows[0], dict) and "scenario" not in rows[0]
         header = rows[0] if has_header else {}
         return _from_document({**header, "tasks": rows[1:] if has_header else rows}, path, name)
-    raise TasksetInvalid(f"{path}: cannot load a taskset from {path.suffix!r}", "use .py, .json or .jsonl")
+    raise TasksetInvalid(
+        f"{path}: cannot load a taskset from {path.suffix!r}", "use .py, .json, .jsonl or .csv"
+    )
 
 
 def tasksets_in(path: Path) -> dict[str, Taskset]:

@@ -90,7 +90,7 @@ class OpenAiHandlers:
             app.router.add_post(f"{prefix}/chat/completions", self._completion(ApiRoute.CHAT))
             app.router.add_post(f"{prefix}/completions", self._completion(ApiRoute.COMPLETIONS))
             app.router.add_get(f"{prefix}/models", self.list_models)
-            app.router.add_get(f"{prefix}/models/{{model}}", self.get_model)
+            app.router.add_get(f"{prefix}/models/{{model:.+}}", self.get_model)
         app.router.add_get("/upcycle/v1/serving", self.serving)
 
     def drain(self) -> None:

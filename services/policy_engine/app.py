@@ -81,7 +81,7 @@ def build_host(settings: PolicyEngineSettings) -> EngineHost:
         settings.engine_host,
         settings.engine_port,
         start_s=settings.engine_start_s,
-        log_path=settings.cache_dir / "logs" / f"{settings.model}-{settings.channel}.log",
+        log_path=settings.log_path,
     )
 
 

@@ -7,6 +7,7 @@ from pydantic import Field, model_validator
 from pydantic_settings import SettingsConfigDict
 
 from episodes import Channel
+from identities.entities import slug_file_name
 from service_kit.groups import BusSettings, PeerSettings, S3Settings
 from service_kit.settings import ServiceSettings
 
@@ -63,7 +64,12 @@ class PolicyEngineSettings(ServiceSettings):
     @property
     def versions_dir(self) -> Path:
         """This supervisor's own: it removes what it needs no more, and does not know what others serve."""
-        return self.cache_dir / f"{self.model}-{self.channel}"
+        return self.cache_dir / f"{slug_file_name(self.model)}-{self.channel}"
+
+    @property
+    def log_path(self) -> Path:
+        """What the engine prints."""
+        return self.cache_dir / "logs" / f"{slug_file_name(self.model)}-{self.channel}.log"
 
     @model_validator(mode="after")
     def _keys_agree(self) -> Self:

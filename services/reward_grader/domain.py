@@ -9,6 +9,7 @@ from typing import Any, Final
 from blob_store import BlobRef
 from environment_client import Lease
 from episodes import EpisodeIdentity
+from upcycle.transcripts import Answer, Transcript, Turn
 
 ENVIRONMENT: Final = "environment"
 """Name of the environment's own grader in a combined reward tree."""
@@ -38,12 +39,18 @@ class GradingTask:
 
 @dataclass(frozen=True, slots=True)
 class GraderTranscript:
-    """What an extra grader sees. messages: the conversation in the form of OpenAI's API."""
+    """What an extra grader sees. messages: the conversation in the form of OpenAI's API; turns: those of the
+    policy, as a scenario gets them."""
 
     trajectory_id: str
     task_slug: str
     answer: str
     messages: Sequence[Mapping[str, Any]]
+    turns: tuple[Turn, ...] = ()
+
+    def as_answer(self) -> Answer:
+        """The answer that a `Grader` or `Rubric` of the SDK takes."""
+        return Answer(self.answer, Transcript(self.turns))
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,5 +1,6 @@
 """protobuf <-> domain, nothing else."""
 
+import json
 from dataclasses import asdict
 from datetime import datetime
 
@@ -14,6 +15,7 @@ from upcycle.api.environment.v1 import service_pb2 as environment_pb2
 from upcycle.api.trajectory.v1 import trajectory_pb2
 from upcycle.api.trajectory.v1.events_pb2 import TrajectoryGraded, TrajectoryRecorded
 from upcycle.moments import moment_of, timestamp
+from upcycle.transcripts import ToolUse, Turn
 
 
 def task_from_wire(message: TrajectoryRecorded, published_at: datetime) -> GradingTask:
@@ -43,7 +45,18 @@ def transcript_from_body(body: trajectory_pb2.TrajectoryBody) -> GraderTranscrip
         task_slug=body.episode.task_slug,
         answer=body.answer,
         messages=body_messages(body),
+        turns=tuple(map(_turn_from_wire, body.turns)),
     )
+
+
+def _turn_from_wire(turn: trajectory_pb2.Turn) -> Turn:
+    results = {result.call_id: result for result in turn.tool_results}
+    uses = []
+    for call in turn.tool_calls:
+        result = results.get(call.call_id, trajectory_pb2.ToolResult())
+        arguments = json.loads(call.arguments_json or "{}")
+        uses.append(ToolUse(call.name, arguments, result.content, result.is_error))
+    return Turn(turn.text, tuple(uses))
 
 
 def grade_from_wire(message: environment_pb2.GradeResponse) -> Grade:

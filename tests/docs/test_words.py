@@ -15,7 +15,7 @@ from tests.support.parsing import parsed
 ROOT = Path(__file__).parents[2]
 _TREES = ("services", "libs", "proto", "tests", "examples", "benchmarks", "deploy", "docs")
 _GENERATED = "libs/upcycle/api/"
-_SEEDS = "tests/e2e/listings/"
+_SEEDS = "tests/seeds/"
 
 
 _NAMING_CALLS = {

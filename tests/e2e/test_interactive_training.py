@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import pytest_asyncio
-from tests.platform_recipes import EXAMPLE, addresses, small_stack
+from tests.platform_recipes import EXAMPLE, REPOSITORY, addresses, small_stack
 from tests.support.waiting import until
 
 from identities.entities import interactive_run_id
@@ -28,7 +28,7 @@ from upcycle.train import Conversation, Sample, TokenRow, Trajectory, whole_grou
 pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.slow, pytest.mark.timeout(300)]
 
 MODEL = "arith-rl"
-LISTINGS = Path(__file__).parent / "listings"
+LISTINGS = REPOSITORY / "tests" / "seeds" / "listings"
 GROUP = 8
 NUM_TASKS = 2
 # What the listing leaves to its reader.

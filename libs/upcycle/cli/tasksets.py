@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from upcycle.tasks import Taskset
 
 _NOT_OWN: Final = ("<", *sysconfig.get_paths().values(), str(Path(upcycle.__file__).parent))
-TASKS_FILES: Final = (".py", ".json", ".jsonl")
+TASKS_FILES: Final = (".py", ".json", ".jsonl", ".csv")
 
 
 class AmbiguousTaskset(UpcycleError, ValueError):

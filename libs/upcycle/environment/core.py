@@ -2,7 +2,7 @@
 
 import logging
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
@@ -16,11 +16,12 @@ from upcycle.errors import (
     UpcycleError,
 )
 from upcycle.scenario import Scenario, ScenarioFunction, declare_scenario
-from upcycle.task_rows import EnvironmentRef
+from upcycle.task_rows import EnvironmentRef, Task
 
 if TYPE_CHECKING:
     from mcp.server.mcpserver import MCPServer
 
+    from upcycle.checking import Validation
     from upcycle.environment.mcp import McpTools
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -171,6 +172,15 @@ class Environment:
             known = ", ".join(sorted(self.scenarios)) or "none"
             raise UnknownName(f"environment {self.name!r} has no scenario {name!r}", f"it has {known}")
         return self.scenarios[name]
+
+    async def validate(self, tasks: "Iterable[Task]", **limits: float) -> "Validation":
+        """Play each task's gold answer and its cheapest cheats in this process, and say what pays for them.
+
+        limits: max_cheat, what a cheat may earn, by default 0.05. What `upcycle check` does.
+        """
+        from upcycle.checking import validate
+
+        return await validate(self, tasks, **limits)
 
     def is_external(self, error: BaseException) -> bool:
         """Whether an exception says that something outside failed; of a group, whether each of its does."""

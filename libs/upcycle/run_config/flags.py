@@ -34,7 +34,7 @@ _OF_PURPOSE: Final = {
 _WITHOUT: Final = ("purpose", "policy.model", "training.loss_config")
 """Said by the command, by its argument MODEL, and by --set or a file alone."""
 _ABSENT: Final = {
-    Purpose.TRAIN: ("policy.", "trainable"),
+    Purpose.TRAIN: ("policy.", "trainable", "max_concurrent"),
     Purpose.EVAL: ("taskset", "training.", "gate.", "source_runs", "no_sampling"),
 }
 """Fields, and tables, that the other command has flags for."""
@@ -88,11 +88,12 @@ def evaluation_run(
     group: int = 1,
     version: int | None = None,
     sampling: Mapping[str, Any] = MappingProxyType({}),
-    label: str = "",
     trainable: bool = False,
+    **fields: Any,
 ) -> RunSpec:
     """An evaluation, `group` episodes per task: of a version, else of head; of `latest` where its groups may
-    train, since a training run takes none that are too old. Raises RunConfigInvalid."""
+    train, since a training run takes none that are too old. fields: others of a run, such as `label`. Raises
+    RunConfigInvalid."""
     channel = "latest" if trainable else "head"
     values = {
         "purpose": Purpose.EVAL,
@@ -100,8 +101,8 @@ def evaluation_run(
         "policy": {"model": model, "channel": channel, "pinned_version": version},
         "group_size": group,
         "sampling": {name: value for name, value in sampling.items() if value is not None},
-        "label": label,
         "trainable": trainable,
+        **fields,
     }
     short = {"group_size": "group", "policy.pinned_version": "version"}
     return checked(RunSpec, values, lambda path: short.get(path, path))

@@ -14,7 +14,7 @@ from pydantic import BeforeValidator, ConfigDict, Strict, model_validator
 from pydantic.dataclasses import dataclass
 from pydantic_core import ArgsKwargs, PydanticCustomError
 
-from upcycle.run_config.limits import MAX_GROUP_SIZE, POSITIVE, Limit, OneOf, Text, refuse, shown
+from upcycle.run_config.limits import LARGEST, MAX_GROUP_SIZE, POSITIVE, Limit, OneOf, Text, refuse, shown
 from upcycle.run_config.losses import NO_TRAINING_LOSS, TRAINING_LOSSES
 from upcycle.run_config.names import (
     ADVANTAGES,
@@ -275,6 +275,9 @@ class RunSpec:
     trainable: Flag = False
     """a running training run of the same model and taskset may draw this evaluation's groups, each once;
     needs groups of 2 to 512."""
+    max_concurrent: Annotated[Whole, Limit(1, LARGEST)] | None = None
+    """episodes of an evaluation in flight at once, at least its group size; without it what the planner
+    allows."""
 
     @model_validator(mode="after")
     def _check(self) -> RunSpec:

@@ -85,6 +85,11 @@ def _purpose(spec: RunSpec, say: Say) -> Iterator[str]:
     if spec.purpose is Purpose.TRAIN:
         if spec.trainable:
             yield f"{say('trainable')} is for purpose EVAL only; this run has purpose TRAIN"
+        if spec.max_concurrent is not None:
+            yield (
+                f"{say('max_concurrent')} is for purpose EVAL only: max_staleness bounds what a training run "
+                "has in flight"
+            )
         return
     given = {
         "training": spec.training is not None,
@@ -99,6 +104,14 @@ def _purpose(spec: RunSpec, say: Say) -> Iterator[str]:
 def _policy_of_training(spec: RunSpec, say: Say) -> Iterator[str]:
     if spec.purpose is Purpose.TRAIN and spec.policy.channel is not Channel.LATEST:
         yield f"{say('policy')} of a training run follows channel LATEST; leave it unset"
+
+
+def _concurrent(spec: RunSpec, say: Say) -> Iterator[str]:
+    if spec.max_concurrent is not None and spec.max_concurrent < spec.group_size:
+        yield (
+            f"{say('max_concurrent')} must be >= {say('group_size')} ({spec.group_size}), got "
+            f"{spec.max_concurrent}: a group is planned as a whole"
+        )
 
 
 def _trainable(spec: RunSpec, say: Say) -> Iterator[str]:
@@ -135,4 +148,11 @@ def _thinking(sampling: Sampling, say: Say) -> Iterator[str]:
 SAMPLING_RULES: Final[tuple[Rule, ...]] = (_thinking,)
 TRAINING_RULES: Final[tuple[Rule, ...]] = (_loss, _schedule, _adapters)
 POLICY_RULES: Final[tuple[Rule, ...]] = (_channel,)
-RUN_RULES: Final[tuple[Rule, ...]] = (_batch, _purpose, _policy_of_training, _trainable, _sources)
+RUN_RULES: Final[tuple[Rule, ...]] = (
+    _batch,
+    _purpose,
+    _policy_of_training,
+    _trainable,
+    _concurrent,
+    _sources,
+)

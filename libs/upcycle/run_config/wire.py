@@ -47,6 +47,7 @@ def spec_to_wire(spec: RunSpec) -> taskset_pb2.RunSpec:
         source_runs=spec.source_runs,
         no_sampling=spec.no_sampling,
         trainable=spec.trainable,
+        max_concurrent=spec.max_concurrent,
     )
 
 

@@ -6,7 +6,7 @@ from datetime import datetime
 from enum import StrEnum
 
 from blob_store import BlobRef
-from identities.entities import SLUG, parse_checkpoint_id
+from identities.entities import SLUG, SLUG_RULE, parse_checkpoint_id
 from service_kit.errors import InvalidRequest
 
 # Longest lease. With a longer one, requests would be routed to a dead engine for too long.
@@ -133,8 +133,5 @@ class LeaseRequest:
 def validate_slug(model: str) -> str:
     """The slug itself; raises InvalidRequest when it cannot be part of a key, a subject and a model name."""
     if not SLUG.fullmatch(model):
-        raise InvalidRequest(
-            f"model {model!r} is not a slug: 1 to 64 of a-z, 0-9, '.', '_', '-', "
-            "beginning and ending with a letter or a digit"
-        )
+        raise InvalidRequest(f"model {model!r} is not a slug: {SLUG_RULE}")
     return model

@@ -1,4 +1,4 @@
-"""Extra graders by import path."""
+"""Extra graders by import path: a `Rubric` or `Grader` of the SDK, or a function of the transcript."""
 
 import asyncio
 import importlib
@@ -7,6 +7,7 @@ from collections.abc import Awaitable, Callable
 from typing import Any
 
 from reward_grader.domain import ExtraGrader, GraderTranscript
+from upcycle.graders import Grader, Rubric
 
 
 class ExtraGraderInvalid(ValueError):
@@ -26,7 +27,16 @@ def load_grader(path: str, weight: float, name: str) -> ExtraGrader:
         raise ExtraGraderInvalid(
             f"REWARD_GRADER_EXTRA_GRADERS: {path!r} is a {type(function).__name__}, no function"
         )
+    if isinstance(function, Grader | Rubric):
+        function = _of_sdk(function)
     return ExtraGrader(name or attribute, weight, _as_async(function))
+
+
+def _of_sdk(graders: Grader | Rubric) -> Callable[[GraderTranscript], float]:
+    """What a scenario would get of it for the same answer and turns."""
+    if isinstance(graders, Rubric):
+        return lambda transcript: graders.grade(transcript.as_answer()).score
+    return lambda transcript: graders(transcript.as_answer()).value
 
 
 def _as_async(function: Callable[[GraderTranscript], Any]) -> Callable[[GraderTranscript], Awaitable[float]]:

@@ -34,7 +34,8 @@ def open_group_limit(run: RunRecord, eval_episodes_in_flight: int) -> int:
     training = run.spec.training
     if training is not None:
         return (training.max_staleness + 1) * training.prompts_per_step
-    return max(1, eval_episodes_in_flight // run.spec.group_size)
+    most = run.spec.max_concurrent or eval_episodes_in_flight
+    return max(1, min(most, eval_episodes_in_flight) // run.spec.group_size)
 
 
 def groups_to_finish(run: RunRecord, num_open: int, num_in_step: int) -> int | None:

@@ -83,10 +83,10 @@ async def test_a_model_with_few_commands_does_not_wait_behind_one_with_many(serv
         assert worker.began[:last_of_few].count("many") <= 50
 
 
-async def test_a_slug_with_as_many_dots_as_it_may_have_is_played_and_its_failures_are_counted(
-    server: NatsServer,
+@pytest.mark.parametrize("slug", [".".join("a" * 32), "Qwen/Qwen3.5-4B"])  # dots are %2E, the slash is %2F
+async def test_a_slug_of_dots_or_with_a_slash_is_played_and_its_failures_are_counted(
+    server: NatsServer, slug: str
 ) -> None:
-    slug = ".".join("a" * 32)  # 63 characters, 31 of them as %2E
     await provision_queues(server.url, [slug], TOPOLOGY)
     async with Worker(server) as worker:
         worker.fails = 2

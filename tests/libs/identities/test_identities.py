@@ -1,6 +1,6 @@
 """Ids, subjects and keys: what is made can be parsed, and what is foreign is refused."""
 
-from urllib.parse import quote
+from urllib.parse import quote, unquote
 
 import pytest
 from hypothesis import given
@@ -114,3 +114,30 @@ def test_a_filter_without_tenant_or_model_takes_all() -> None:
 def test_how_often_a_command_was_sent_is_read_from_its_id_and_from_no_other(dispatch: int) -> None:
     assert events.parse_dispatch(events.episode_requested("run-1-g00000-e000-a0", dispatch)) == dispatch
     assert events.parse_dispatch(events.episode_outcome("run-1-g00000-e000-a0")) is None
+
+
+SLUGS = ("incident", "a", "0", "incident.v2_x-1", "Qwen/Qwen3.5-4B", "a" * 64, f"{'a' * 31}/{'b' * 32}")
+_LONG = ("a" * 65, f"{'a' * 32}/{'b' * 32}")
+_ODD = ("a b", "a@b", "a*", "a>", "a\n", "\u0430", "a%2Fb", "a\\b")
+_PATHS = ("/a", "a/", "a//b", "a/b/c", "../a", "a/..", "a/../b", "a/-b")
+NO_SLUGS = ("", ".a", "a.", "-a", *_LONG, *_ODD, *_PATHS)
+
+
+@pytest.mark.parametrize("slug", SLUGS)
+def test_a_slug_is_one_token_one_part_of_a_key_and_one_file_name(slug: str) -> None:
+    assert entities.SLUG.fullmatch(slug)
+    address = subjects.fact("policy.published", slug)
+    assert (address.count("."), subjects.parse(address).model) == (5, slug)
+    assert objects.parse_policy_version(objects.policy_manifest(slug, 3)) == (slug, 3)
+    assert entities.parse_checkpoint_id(entities.checkpoint_id(slug, 3)) == (slug, 3)
+    name = entities.slug_file_name(slug)
+    assert "/" not in name
+    assert unquote(name) == slug
+    if "/" not in slug:  # known to the versions before: nothing of them moved
+        assert name == slug
+        assert objects.policy_versions(slug).endswith(f"/policies/{slug}/")
+
+
+@pytest.mark.parametrize("text", NO_SLUGS)
+def test_what_cannot_be_a_file_a_token_or_a_key_is_no_slug(text: str) -> None:
+    assert entities.SLUG.fullmatch(text) is None

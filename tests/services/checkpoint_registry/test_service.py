@@ -14,20 +14,23 @@ from upcycle.api.registry.v1 import service_pb2 as pb
 from upcycle.rpc import RemoteConflict, RemoteNotFound, RemoteRefused, remote_errors
 
 
-async def test_an_imported_model_is_its_version_0_and_head(stack: Stack) -> None:
+@pytest.mark.parametrize(
+    ("model", "folder"), [("imported", "imported"), ("Qwen/Qwen3.5-4B", "Qwen%2FQwen3.5-4B")]
+)
+async def test_an_imported_model_is_its_version_0_and_head(stack: Stack, model: str, folder: str) -> None:
     async with stack.registry() as stub:
-        imported = await upload(stub, "imported", policy())
+        imported = await upload(stub, model, policy())
         assert imported.created
         assert imported.base.state == registry_pb2.CHECKPOINT_STATE_BASE
-        found = await stub.GetModel(pb.GetModelRequest(model="imported"))
+        found = await stub.GetModel(pb.GetModelRequest(model=model))
         assert (found.model.head_version, found.model.head_revision, found.head.is_head) == (0, 1, True)
-        assert found.head.manifest.key == "default/policies/imported/v00000000/manifest.json"
-        again = await upload(stub, "imported", policy(), if_not_exists=True)
+        assert found.head.manifest.key == f"default/policies/{folder}/v00000000/manifest.json"
+        again = await upload(stub, model, policy(), if_not_exists=True)
         assert not again.created
         with pytest.raises(RemoteConflict, match="MODEL_EXISTS"):
-            await upload(stub, "imported", policy())
+            await upload(stub, model, policy())
         with pytest.raises(RemoteConflict, match="MODEL_EXISTS"):
-            await upload(stub, "imported", policy(fill=1), if_not_exists=True)
+            await upload(stub, model, policy(fill=1), if_not_exists=True)
 
 
 @pytest.mark.parametrize(

@@ -154,6 +154,8 @@ async def test_models_say_their_context(gateway: Gateway, served: EngineDouble) 
     assert (await client.models.retrieve("incident")).id == "incident"
     with pytest.raises(openai.NotFoundError):
         await client.models.retrieve("nowhere")
+    with pytest.raises(openai.NotFoundError, match="'Qwen/Qwen3' does not exist"):
+        await client.models.retrieve("Qwen/Qwen3")
 
 
 async def test_the_bare_origin_is_a_base_url_too(gateway: Gateway, served: EngineDouble) -> None:

@@ -122,7 +122,8 @@ async def test_the_supervisor_of_one_channel_keeps_the_versions_of_the_other(tmp
     """`latest` goes through many versions while head stays."""
     folders = {}
     for channel in Channel:
-        settings = PolicyEngineSettings(model="m", channel=channel, cache_dir=tmp_path)
+        settings = PolicyEngineSettings(model="Qwen/m", channel=channel, cache_dir=tmp_path)
+        assert settings.versions_dir.parent == tmp_path
         folders[channel] = settings.versions_dir / "policies"
         for version in range(6):
             (folders[channel] / f"d{version}").mkdir(parents=True)

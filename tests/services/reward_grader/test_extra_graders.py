@@ -10,6 +10,7 @@ from reward_grader.adapters.extra_graders import ExtraGraderInvalid, load_grader
 from reward_grader.domain import GraderTranscript
 from reward_grader.settings import ExtraGraderSettings
 from upcycle.api.environment.v1.service_pb2 import GradeResponse
+from upcycle.graders import Rubric, grader
 
 HERE = "tests.services.reward_grader.test_extra_graders"
 
@@ -40,6 +41,11 @@ def silly(_: GraderTranscript) -> float:
     return 7.0
 
 
+RUBRIC = Rubric([grader(lambda answer: len(answer.trajectory.tool_calls) == 1, name="one_call")])
+SILENT = grader(lambda answer: not answer)
+BROKEN = grader(lambda answer: 1 / 0)
+
+
 def extra(name: str, weight: float = 1.0) -> ExtraGraderSettings:
     return ExtraGraderSettings(path=f"{HERE}:{name}", weight=weight)
 
@@ -59,9 +65,19 @@ async def test_extra_graders_are_weighed_into_the_tree(bed: Testbed) -> None:
     assert fact.subscores[0].children[0].name == "service"
 
 
+async def test_a_rubric_of_the_sdk_is_an_extra_grader(bed: Testbed) -> None:
+    bed.environments.grade = lambda _: GradeResponse(reward=0.5, success=True)
+    await bed.grader(extra_graders=(extra("RUBRIC"), extra("SILENT")))
+    await bed.publish(await bed.record())
+    (fact,) = await bed.outcomes(1)
+    assert fact.reward == 0.5  # (0.5 + 1 + 0) / 3
+    assert [(node.name, node.value) for node in fact.subscores[1:]] == [("RUBRIC", 1.0), ("SILENT", 0.0)]
+
+
 @pytest.mark.parametrize(
     ("name", "kind"),
     [
+        ("BROKEN", "grader_error"),
         ("broken", "grader_error"),
         ("leaves", "grader_error"),
         ("cancels", "grader_error"),

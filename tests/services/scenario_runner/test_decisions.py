@@ -89,6 +89,13 @@ def test_open_groups_are_what_staleness_allows_or_what_an_evaluation_may_have_in
     assert plan.open_group_limit(run_of(None), 3) == 1, "one group, even if its members are too many"
 
 
+@pytest.mark.parametrize(("most", "groups"), [(None, 25), (8, 2), (11, 2), (4, 1), (1000, 25)])
+def test_an_evaluation_has_no_more_in_flight_than_it_asked_for(most: int | None, groups: int) -> None:
+    run = run_of(None)
+    asked = replace(run, spec=replace(run.spec, max_concurrent=most))
+    assert plan.open_group_limit(asked, 100) == groups
+
+
 @pytest.mark.parametrize(
     ("run", "num_open", "load", "wanted"),
     [

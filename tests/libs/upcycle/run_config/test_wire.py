@@ -80,6 +80,7 @@ EVAL_RUNS = st.builds(
     label=st.text(max_size=20),
     episode_deadline_s=st.integers(1, 86400),
     trainable=st.booleans(),
+    max_concurrent=st.none() | st.integers(512, 10_000),
 )
 
 

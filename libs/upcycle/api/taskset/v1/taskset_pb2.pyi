@@ -621,6 +621,7 @@ class RunSpec(_message.Message):
     SOURCE_RUNS_FIELD_NUMBER: _builtins.int
     NO_SAMPLING_FIELD_NUMBER: _builtins.int
     TRAINABLE_FIELD_NUMBER: _builtins.int
+    MAX_CONCURRENT_FIELD_NUMBER: _builtins.int
     taskset: _builtins.str
     """name of a registered taskset"""
     purpose: _common_pb2.Purpose.ValueType
@@ -634,6 +635,8 @@ class RunSpec(_message.Message):
     """purpose TRAIN only: plans no episodes, trains on what evaluations bring"""
     trainable: _builtins.bool
     """purpose EVAL only: a running training run of the same model and taskset may draw its groups"""
+    max_concurrent: _builtins.int
+    """episodes of this run in flight at once, at least group_size; absent: the planner's limit"""
     @_builtins.property
     def policy(self) -> _common_pb2.PolicySelector: ...
     @_builtins.property
@@ -665,14 +668,20 @@ class RunSpec(_message.Message):
         source_runs: _abc.Iterable[_builtins.str] | None = ...,
         no_sampling: _builtins.bool = ...,
         trainable: _builtins.bool = ...,
+        max_concurrent: _builtins.int | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_episode_deadline_s", b"_episode_deadline_s", "episode_deadline_s", b"episode_deadline_s", "gate", b"gate", "policy", b"policy", "sampling", b"sampling", "training", b"training"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_episode_deadline_s", b"_episode_deadline_s", "_max_concurrent", b"_max_concurrent", "episode_deadline_s", b"episode_deadline_s", "gate", b"gate", "max_concurrent", b"max_concurrent", "policy", b"policy", "sampling", b"sampling", "training", b"training"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_episode_deadline_s", b"_episode_deadline_s", "episode_deadline_s", b"episode_deadline_s", "gate", b"gate", "group_size", b"group_size", "label", b"label", "no_sampling", b"no_sampling", "policy", b"policy", "purpose", b"purpose", "sampling", b"sampling", "source_runs", b"source_runs", "taskset", b"taskset", "trainable", b"trainable", "training", b"training"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_episode_deadline_s", b"_episode_deadline_s", "_max_concurrent", b"_max_concurrent", "episode_deadline_s", b"episode_deadline_s", "gate", b"gate", "group_size", b"group_size", "label", b"label", "max_concurrent", b"max_concurrent", "no_sampling", b"no_sampling", "policy", b"policy", "purpose", b"purpose", "sampling", b"sampling", "source_runs", b"source_runs", "taskset", b"taskset", "trainable", b"trainable", "training", b"training"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__episode_deadline_s: _TypeAlias = _typing.Literal["episode_deadline_s"]  # noqa: Y015
     _WhichOneofArgType__episode_deadline_s: _TypeAlias = _typing.Literal["_episode_deadline_s", b"_episode_deadline_s"]  # noqa: Y015
+    _WhichOneofReturnType__max_concurrent: _TypeAlias = _typing.Literal["max_concurrent"]  # noqa: Y015
+    _WhichOneofArgType__max_concurrent: _TypeAlias = _typing.Literal["_max_concurrent", b"_max_concurrent"]  # noqa: Y015
+    @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__episode_deadline_s) -> _WhichOneofReturnType__episode_deadline_s | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__max_concurrent) -> _WhichOneofReturnType__max_concurrent | None: ...
 
 Global___RunSpec: _TypeAlias = RunSpec  # noqa: Y015
 

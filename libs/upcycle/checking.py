@@ -1,0 +1,223 @@
+"""Plays each task's gold answer and its cheapest cheats here, and names what pays for them.
+
+Nothing is forked and no platform takes part: scenarios and tools run in this process, one after another, as
+the environment's file declares them.
+"""
+
+import asyncio
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Final
+
+from upcycle.errors import UpcycleError
+from upcycle.leaks import leaked, secret_arguments
+from upcycle.probes import NUM_IDLE_CALLS, Probe, idle_arguments, probes_of
+from upcycle.rewards import EvaluationResult, SubScore
+from upcycle.scenario import Reference, Scenario
+from upcycle.transcripts import Answer, ToolUse, Transcript, Turn
+
+if TYPE_CHECKING:
+    from upcycle.environment.core import Environment
+    from upcycle.task_rows import Task
+
+MAX_CHEAT: Final = 0.05
+"""A cheat that earns more is named."""
+PLAY_TIMEOUT_S: Final = 60.0
+_NOT_A_ZERO: Final = "is taken for a failure of the outside, so it is played again instead of earning 0"
+
+
+@dataclass(frozen=True, slots=True)
+class CheckFinding:
+    """Something to mend. kind: gold, cheat, raises, external, leak. detail: what was seen, and of whom."""
+
+    kind: str
+    task: str
+    detail: str
+
+    def __str__(self) -> str:
+        return f"{self.task}: {self.detail}"
+
+
+@dataclass(frozen=True, slots=True)
+class Validation:
+    """What `environment.validate` found. gold: the reward of each task's gold answer, where it has one;
+    cheats: the best reward of each kind of cheat over all tasks."""
+
+    num_tasks: int
+    findings: tuple[CheckFinding, ...]
+    gold: dict[str, float] = field(default_factory=dict)
+    cheats: dict[str, float] = field(default_factory=dict)
+    rewards: tuple[float, ...] = ()
+
+    @property
+    def is_clean(self) -> bool:
+        """Nothing was found."""
+        return not self.findings
+
+    @property
+    def spread(self) -> float:
+        """The largest difference between two rewards of the same play of cheats and gold, 0 to 1: without
+        any, no group of attempts can differ."""
+        return max(self.rewards, default=0.0) - min(self.rewards, default=0.0)
+
+
+async def validate(
+    environment: "Environment", tasks: Iterable["Task"], *, max_cheat: float = MAX_CHEAT
+) -> Validation:
+    """Play gold and cheats of the tasks. Raises UpcycleError for a scenario that cannot be played at all."""
+    rows = list(tasks)
+    if not rows:
+        raise UpcycleError("nothing to check: there is no task", "give a taskset, or tasks of scenarios")
+    await environment.open()
+    try:
+        return await _Check(environment, rows, max_cheat).run()
+    finally:
+        await environment.close()
+
+
+class _Check:
+    def __init__(self, environment: "Environment", tasks: Sequence["Task"], max_cheat: float) -> None:
+        self._environment = environment
+        self._tasks = tasks
+        self._max_cheat = max_cheat
+        self._references = [_reference_of(self._scenario(task), task.args) for task in tasks]
+        self._golds = [one.answer for one in self._references if one is not None]
+        self._texts = [text for task in tasks for text in _texts(task.args)]
+        self._secrets = [secret_arguments(task.args) for task in tasks]
+        self._findings: list[CheckFinding] = []
+        self._gold: dict[str, float] = {}
+        self._cheats: dict[str, float] = {}
+        self._rewards: list[float] = []
+
+    async def run(self) -> Validation:
+        """Every task, one after another."""
+        for at, task in enumerate(self._tasks):
+            await self._check(task, self._references[at], self._secrets[at])
+        found = tuple(dict.fromkeys(self._findings))
+        return Validation(len(self._tasks), found, self._gold, self._cheats, tuple(self._rewards))
+
+    async def _check(self, task: "Task", gold: Reference | None, secrets: Sequence[str]) -> None:
+        prompt = await self._prompt(task)
+        others = [one for of_task in self._secrets for one in of_task] + self._golds
+        hidden = [*secrets, *([gold.answer] if gold is not None else [])]
+        self._note_leaks(task, hidden, prompt, others, "its prompt")
+        if gold is None:
+            missing = "no gold answer: declare one with @scenario.gold"
+            self._findings.append(CheckFinding("gold", f"scenario {task.scenario}", missing))
+        else:
+            await self._play_gold(task, gold)
+        idle = self._idle_calls()
+        own = gold.answer if gold is not None else None
+        for probe in probes_of(prompt, own, self._golds, self._texts, idle):
+            await self._play_cheat(task, probe)
+
+    async def _play_gold(self, task: "Task", gold: Reference) -> None:
+        result = await self._play(task, Probe("gold", gold.answer, tuple(gold.calls)))
+        if result is None:
+            return
+        self._gold[task.slug] = result.score
+        self._rewards.append(result.score)
+        if not result.success:
+            earned = f"its gold answer earns {result.score:.3g} and is no success"
+            self._found("gold", task, f"{earned}{_tree(result)}")
+
+    async def _play_cheat(self, task: "Task", probe: Probe) -> None:
+        result = await self._play(task, probe)
+        if result is None:
+            return
+        self._rewards.append(result.score)
+        self._cheats[probe.name] = max(self._cheats.get(probe.name, 0.0), result.score)
+        if result.score > self._max_cheat or result.success:
+            earned = f"{probe.name} ({probe.answer[:40]!r}) earns {result.score:.3g}"
+            self._found("cheat", task, f"{earned}, limit {self._max_cheat:g}{_tree(result)}")
+
+    async def _play(self, task: "Task", probe: Probe) -> EvaluationResult | None:
+        play = self._scenario(task).play(task.args)
+        try:
+            async with asyncio.timeout(PLAY_TIMEOUT_S):
+                await play.start()
+                uses = [await self._use(name, arguments) for name, arguments in probe.calls]
+                turns = (Turn("", tuple(uses)), Turn(probe.answer)) if uses else (Turn(probe.answer),)
+                return await play.grade(Answer(probe.answer, Transcript(turns)))
+        except TimeoutError:
+            self._found("raises", task, f"{probe.name}: not graded within {PLAY_TIMEOUT_S:g} s")
+        except UpcycleError as error:
+            if self._environment.is_external(error):
+                self._found("external", task, f"{probe.name} {_NOT_A_ZERO}: {error}")
+            else:
+                self._found("raises", task, f"{probe.name} ({probe.answer[:40]!r}): {error}")
+        finally:
+            await play.close()
+        return None
+
+    async def _use(self, name: str, arguments: Any) -> ToolUse:
+        result = await self._environment.call_tool(name, arguments)
+        return ToolUse(name, arguments, result.text, result.is_error)
+
+    async def _prompt(self, task: "Task") -> str:
+        play = self._scenario(task).play(task.args)
+        try:
+            prompt = await play.start()
+            await self._look_at_tools(task)
+        finally:
+            await play.close()
+        return prompt if isinstance(prompt, str) else "\n".join(str(row["content"]) for row in prompt)
+
+    async def _look_at_tools(self, task: "Task") -> None:
+        """What a tool says for nothing may not be what the agent has to find."""
+        secrets = self._secrets[self._tasks.index(task)]
+        others = [one for of_task in self._secrets for one in of_task]
+        for name, arguments in self._idle_calls().calls[: len(self._environment.tools)]:
+            use = await self._use(name, arguments)
+            self._note_leaks(task, secrets, use.result, others, f"what tool {name} says to {dict(arguments)}")
+
+    def _note_leaks(
+        self, task: "Task", secrets: Sequence[str], text: str, others: Sequence[str], where: str
+    ) -> None:
+        for secret in leaked(secrets, text, others):
+            self._found("leak", task, f"{where} holds {secret[:60]!r}, which the agent has to find")
+
+    def _idle_calls(self) -> Reference:
+        tools = self._environment.tools.items()
+        calls = tuple((name, idle_arguments(tool.spec.parameters)) for name, tool in tools)
+        return Reference("", calls * NUM_IDLE_CALLS)
+
+    def _scenario(self, task: "Task") -> Scenario:
+        return self._environment.scenario_named(task.scenario)
+
+    def _found(self, kind: str, task: "Task", detail: str) -> None:
+        self._findings.append(CheckFinding(kind, task.slug, detail))
+
+
+def _reference_of(scenario: Scenario, arguments: dict[str, Any]) -> Reference | None:
+    """The declared gold answer, else the argument that holds what the agent has to find."""
+    declared = scenario.reference(arguments)
+    if declared is not None:
+        return declared
+    secrets = secret_arguments(arguments)
+    return Reference(secrets[0]) if len(secrets) == 1 else None
+
+
+def _texts(value: Any) -> Iterator[str]:
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, dict):
+        for one in value.values():
+            yield from _texts(one)
+    elif isinstance(value, list):
+        for one in value:
+            yield from _texts(one)
+
+
+def _tree(result: EvaluationResult) -> str:
+    """Which graders paid."""
+    paid = [f"{one.name} {one.value:.3g}" for one in _leaves(result.subscores) if one.value and one.weight]
+    return f"; paid by {', '.join(paid)}" if paid else ""
+
+
+def _leaves(parts: Sequence[SubScore]) -> Iterator[SubScore]:
+    for part in parts:
+        if part.children:
+            yield from _leaves(part.children)
+        else:
+            yield part

@@ -1,0 +1,196 @@
+"""`environment.validate` and `upcycle check`: gold passes, every cheat that pays is named."""
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import AsyncGenerator
+from pathlib import Path
+from typing import Any, Final
+
+import pytest
+from tests.seeds.table import LISTINGS
+
+from upcycle import Environment
+from upcycle.checking import CheckFinding, Validation
+from upcycle.errors import UpcycleError
+from upcycle.graders import Rubric, exact_match, grader
+from upcycle.leaks import leaked, secret_arguments
+from upcycle.scenario import Reference
+
+FINDINGS: Final = ("pool", "deploy", "certificate")
+Play = AsyncGenerator[Any, Any]
+
+
+def kinds(seen: Validation) -> set[str]:
+    return {finding.kind for finding in seen.findings}
+
+
+def details(seen: Validation, kind: str) -> str:
+    return "\n".join(map(str, (finding for finding in seen.findings if finding.kind == kind)))
+
+
+async def test_a_sound_scenario_has_no_finding() -> None:
+    env = Environment("sound")
+
+    @env.tool()
+    def logs(service: str) -> str:
+        return f"{service}: nothing"
+
+    @env.scenario("ask")
+    async def ask(query: str, expected: str) -> Play:
+        answer = yield f"Investigate: {query}. One word."
+        yield Rubric([exact_match(expected)]).grade(answer)
+
+    seen = await env.validate([ask.task(query=f"incident {one}"[:11], expected=one) for one in FINDINGS])
+    assert seen.findings == ()
+    assert set(seen.gold.values()) == {1.0}
+    assert set(seen.cheats) == {"empty", "constant", "dump", "echo", "idle calls", "length", "hostile"}
+    assert max(seen.cheats.values()) == 0.0
+    assert seen.spread == 1.0
+
+
+@pytest.mark.parametrize(
+    ("pays", "cheat"),
+    [
+        (lambda answer: "pool" in answer, "dump"),
+        (lambda answer: not answer, "empty"),
+        (lambda answer: "Investigate" in answer, "echo"),
+        (lambda answer: len(answer) > 5000 and answer[0] != "[", "length"),
+        (lambda answer: len(answer.trajectory.tool_calls) > 1, "idle calls"),
+        (lambda answer: "not know" in answer, "constant"),
+        (lambda answer: answer == "null", "hostile"),
+    ],
+)
+async def test_each_cheat_that_pays_is_named_with_its_grader(pays: Any, cheat: str) -> None:
+    env = Environment("gamed")
+
+    @env.tool()
+    def logs(service: str, kind: int, deep: list[str]) -> str:
+        return "nothing"
+
+    @env.scenario("ask")
+    async def ask(query: str) -> Play:
+        answer = yield f"Investigate: {query}"
+        lenient = grader(lambda text: answer == "gold" or pays(text), name="lenient")
+        yield Rubric([lenient]).grade(answer)
+
+    @ask.gold
+    def solved(query: str) -> str:
+        return "gold"
+
+    seen = await env.validate([ask.task(query="pool")])
+    assert details(seen, "cheat").startswith(f"{seen.findings[0].task}: {cheat} (")
+    assert "paid by lenient 1" in details(seen, "cheat")
+    assert kinds(seen) == {"cheat"}
+
+
+async def test_a_gold_answer_that_fails_and_one_with_calls() -> None:
+    env = Environment("counted")
+    made: list[str] = []
+
+    @env.tool()
+    def write(text: str) -> str:
+        made.append(text)
+        return "ok"
+
+    @env.scenario("ask")
+    async def ask(wanted: str) -> Play:
+        made.clear()
+        yield "Write it down."
+        yield 1.0 if wanted in made else 0.0
+
+    @ask.gold
+    def solved(wanted: str) -> Reference:
+        return Reference("done", (("write", {"text": wanted[:7]}),))
+
+    seen = await env.validate([ask.task(wanted="short"), ask.task(wanted="too long")])
+    (finding,) = seen.findings
+    assert (finding.kind, "earns 0 and is no success" in finding.detail) == ("gold", True)
+    assert sorted(seen.gold.values()) == [0.0, 1.0]
+
+
+async def test_answers_that_make_the_grader_raise_are_named() -> None:
+    env = Environment("careless")
+
+    @env.scenario("ask")
+    async def ask(query: str) -> Play:
+        answer = yield query
+        if answer == "[]":
+            raise ConnectionError("the policy pulled the plug")
+        yield float(json.loads(answer)["n"] == 3) if answer else 0.0
+
+    seen = await env.validate([ask.task(query="q")])
+    assert kinds(seen) == {"raises", "external", "gold"}
+    assert "KeyError" in details(seen, "raises") or "TypeError" in details(seen, "raises")
+    assert "played again instead of earning 0" in details(seen, "external")
+    assert (
+        CheckFinding("gold", "scenario ask", "no gold answer: declare one with @scenario.gold")
+        in seen.findings
+    )
+
+
+async def test_a_secret_in_the_prompt_or_in_a_tool_result_is_found() -> None:
+    env = Environment("leaky")
+    current: list[str] = []
+
+    @env.tool()
+    def status() -> str:
+        return f"hint: {current[-1].upper()}" if current[-1] == "deploy" else "fine"
+
+    @env.scenario("ask")
+    async def ask(expected: str) -> Play:
+        current.append(expected)
+        answer = yield "It is the  POOL." if expected == "pool" else "What is it?"
+        yield exact_match(expected)(answer).value
+
+    seen = await env.validate([ask.task(expected=one, slug=one) for one in FINDINGS])
+    assert kinds(seen) == {"leak"}
+    assert details(seen, "leak").splitlines() == [
+        "pool: its prompt holds 'pool', which the agent has to find",
+        "deploy: what tool status says to {} holds 'deploy', which the agent has to find",
+    ]
+
+
+def test_a_list_of_candidates_gives_nothing_away() -> None:
+    assert leaked(["pool"], "one of pool, deploy", ["pool", "deploy"]) == []
+    assert leaked(["pool"], "the Pool", ["pool", "deploy"]) == ["pool"]
+    assert leaked(["ok"], "ok") == []
+    assert secret_arguments({"expected_finding": "pool", "query": "x y z", "answer": 3, "gold": "no"}) == [
+        "pool"
+    ]
+
+
+async def test_nothing_to_check_is_refused() -> None:
+    with pytest.raises(UpcycleError, match="nothing to check"):
+        await Environment("empty").validate([])
+
+
+def test_the_command_names_the_substring_check_of_the_seeds(tmp_path: Path) -> None:
+    (tmp_path / "env.py").write_text(
+        (LISTINGS / "env.txt").read_text() + (LISTINGS / "scenario.txt").read_text()
+    )
+    (tmp_path / "tasks.py").write_text(
+        "from env import investigate_issue as ask\nfrom upcycle import Taskset\n"
+        "_rows = [ask.task(query=f'q{n}', expected_finding=f'finding {n}') for n in range(2)]\n"
+        "TASKS = Taskset('seed', _rows)\n"
+    )
+
+    def said(*options: str) -> subprocess.CompletedProcess[str]:
+        command = [str(Path(sys.executable).parent / "upcycle"), "check", "tasks.py", *options]
+        return subprocess.run(
+            command,
+            cwd=tmp_path,
+            env=dict(os.environ),
+            capture_output=True,
+            text=True,
+            timeout=60,
+            check=False,
+        )
+
+    done = said("--json")
+    row = json.loads(done.stdout)
+    assert (done.returncode, row["taskset"], row["spread"], row["cheats"]["dump"]) == (1, "seed", 1.0, 1.0)
+    assert {finding["kind"] for finding in row["findings"]} == {"cheat"}
+    assert said("--max-cheat", "2").returncode == 2
+    assert said("--taskset", "other").returncode == 2

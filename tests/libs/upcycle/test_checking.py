@@ -85,6 +85,22 @@ async def test_each_cheat_that_pays_is_named_with_its_grader(pays: Any, cheat: s
     assert kinds(seen) == {"cheat"}
 
 
+async def test_a_part_that_a_cheat_earns_counts_from_the_limit_on() -> None:
+    env = Environment("partly")
+
+    @env.scenario("ask")
+    async def ask(expected: str) -> Play:
+        answer = yield "What is it?"
+        yield 1.0 if answer == expected else 0.3 if len(answer) > 5_000 else 0.05
+
+    tasks = [ask.task(expected="pool")]
+    seen = await env.validate(tasks)
+    assert kinds(seen) == {"cheat"}
+    assert {finding.detail.split(" (")[0] for finding in seen.findings} == {"length", "hostile"}
+    assert (seen.cheats["length"], seen.cheats["empty"]) == (0.3, 0.05)
+    assert (await env.validate(tasks, max_cheat=0.3)).is_clean
+
+
 async def test_a_gold_answer_that_fails_and_one_with_calls() -> None:
     env = Environment("counted")
     made: list[str] = []

@@ -13,9 +13,9 @@ from torch.nn import functional
 
 from chat_format import ChatFormat
 from examples.incident.names import draw_services
-from examples.incident.policy_files import TURN_END, TURN_START
 from examples.incident.rollout import TOOLS
 from examples.incident.world import BYSTANDER_ERRORS, UPSTREAM_ERROR
+from policy_files.tiny_format import TURN_END, TURN_START
 
 # Token ids of one conversation, and which of them the policy wrote.
 Row = tuple[list[int], list[bool]]

@@ -21,12 +21,12 @@ from transformers import Qwen3Config, Qwen3ForCausalLM
 from chat_format import ChatFormat
 from chat_format.template import ChatTemplate
 from examples.incident.demonstrations import RIGHT, Habits, Message, demonstrate
-from examples.incident.policy_files import CHAT_TEMPLATE, END_OF_TEXT, train_tokenizer, write_format
 from examples.incident.recipe import RECIPE
 from examples.incident.rollout import TOOLS, Limits, play
 from examples.incident.sft import Row, batches, drill, encode, sft_step
 from examples.incident.tasks import FIRST_SEED, NUM_HELD_OUT
 from examples.incident.world import World, draw_incident
+from policy_files.tiny_format import CHAT_TEMPLATE, END_OF_TEXT, train_tokenizer, write_format
 
 POLICY_DIR = Path(__file__).parent / "policy"
 # Demonstrations use train incidents from beyond the train taskset: no training task was ever demonstrated.

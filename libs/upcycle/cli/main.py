@@ -45,6 +45,7 @@ TRAJECTORY_COMMANDS = {
 MODEL_COMMANDS = {
     "list": ("upcycle.cli.models:list_models", "Models and their heads."),
     "import": ("upcycle.cli.models:import_model", "Register a Hugging Face directory as a model."),
+    "create": ("upcycle.cli.create_model:create", "A tiny Qwen3 of random weights, as a folder to import."),
     "fork": ("upcycle.cli.models:fork", "A new model that starts from a checkpoint."),
     "checkpoints": ("upcycle.cli.models:checkpoints", "The checkpoint tree, oldest first."),
     "head": ("upcycle.cli.models:head", "The promoted checkpoint; --set moves it."),

@@ -85,14 +85,14 @@ def next_commands(project: NewProject) -> list[tuple[str, str]]:
     name = project.name
     return [
         ("upcycle play tasks.py", "play one task yourself"),
-        (f"upcycle up --model {name} --model-dir FOLDER", "start the platform, in another terminal"),
+        ("upcycle models create model --tiny --text demonstrations.jsonl", "a tiny model that knows nothing"),
+        (f"upcycle up --model {name} --model-dir model", "start the platform, in another terminal"),
         (
             f"upcycle train {name} --sft demonstrations.jsonl --epochs 2 --learning-rate 1e-3",
             "learn from the demonstrations (SFT)",
         ),
-        (f"upcycle eval tasks.py {name} --taskset {name}-held-out", "measure it"),
         ("upcycle train --config run.toml", "learn from rewards (GRPO), and promote what is better"),
-        (f"upcycle eval tasks.py {name} --taskset {name}-held-out --group 4", "measure it again"),
+        (f"upcycle eval tasks.py {name} --taskset {name}-held-out --group 4", "measure it"),
     ]
 
 

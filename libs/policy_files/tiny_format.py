@@ -1,4 +1,4 @@
-"""The files of the policy apart from its weights: tokenizer, chat template, and the small JSON files of a
+"""The files of a tiny policy apart from its weights: tokenizer, chat template, and the small JSON files of a
 Hugging Face model directory."""
 
 import json
@@ -91,7 +91,7 @@ def train_tokenizer(corpus: Iterable[str]) -> Tokenizer:
     return tokenizer
 
 
-def write_format(path: Path, tokenizer: Tokenizer) -> None:
+def write_format(path: Path, tokenizer: Tokenizer, *, max_length: int = 512) -> None:
     """tokenizer.json, tokenizer_config.json, chat_template.jinja and generation_config.json."""
     path.mkdir(parents=True, exist_ok=True)
     tokenizer.save(str(path / "tokenizer.json"))
@@ -104,7 +104,7 @@ def write_format(path: Path, tokenizer: Tokenizer) -> None:
             "eos_token": TURN_END,
             "pad_token": END_OF_TEXT,
             "clean_up_tokenization_spaces": False,
-            "model_max_length": 512,
+            "model_max_length": max_length,
         },
     )
     _write_json(

@@ -107,3 +107,10 @@ def test_a_tasks_family_is_its_incidents_cause() -> None:
 def test_the_file_loads_by_path_as_the_platform_loads_it() -> None:
     assert load_environment(FOLDER / "env.py").name == "incident"
     assert held_out.environment.path == str(FOLDER / "env.py")
+
+
+async def test_no_cheat_pays_and_the_gold_diagnosis_does() -> None:
+    seen = await env.validate(held_out.tasks[:12])
+    assert seen.findings == ()
+    assert min(seen.gold.values()) == pytest.approx(1.0)
+    assert max(seen.cheats.values()) == 0.0

@@ -13,6 +13,9 @@ _SURE: Final = 3.0
 _FEWEST: Final = 8
 
 
+_TENTHS: Final = 10
+
+
 @dataclass(frozen=True, slots=True)
 class Slope:
     """level: of the line where the measurement begins. per_day: growth; error: of it, one standard error."""
@@ -39,3 +42,11 @@ def slope(points: Sequence[tuple[float, float]]) -> Slope | None:
     left = math.fsum((v - mean_v - per_s * (t - mean_t)) ** 2 for t, v in kept)
     error = math.sqrt(left / (len(kept) - 2) / spread)
     return Slope(mean_v + per_s * (kept[0][0] - mean_t), per_s * DAY_S, error * DAY_S)
+
+
+def curve(points: Sequence[tuple[float, float]]) -> list[float]:
+    """The mean of each tenth of the points, the warm-up included: what fills up flattens, what leaks does
+    not."""
+    size = len(points) / _TENTHS
+    tenths = (points[int(size * part) : int(size * (part + 1))] for part in range(_TENTHS))
+    return [math.fsum(value for _, value in tenth) / len(tenth) for tenth in tenths if tenth]

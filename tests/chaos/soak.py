@@ -16,7 +16,7 @@ from tests.chaos.__main__ import add_arrangement, platform_settings, refusal, sp
 from tests.chaos.procfs import family, memory_bytes, open_files
 from tests.chaos.replicated import Arrangement, ReplicatedStack
 from tests.chaos.runs import Runs
-from tests.chaos.slopes import slope
+from tests.chaos.slopes import curve, slope
 from tests.platform_recipes import register_incident, small_training
 from tests.postgres import PostgresServer
 
@@ -74,7 +74,10 @@ def report(series: Series, settled: int, stored: Mapping[str, tuple[int, int]]) 
             continue
         slopes[process][what] = {key: float(f"{getattr(found, key):.4g}") for key in found.__slots__}
         if found.doubles_in_a_day and what != "family_bytes":
-            grows.append(f"{process} {what}: {found.level:.4g}, {found.per_day:+.4g} a day")
+            tenths = " ".join(f"{value:.4g}" for value in curve(points))
+            grows.append(
+                f"{process} {what}: {found.level:.4g}, {found.per_day:+.4g} a day; by tenths: {tenths}"
+            )
     grown = {name: after - before for name, (before, after) in stored.items()}
     per_episode = {name: round(size / max(settled, 1)) for name, size in grown.items()}
     return {"settled": settled, "grows": grows, "stored_bytes_per_episode": per_episode, "slopes": slopes}

@@ -3,7 +3,7 @@
 import random
 
 import pytest
-from tests.chaos.slopes import DAY_S, slope
+from tests.chaos.slopes import DAY_S, curve, slope
 
 
 def test_a_straight_line_is_found_exactly_and_its_warm_up_left_out() -> None:
@@ -33,3 +33,9 @@ def test_noise_is_no_growth() -> None:
 
 def test_a_few_points_say_nothing() -> None:
     assert slope([(float(t), float(t)) for t in range(10)]) is None
+
+
+def test_the_curve_shows_where_growth_ends() -> None:
+    points = [(float(t), float(min(t, 10))) for t in range(40)]
+    assert curve(points) == [1.5, 5.5, 9.25, *[10.0] * 7]
+    assert curve(points[:3]) == [0.0, 1.0, 2.0]

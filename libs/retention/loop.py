@@ -3,6 +3,7 @@
 import asyncio
 import logging
 from collections.abc import Mapping
+from typing import Final
 
 from retention.sweeps import RetentionSweep, SweepOrder
 from service_kit.loops import one_piece, pause, until_stopped
@@ -10,13 +11,20 @@ from service_kit.loops import one_piece, pause, until_stopped
 log = logging.getLogger(__name__)
 
 
+MAX_KEPT: Final = 100_000
+"""Old things that stay, and that one turn looks at: what is kept for ever only grows."""
+
+
 class SweepLoop:
-    """What a sweep cannot do now it does at the next turn: old things do no harm."""
+    """What a sweep cannot do now it does at the next turn: old things do no harm. A turn that found MAX_KEPT
+    things that stay ends there; the next one goes on behind them. After the last it begins with the oldest
+    again."""
 
     def __init__(self, sweeps: Mapping[str, RetentionSweep], *, every_s: float) -> None:
         """sweeps: by what they remove, in the order in which they run."""
         self._sweeps = sweeps
         self._every_s = every_s
+        self._after: dict[str, str] = {}
 
     async def run(self, stop: asyncio.Event) -> None:
         """Until stopped; the first sweep comes after the first interval."""
@@ -29,12 +37,14 @@ class SweepLoop:
             await until_stopped(stop, sweep, every_s=self._every_s, waiting="retention_waits")
 
     async def _all_batches(self, what: str, stop: asyncio.Event) -> None:
-        number, size_bytes, after = 0, 0, ""
+        number, size_bytes, kept = 0, 0, 0
         while not stop.is_set():
             with one_piece(f"retention of {what}"):
-                report = await self._sweeps[what](SweepOrder(apply=True, after=after))
-            number, size_bytes, after = number + report.number, size_bytes + report.size_bytes, report.next
-            if not after:
+                report = await self._sweeps[what](SweepOrder(apply=True, after=self._after.get(what, "")))
+            self._after[what] = report.next
+            number, size_bytes = number + report.number, size_bytes + report.size_bytes
+            kept += sum(report.kept.values())
+            if not report.next or kept >= MAX_KEPT:
                 break
         if number:
             extra = {"what": what, "number": number, "size_bytes": size_bytes}

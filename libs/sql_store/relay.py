@@ -24,7 +24,7 @@ from sqlalchemy import Connection, and_, bindparam, delete, func, literal, or_, 
 
 from event_bus.codec import Encoded
 from event_bus.delivery import PubAck
-from event_bus.errors import BusError, QueueFull
+from event_bus.errors import AlreadyDecided, BusError, QueueFull
 from event_bus.publisher import Stored
 from event_bus.topology import DECISIONS, EVENTS, TASKS
 from event_bus.tracing import trace_of
@@ -39,6 +39,9 @@ _TOGETHER_ROWS: Final = 16
 """From so many rows on, the server stores them as one: a batch costs it several files of its own."""
 _TOGETHER_BYTES: Final = 1 << 20
 _STREAMS: Final = (EVENTS, DECISIONS, TASKS)
+_OTHERS_MARK_S: Final = 0.05
+"""What another replica's relay gets to mark a batch that it published. The one that came second waits so
+long, so the two do not meet at each batch."""
 _PRUNE_EVERY_S: Final = 600.0
 MAX_PRUNED: Final = 5_000
 """Rows that one transaction deletes: after an outage of hours all old rows at once take longer than a
@@ -99,6 +102,9 @@ _FIRST_HOLDING: Final = (
     .scalar_subquery()
 )
 _NOT_HELD_ROWS: Final = _WAITING_ROWS.where(or_(_FIRST_HOLDING.is_(None), OUTBOX.c.id < _FIRST_HOLDING))
+_LEFT: Final = select(OUTBOX.c.id).where(
+    OUTBOX.c.id.in_(bindparam("ids", expanding=True)), OUTBOX.c.published_at.is_(None)
+)
 _MARK: Final = (
     update(OUTBOX).where(OUTBOX.c.id.in_(bindparam("ids", expanding=True))).values(published_at=func.now())
 )
@@ -210,9 +216,9 @@ class OutboxRelay:
         confirmed: list[int] = []
         try:
             for batch in _batches([row for row in rows if row.subject not in full]):
-                if await self._published_together(batch):
-                    confirmed += [row.id for row in batch]
-                elif not await self._published_alone(batch, full, confirmed):
+                left = await self._published_together(batch)
+                confirmed += sorted({row.id for row in batch} - {row.id for row in left})
+                if not await self._published_alone(left, full, confirmed):
                     break
         except Unavailable as error:
             _LOG.warning("outbox_waits", extra={"rows": len(rows) - len(confirmed), "error": str(error)})
@@ -221,18 +227,27 @@ class OutboxRelay:
                 await self._db.note(lambda connection: _mark_published(connection, confirmed))
         return len(confirmed)
 
-    async def _published_together(self, rows: Sequence[Row]) -> bool:
-        """False where nothing is known to be published: they are few, or the bus refuses one of them. Raises
-        Unavailable."""
+    async def _published_together(self, rows: Sequence[Row]) -> Sequence[Row]:
+        """Returns those that are not known to be published: they are few, or the bus refuses one of them.
+        Raises Unavailable."""
         if len(rows) < _TOGETHER_ROWS or rows[0].stream == DECISIONS:
-            return False
+            return rows
         try:
             await self._bus.publish_together([row.stored() for row in rows], rows[0].stream)
         except (BusError, KeyError) as error:
             _LOG.info("outbox_batch_refused", extra={"stream": rows[0].stream, "error": repr(error)})
-            return False
+            return await self._left_by_others(rows) if isinstance(error, AlreadyDecided) else rows
         RELAYED.labels(rows[0].stream).inc(len(rows))
-        return True
+        return []
+
+    async def _left_by_others(self, rows: Sequence[Row]) -> Sequence[Row]:
+        """The bus knows an id of a batch: the relay of another replica published it, or a relay that did not
+        live to mark it. Returns those that were not marked in the meantime. Raises Unavailable."""
+        if self._db.dialect != "sqlite":
+            await asyncio.sleep(_OTHERS_MARK_S)
+        ids = [row.id for row in rows]
+        left = await self._db.run(lambda connection: set(connection.execute(_LEFT, {"ids": ids}).scalars()))
+        return [row for row in rows if row.id in left]
 
     async def _published_alone(self, rows: Sequence[Row], full: set[str], confirmed: list[int]) -> bool:
         """Publish row by row; False where one has to wait, and those behind it."""

@@ -16,7 +16,6 @@ from trajectory_store.domain.facts import LedgerState
 _LEDGER: Final = "SELECT episode_id, state, in_conflict, trained_twice FROM episodes"
 _RUNS: Final = "SELECT run_id, state FROM run"
 _PLANNED: Final = "SELECT episode_id, state FROM episode"
-_ENDS: Final = "SELECT episode_id, state, graded_at IS NOT NULL FROM episode"
 _GRADED: Final = (
     "SELECT run_id, num_graded, (SELECT count(*) FROM episode AS one"
     " WHERE one.run_id = run.run_id AND graded_at IS NOT NULL) FROM run"
@@ -44,7 +43,7 @@ class PromiseWatch:
         self._moments = moments
         self._ends: dict[str, str] = {}
         self._trained: dict[str, tuple[str, int]] = {}
-        self._settled: dict[str, str] = {}
+        self._settled: dict[str, tuple[str, int]] = {}
         self.saved: dict[str, str] = {}
         """Checkpoints that were announced, and their runs."""
         self._steps: dict[tuple[str, int], tuple[str, ...]] = {}
@@ -110,12 +109,8 @@ class PromiseWatch:
                     raise Broken("COUNTS", f"{run_id} counts {counted} graded episodes, and has {graded}")
             for group_id, member in self._rows(PLANNER_DB, _TWICE):
                 raise Broken("TWO MEMBERS", f"{group_id} has two episodes that count as its member {member}")
-            for episode_id, state, was_graded in self._rows(PLANNER_DB, _ENDS):
-                what = f"plan {episode_id}"
-                # The planner's timeout may lose to a grade that the stream had before it: the grade counts.
-                if was_graded and state != "failed" and self._ends.get(what) == "failed":
-                    del self._ends[what]
-                self._one_end(what, state)
+            for episode_id, state in self._rows(PLANNER_DB, _PLANNED):
+                self._one_end(f"plan {episode_id}", state)
 
     def on_counted(self) -> None:
         """The ledger committed."""
@@ -138,10 +133,13 @@ class PromiseWatch:
     def _on_settled(self, fact: dict[str, Any]) -> None:
         if fact.get("sourceRunId"):
             return
-        self._settled.setdefault(fact["groupId"], fact["outcome"])
+        group_id, outcome, step = fact["groupId"], fact["outcome"], int(fact.get("step", 0))
+        if self._settled.setdefault(group_id, (outcome, step)) != (outcome, step):
+            was, at_step = self._settled[group_id]
+            raise Broken("TWO ENDS", f"{group_id} was {was} at step {at_step} and is {outcome} at {step}")
         for episode_id in fact.get("episodeIds", ()):
             if fact["outcome"] == "trained":
-                claim = (fact["runId"], int(fact.get("step", 0)))
+                claim = (fact["runId"], step)
                 if self._trained.setdefault(episode_id, claim) != claim:
                     raise Broken("TRAINED TWICE", f"{episode_id}: {self._trained[episode_id]} and {claim}")
 
@@ -151,8 +149,9 @@ class PromiseWatch:
         if self._steps.setdefault(key, members) != members:
             raise Broken("TWO STEPS", f"{key} was completed with two different batches")
         for group_id in {one.rsplit("-e", 1)[0].removeprefix("traj-") for one in members}:
-            if self._settled.get(group_id) != "trained":
-                raise Broken("VOID STEP ANNOUNCED", f"{key}: {group_id} is {self._settled.get(group_id)}")
+            outcome, _ = self._settled.get(group_id, (None, 0))
+            if outcome != "trained":
+                raise Broken("VOID STEP ANNOUNCED", f"{key}: {group_id} is {outcome}")
 
     def _one_end(self, what: str, state: str) -> None:
         before = self._ends.get(what)

@@ -76,12 +76,16 @@ REWARDS_WITHOUT_STEP = (
     .where(*_WITHOUT_STEP, EPISODE.c.graded_at.is_not(None))
     .group_by(GROUP.c.outcome, EPISODE.c.reward)
 )
-RECENT_OUTCOMES = (
-    sa.select(GROUP.c.num_graded)
-    .where(_GROUP_OF_RUN, GROUP.c.is_open == sa.false())
-    .order_by(GROUP.c.settled_at.desc(), GROUP.c.position.desc())
-    .limit(sa.bindparam("limit_"))
-)
+
+
+def _newest_closed(column: sa.ColumnElement[Any]) -> sa.Select[Any]:
+    """Of the groups of a run that ended last, newest first."""
+    closed = sa.select(column).where(_GROUP_OF_RUN, GROUP.c.is_open == sa.false())
+    newest = closed.order_by(GROUP.c.settled_at.desc(), GROUP.c.position.desc())
+    return newest.limit(sa.bindparam("limit_"))
+
+
+RECENT_OUTCOMES = _newest_closed(GROUP.c.num_graded)
 GROUP_PROGRESS = ("expected_members", "num_graded", "is_open", "outcome", "settled_at", "at_step")
 WRITE_GROUP = _write(GROUP, "group_id", GROUP_PROGRESS)
 
@@ -90,6 +94,7 @@ _OF_RUN = EPISODE.c.run_id == sa.bindparam("run_id_")
 _PLANNED = EPISODE.c.state == EpisodeState.PLANNED.value
 EPISODES_OF_GROUPS = _EPISODES.where(EPISODE.c.group_id.in_(sa.bindparam("group_ids", expanding=True)))
 EPISODES_OF_RUN = _EPISODES.where(_OF_RUN)
+EPISODES_OF_NEWEST_GROUPS = _EPISODES.where(EPISODE.c.group_id.in_(_newest_closed(GROUP.c.group_id)))
 IN_FLIGHT = sa.select(sa.func.count()).select_from(EPISODE).where(_OF_RUN, _IS_UNSETTLED)
 UNSETTLED_OF_RUN = _EPISODES.where(_OF_RUN, _IS_UNSETTLED)
 OVERDUE = _EPISODES.where(_OF_RUN, _PLANNED, EPISODE.c.opened_at < sa.bindparam("before"))

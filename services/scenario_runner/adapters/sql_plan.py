@@ -271,9 +271,12 @@ class PlanUnit(SqlAnnouncements):
 
     def results(self, run_id: str) -> list[EpisodeRow]:
         """The newest attempt at each member of each group, in order."""
-        rows = self._episodes(statements.EPISODES_OF_RUN, {"run_id_": run_id})
-        newest = {(row.group_id, row.member): row for row in sorted(rows, key=lambda row: row.attempt)}
-        return [newest[key] for key in sorted(newest)]
+        return _newest_attempts(self._episodes(statements.EPISODES_OF_RUN, {"run_id_": run_id}))
+
+    def newest_results(self, run_id: str, num_groups: int) -> list[EpisodeRow]:
+        """The same of the groups that ended last."""
+        wanted = {"run_id_": run_id, "limit_": num_groups}
+        return _newest_attempts(self._episodes(statements.EPISODES_OF_NEWEST_GROUPS, wanted))
 
     def waits(self, run_id: str) -> PlanWaits:
         """Where its unsettled episodes are, and what failed."""
@@ -383,3 +386,8 @@ class PlanUnit(SqlAnnouncements):
         """Run a statement that sees what this transaction has changed."""
         self.flush()
         return self._sql.execute(statement, wanted)
+
+
+def _newest_attempts(rows: Sequence[EpisodeRow]) -> list[EpisodeRow]:
+    newest = {(row.group_id, row.member): row for row in sorted(rows, key=lambda row: row.attempt)}
+    return [newest[key] for key in sorted(newest)]

@@ -29,6 +29,8 @@ from scenario_runner.usecases.offering import announce_released
 log = logging.getLogger(__name__)
 
 MAX_DETAIL_CHARS = 2000
+MAX_LOOKED_AT = 1000
+"""Episodes among which the reason of a failed run is looked for: it may have millions."""
 _CANCELLED_BY = {
     RunState.COMPLETED: "run_stopped",
     RunState.CANCELLED: "run_cancelled",
@@ -219,14 +221,19 @@ def settle(unit: PlanUnit, episode: EpisodeRow, state: EpisodeState, reason: str
     )
 
 
-def why_all_failed(unit: PlanUnit, run: RunRecord) -> str:
-    """The commonest failure of a run's episodes, with an example."""
-    failed = [row for row in unit.results(run.run_id) if row.state is EpisodeState.FAILED]
+def why_all_failed(unit: PlanUnit, run: RunRecord, num_groups: int | None = None) -> str:
+    """The commonest failure of a run's episodes, with an example. num_groups: those of so many groups, that
+    ended last, instead of all. Of many, the newest MAX_LOOKED_AT are read."""
+    limit = max(1, MAX_LOOKED_AT // run.spec.group_size)
+    results = unit.newest_results(run.run_id, min(limit, num_groups or limit))
+    failed = [row for row in results if row.state is EpisodeState.FAILED]
     if not failed:
         return "no episode was graded"
     kinds = [row.reason for row in failed]
     commonest = max(set(kinds), key=kinds.count)
     detail = next(row.detail for row in reversed(failed) if row.reason == commonest)
+    is_part = num_groups is None and len({row.group_id for row in results}) == limit
+    which = f"the newest {len(failed)}" if is_part else f"{len(failed)}"
     if set(kinds) == {EpisodeFailure.ENVIRONMENT_BROKEN}:
         return f"{commonest}: every episode fails, whatever is answered: {detail[:300]}"
-    return f"{kinds.count(commonest)} of {len(failed)} failed with {commonest}: {detail[:300]}"
+    return f"{kinds.count(commonest)} of {which} failed with {commonest}: {detail[:300]}"

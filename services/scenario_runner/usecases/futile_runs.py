@@ -30,7 +30,7 @@ def end_if_only_failures(unit: PlanUnit, run_id: str) -> None:
         return
     enough = 2 * run.spec.training.prompts_per_step
     if plan.has_only_failures(unit.recent_outcomes(run_id, enough), enough):
-        failure = f"the last {enough} groups had no graded episode: {why_all_failed(unit, run)}"
+        failure = f"the last {enough} groups had no graded episode: {why_all_failed(unit, run, enough)}"
         end_run(unit, run, RunState.FAILED, "run_failed", failure=failure)
 
 

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
-from sqlalchemy import Connection, and_, delete, false, func, select, true, tuple_, update
+from sqlalchemy import Connection, and_, delete, false, select, true, tuple_, update
 from sqlalchemy.dialects import postgresql, sqlite
 
 from sql_store import Database, owned
@@ -18,6 +18,8 @@ from trajectory_store.domain.retention import OldRow, Removable
 _ROW: Final = EPISODES.c
 _CONDITION: Final = {Removable.BODIES: BODIES, Removable.EPISODES: WITHOUT_BODY}
 _MOMENT: Final = {Removable.BODIES: _ROW.recorded_us, Removable.EPISODES: _ROW.since_us}
+_PIECE: Final = 5000
+"""Rows that one statement adds up."""
 
 
 class SqlRetention:
@@ -42,12 +44,21 @@ class SqlRetention:
         return await self._db.run(lambda connection: [_old_row(row) for row in _rows(connection, query)])
 
     async def beyond_bytes(self, limit: int) -> int:
-        """Bodies recorded before this moment are more than so many bytes ago; 0: all of them fit."""
-        size = func.sum(_ROW.body_size_bytes).over(order_by=(_ROW.recorded_us.desc(), _ROW.episode_id.desc()))
-        summed = select(_ROW.recorded_us, size.label("size")).where(BODIES, owned(EPISODES)).subquery()
-        query = select(func.max(summed.c.recorded_us)).where(summed.c.size > limit)
-        newest = await self._db.run(lambda connection: connection.execute(query).scalar())
-        return 0 if newest is None else int(newest) + 1
+        """Bodies recorded before this moment are more than so many bytes ago; 0: all of them fit. Adds them
+        up from the newest on, in pieces, so that no statement lasts longer the more there are."""
+        key = (_ROW.recorded_us, _ROW.episode_id)
+        newest = select(*key, _ROW.body_size_bytes).where(BODIES, owned(EPISODES)).limit(_PIECE)
+        newest = newest.order_by(*(column.desc() for column in key))
+        query, total = newest, 0
+        while True:
+            rows = await self._db.run(lambda connection, query=query: connection.execute(query).all())  # type: ignore[misc]
+            for recorded_us, _, size in rows:
+                total += size or 0
+                if total > limit:
+                    return int(recorded_us) + 1
+            if len(rows) < _PIECE:
+                return 0
+            query = newest.where(tuple_(*key) < tuple(rows[-1][:2]))
 
     async def remove_bodies(
         self, reasons: Mapping[str, str], rows: Mapping[str, OldRow], at_us: int

@@ -4,8 +4,9 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from dataclasses import replace
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 from functools import partial
+from typing import Any
 
 import pytest
 from sqlalchemy import Connection, TextClause, text
@@ -258,6 +259,28 @@ async def test_the_oldest_beyond_a_size_go_and_none_that_is_younger_than_a_day(o
     assert (await old.sweep(BODIES, apply=True)).number == 0
     old.policy = replace(old.policy, bodies=timedelta(days=1))
     assert (await old.sweep(BODIES, apply=True)).number == 2
+
+
+async def test_the_bytes_of_bodies_are_added_up_in_pieces_and_no_further_than_needed(
+    old: RetentionHarness, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A statement over all bodies meets its limit of 30 s when the store is large, and fails for good."""
+    await old.settle(*range(7))  # 70 bytes, all of one moment
+    sizes: list[int] = []
+
+    def note(result: Any) -> Any:
+        sizes.append(len(result))
+        return result
+
+    run = old.db.run
+    monkeypatch.setattr(old.db, "run", lambda work: run(lambda sql: note(work(sql))))
+    monkeypatch.setattr("trajectory_store.adapters.sql_retention._PIECE", 2)
+    assert await old.rows.beyond_bytes(70) == 0
+    assert sizes == [2, 2, 2, 1]
+    sizes.clear()
+    beyond = await old.rows.beyond_bytes(35)
+    assert sizes == [2, 2]
+    assert beyond == (START - datetime(1970, 1, 1, tzinfo=UTC)) // timedelta(microseconds=1) + 1
 
 
 class Killed(BaseException):

@@ -260,6 +260,8 @@ class EventBus:
             return "stopping"
         if not self._connection.is_connected:
             return "not connected to NATS"
+        if self._connection.missing is not None:
+            return self._connection.missing
         if stuck := self._deps.in_flight.stuck():
             return f"handlers that do not end: {', '.join(stuck)}"
         if failing := [text for one in self._batches if (text := one.failing())]:

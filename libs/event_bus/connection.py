@@ -48,6 +48,8 @@ class BusConnection:
         self._timings = timings
         self._epoch = 0
         self._closing = False
+        self.missing: str | None = None
+        """What a start waits for: a stream or durable that is not provisioned."""
         self._on_reconnect: list[Callable[[], None]] = []
         self._client: Client | None = None
         self._jetstream: JetStreamContext | None = None
@@ -116,9 +118,11 @@ class BusConnection:
         wanted += [(spec.stream, spec.durable, subjects) for spec, subjects in durables.items()]
         for stream, durable, subjects in wanted:
             while (trouble := await self._trouble_with(stream, durable, subjects)) is not None:
+                self.missing = str(trouble)
                 if time.monotonic() > deadline:
                     raise trouble
                 await asyncio.sleep(_POLL_S)
+        self.missing = None
 
     async def _trouble_with(
         self, stream: str, durable: str | None, subjects: frozenset[str]
@@ -142,10 +146,7 @@ class BusConnection:
         return None
 
     def _not_provisioned(self, what: str) -> NotProvisioned:
-        return NotProvisioned(
-            f"{what} does not exist at {self._settings.url} after {self._timings.connect_s:g} s: "
-            "run upcycle-provision"
-        )
+        return NotProvisioned(f"{what} does not exist at {self._settings.url}: run upcycle-provision")
 
     async def close(self) -> None:
         """Disconnect; what NATS answers is logged, not raised."""

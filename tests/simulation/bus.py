@@ -42,6 +42,7 @@ class SimulatedConnection:
         self._jetstream = jetstream
         self.broker = SimulatedBroker(jetstream, topology, models)
         self.is_connected = True
+        self.missing: str | None = None
 
     def jetstream(self) -> Any:
         return self._jetstream

@@ -86,6 +86,23 @@ async def test_a_start_creates_nothing_and_names_what_is_missing(server: NatsSer
         assert await eyes.jetstream.consumers_info(EVENTS) == []
 
 
+async def test_a_start_that_waits_for_streams_is_not_ready_and_names_what_is_missing(
+    server: NatsServer,
+) -> None:
+    spec = fact_spec()
+    timings = replace(FAST, connect_s=60)
+    bus = EventBus(BusSettings(url=server.url), client_name="t", topology=topology(spec), timings=timings)
+    subscribe(bus, spec, Seen())
+    starting = asyncio.create_task(bus.start())
+    for stage, missing in ((topology(), "stream TASKS"), (topology(spec), "durable tested of stream EVENTS")):
+        said = f"{missing} does not exist at {server.url}: run upcycle-provision"
+        await until(lambda said=said: bus.ready() == said, said)  # type: ignore[misc]
+        await provision(server.url, topology=stage)
+    await in_time(starting)
+    await until(lambda: bus.ready() is None, "readiness")
+    await bus.stop()
+
+
 async def test_a_service_does_not_change_what_was_provisioned(server: NatsServer) -> None:
     spec = fact_spec(max_ack_pending=7)
     await provision(server.url, topology=topology(spec))
@@ -123,7 +140,7 @@ async def test_a_durable_that_is_updated_while_a_start_waits_is_read(server: Nat
     bus = EventBus(BusSettings(url=server.url), client_name="t", topology=topology(wider), timings=FAST)
     subscribe(bus, wider, seen)
     starting = asyncio.create_task(bus.start())
-    await until(lambda: bus.ready() is None)  # connected, and waiting for provisioning
+    await until(lambda: "durable tested" in (bus.ready() or ""))  # connected, and waiting for provisioning
     assert not starting.done()
     await provision(server.url, topology=topology(wider))
     await starting
@@ -137,7 +154,7 @@ async def test_a_start_waits_for_provisioning(server: NatsServer) -> None:
     bus = EventBus(BusSettings(url=server.url), client_name="t", topology=topology(spec), timings=FAST)
     subscribe(bus, spec, seen)
     starting = asyncio.create_task(bus.start())
-    await until(lambda: bus.ready() is None)  # connected, and waiting for provisioning
+    await until(lambda: "stream TASKS" in (bus.ready() or ""))  # connected, and waiting for provisioning
     assert not starting.done()
     await provision(server.url, topology=topology(spec))
     await starting

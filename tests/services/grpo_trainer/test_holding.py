@@ -3,12 +3,14 @@ clock of those who watch."""
 
 from __future__ import annotations
 
+import asyncio
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
+from tests.support.waiting import until
 
 from blob_store import MemoryBlobStore
 from grpo_trainer.adapters.trainers_store import TrainersStore
@@ -133,6 +135,24 @@ async def test_an_outage_of_the_store_changes_no_holder(monkeypatch: pytest.Monk
     await machine.rounds([first, second], 10)
     assert (holds(first), holds(second)) == (True, False)
     first.surely("m")
+
+
+async def test_a_trainer_that_cannot_renew_its_leases_is_not_ready_and_says_why(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    machine = Machine()
+    first, _ = await pair(machine)
+    monkeypatch.setattr(machine.store, "put", _away)
+    monkeypatch.setattr(machine.store, "list", _away)
+    await first.look_again()
+    assert first.waiting_for([]) == (
+        "the leases, which cannot be renewed: the object store (the record of this trainer): the object store"
+    )
+    monkeypatch.undo()
+    running = asyncio.create_task(first.run())
+    await until(lambda: first.waiting_for([]) is None, "leases that are renewed")
+    running.cancel()
+    await asyncio.gather(running, return_exceptions=True)
 
 
 async def _away(*_: object) -> None:

@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from dataclasses import replace
-from datetime import UTC, datetime, timedelta
+from datetime import timedelta
 from functools import partial
 from typing import Any
 
@@ -265,7 +265,7 @@ async def test_the_bytes_of_bodies_are_added_up_in_pieces_and_no_further_than_ne
     old: RetentionHarness, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A statement over all bodies meets its limit of 30 s when the store is large, and fails for good."""
-    await old.settle(*range(7))  # 70 bytes, all of one moment
+    await old.settle(*range(7))  # 70 bytes
     sizes: list[int] = []
 
     def note(result: Any) -> Any:
@@ -280,7 +280,11 @@ async def test_the_bytes_of_bodies_are_added_up_in_pieces_and_no_further_than_ne
     sizes.clear()
     beyond = await old.rows.beyond_bytes(35)
     assert sizes == [2, 2]
-    assert beyond == (START - datetime(1970, 1, 1, tzinfo=UTC)) // timedelta(microseconds=1) + 1
+    before = [
+        await old.rows.old_rows(BODIES, moment, (-1, ""), 10, settled_before_us=1 << 62)
+        for moment in (beyond - 1, beyond)
+    ]
+    assert list(map(len, before)) == [3, 4], "the three newest are 30 bytes"
 
 
 class Killed(BaseException):

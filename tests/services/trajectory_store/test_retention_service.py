@@ -144,6 +144,19 @@ async def test_a_dry_run_then_the_removal_then_a_typed_error(
     assert (ledger.requested, ledger.settled, dict(ledger.by_state)) == (3, 3, {"evaluated": 3})
 
 
+@pytest.mark.usefixtures("store")
+async def test_where_no_age_is_set_the_command_names_what_sets_one(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert await asyncio.to_thread(run, ["retention", *BOTH]) == 0
+    said = " ".join(capsys.readouterr().err.split())
+    assert said.endswith(
+        "where no age is set, nothing is old: give --older-than, or set "
+        "TRAJECTORY_STORE_RETENTION_BODIES_DAYS, TRAJECTORY_STORE_RETENTION_EPISODES_DAYS "
+        "nothing was removed; add --apply"
+    )
+
+
 async def test_a_peer_that_does_not_answer_stops_it_and_is_named(
     store: Store, planner: Peer, capsys: pytest.CaptureFixture[str]
 ) -> None:

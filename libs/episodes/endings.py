@@ -33,8 +33,9 @@ class EpisodeFailure(StrEnum):
 MISSING: Final[Mapping[EpisodeFailure, str]] = {
     EpisodeFailure.SCENARIO_ERROR: "the scenario failed before its prompt, so before the first sampled token",
     EpisodeFailure.CONTEXT_OVERFLOW: "the scenario's prompt leaves no room for an answer",
-    EpisodeFailure.ENVIRONMENT_BROKEN: "the environment cannot be loaded, or its scenario raises whatever is "
-    "answered: a fresh instance raised on an empty answer too. Played once",
+    EpisodeFailure.ENVIRONMENT_BROKEN: "the environment cannot be loaded, or its scenario raises before its "
+    "prompt each time (a fresh instance did at once), or whatever is answered: a fresh instance raised on an "
+    "empty answer too. Played once",
     EpisodeFailure.ENVIRONMENT_LOST: "a process or host of the platform died: the runner, the zygote, or an "
     "environment before any call of the policy",
     EpisodeFailure.EXTERNAL_FAILURE: "a scenario or tool raised an exception that its environment declares "

@@ -276,6 +276,7 @@ def _run(result: "EpisodeResult", run: "WireRun") -> Run:
         run_id=run.run_id,
         otel_trace_id=run.trace_id,
         usage=usage_of([result.usage]),
+        failure_detail=result.failure_detail,
     )
 
 

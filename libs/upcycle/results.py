@@ -20,6 +20,7 @@ class Run:
     not an OpenTelemetry trace. otel_trace_id: the OpenTelemetry trace of the evaluation, 32 hex digits; empty
     where the platform records none. failure: why there is no reward (reward is then 0 and means nothing).
     policy_failure: why the reward is 0, where the policy caused a failure (docs/reference/failures.md).
+    failure_detail: of either, the error with file, line and traceback, and what the episode printed, cut.
     run_id: of the evaluation that the episode belongs to. usage: seconds of engines and of its environment.
     """
 
@@ -35,6 +36,7 @@ class Run:
     run_id: str = ""
     otel_trace_id: str = ""
     usage: Usage = NONE
+    failure_detail: str = field(default="", repr=False)
 
     @property
     def is_error(self) -> bool:

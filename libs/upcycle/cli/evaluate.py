@@ -1,11 +1,13 @@
 """`upcycle eval`."""
 
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any, Final
 
 from cyclopts import Parameter
 
 from upcycle.cli.exits import Exit
+from upcycle.cli.failures_text import FailureExample, failure_examples, failures_json, failures_text
 from upcycle.cli.output import JsonFlag, human, print_json
 from upcycle.cli.run_flags import NO_CONFIG, ConfigFlags, eval_defaults, flag_class, sources_of
 from upcycle.errors import UpcycleError
@@ -91,9 +93,10 @@ async def evaluate(
         if report.detach:
             return Exit.OK
         run = await follow_run(platform, run.run_id, CountsLine(), timeout_s=report.timeout_s)
-        coverage = coverage_of(runs_of(await read_results(platform, run.run_id)))
+        episodes = runs_of(await read_results(platform, run.run_id))
+        coverage, failures = coverage_of(episodes), failure_examples(episodes)
         drawn_by = await _drawn(platform, run, report.as_json) if asked.trainable else ""
-    status = _say(run, coverage, report)
+    status = _say(run, coverage, report, failures)
     if drawn_by and not report.as_json:
         print(drawn_by)
     return status
@@ -151,17 +154,20 @@ class CountsLine:
             self._console.print(line, end="\r" if self._console.is_terminal else "\n")
 
 
-def _say(run: "Run", coverage: Coverage, report: Report) -> int:
+def _say(run: "Run", coverage: Coverage, report: Report, failures: Sequence[FailureExample] = ()) -> int:
     """Print the result; the exit status that it deserves."""
     if report.as_json:
         from upcycle.cli.output import fields_of
 
-        print_json("done", {**fields_of(run), "coverage": {**asdict(coverage), "share": coverage.share}})
+        share = {**asdict(coverage), "share": coverage.share}
+        print_json("done", {**fields_of(run), "coverage": share, "failures": failures_json(failures)})
     else:
         reward = f"{run.reward_mean:.3f}" if coverage.num_graded else "–"
         success = f"{coverage.success_rate:.1%}" if coverage.num_graded else "–"
         print(f"{run.run_id}: success {success}, reward {reward}, {coverage}")
         print(usage_of([run.usage]))
+        if failures:
+            print(failures_text(failures))
         print(f"read them with: upcycle trajectories list --run {run.run_id}")
     if not completed(run):
         why = run.failure or "cancelled"

@@ -1,11 +1,14 @@
 """`upcycle trajectories …`."""
 
 import sys
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 from upcycle.cli.exits import Exit
 from upcycle.cli.output import JsonFlag, human, print_json, result_console
 from upcycle.platform import Platform
+
+if TYPE_CHECKING:
+    from upcycle.api.trajectory.v1.trajectory_pb2 import TrajectorySummary
 
 
 async def list_trajectories(
@@ -60,11 +63,27 @@ async def show(trajectory: str, *, tokens: bool = True, as_json: JsonFlag = Fals
         trajectory_id = await _resolve(platform, trajectory)
         request = GetTrajectoryRequest(trajectory_id=trajectory_id)
         record = await platform.trajectories.GetTrajectory(request, timeout=10)
+        failure = "" if as_json else await _failure_of(platform, record.summary)
     if as_json:
         print_json("trajectory", record)
     else:
-        result_console().print(render(record.summary, record.body, with_tokens=tokens))
+        result_console().print(render(record.summary, record.body, with_tokens=tokens, failure=failure))
     return Exit.OK
+
+
+async def _failure_of(platform: Platform, summary: "TrajectorySummary") -> str:
+    """Why an episode has no reward, as its planner knows it; "" where it has one, or the run is removed."""
+    from upcycle.api.trajectory.v1.trajectory_pb2 import LEDGER_STATE_FAILED
+    from upcycle.errors import UpcycleError
+    from upcycle.evaluation import read_results
+
+    if summary.ledger.state != LEDGER_STATE_FAILED:
+        return ""
+    try:
+        results = (await read_results(platform, summary.episode.run_id)).results
+    except UpcycleError:
+        return ""
+    return next((row.failure_detail for row in results if row.episode_id == summary.episode.episode_id), "")
 
 
 async def _resolve(platform: Platform, trajectory: str) -> str:

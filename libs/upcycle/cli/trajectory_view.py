@@ -15,6 +15,7 @@ from upcycle.api.trajectory.v1.trajectory_pb2 import (
     LedgerState,
     StopReason,
 )
+from upcycle.cli.terminal_text import terminal_text
 
 if TYPE_CHECKING:
     from upcycle.api.trajectory.v1.trajectory_pb2 import (
@@ -29,12 +30,16 @@ if TYPE_CHECKING:
 SURENESS = ((0.9, "green"), (0.5, "bright_green"), (0.2, "yellow"), (0.05, "dark_orange"), (0.0, "red"))
 
 
-def render(summary: "TrajectorySummary", body: "TrajectoryBody", *, with_tokens: bool) -> RenderableType:
-    """The whole trajectory, one panel per turn."""
+def render(
+    summary: "TrajectorySummary", body: "TrajectoryBody", *, with_tokens: bool, failure: str = ""
+) -> RenderableType:
+    """The whole trajectory, one panel per turn. failure: why it has no reward, with the traceback."""
     parts: list[RenderableType] = [_heading(summary, body)]
     parts += [Text(f"{message.role}: {message.content}", style="dim") for message in body.prompt]
     parts += [_turn(number, turn, with_tokens) for number, turn in enumerate(body.turns, start=1)]
     parts.append(_reward(summary))
+    if failure:
+        parts.append(Text(terminal_text(failure), style="red"))
     return Group(*parts)
 
 

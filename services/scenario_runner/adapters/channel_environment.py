@@ -31,13 +31,18 @@ T = TypeVar("T")
 _SLICE_S: Final = 1.0
 """A limited call is timed in slices: a process that froze counts one of them, not the time it was frozen."""
 
+_ERROR_CHARS: Final = 400
+_TRACEBACK_CHARS: Final = 1000
+_PRINTED_CHARS: Final = 400
+
 ToolCaller = Callable[[str, Mapping[str, Any]], Awaitable[ToolResult]]
 
 
 class ChannelEnvironment:
     """Implements LiveEnvironment. `on_close` ends whatever is behind the channel, and before the channel: a
     process that is killed need not see it end. `explain_loss` says why the channel broke, once it is
-    known. source_digest: of the code behind the channel, "" where it is not known."""
+    known. source_digest: of the code behind the channel, "" where it is not known. printed: the end of
+    what the episode printed."""
 
     def __init__(
         self,
@@ -48,8 +53,10 @@ class ChannelEnvironment:
         explain_loss: Callable[[], Awaitable[Exception]],
         tool_caller: ToolCaller | None = None,
         source_digest: str = "",
+        printed: Callable[[], str] = str,
     ) -> None:
         self.source_digest = source_digest
+        self._printed = printed
         self.prompt: tuple[Message, ...] = ()
         self.tools: tuple[ToolSpec, ...] = ()
         self._channel = channel
@@ -161,7 +168,7 @@ class ChannelEnvironment:
         try:
             return await call
         except ChannelError as error:
-            text = f"{error}\n{error.traceback}".rstrip()
+            text = fault_text(str(error), error.traceback, self._printed())
             raise EpisodeFault(error.error_kind or EpisodeFailure.SCENARIO_ERROR, text) from error
         except ChannelTimeout as error:
             raise EpisodeTimeout(f"{what}: {error}") from error
@@ -183,6 +190,14 @@ def description_from(row: Mapping[str, Any]) -> EnvironmentDescription:
     """The description that a zygote wrote of its environment."""
     tools = tuple(ToolSpec(**tool) for tool in row["tools"])
     return EnvironmentDescription(row["name"], row["version"], row["scenarios"], tools, row["source_digest"])
+
+
+def fault_text(error: str, traceback: str, printed: str) -> str:
+    """What an author needs of a failure, within what a gRPC status carries: the error, the end of its
+    traceback with file and line, and the end of what the episode printed."""
+    parts = [error[:_ERROR_CHARS], traceback[-_TRACEBACK_CHARS:].strip()]
+    parts += [f"it printed:\n{printed[-_PRINTED_CHARS:].strip()}"] if printed.strip() else []
+    return "\n".join(part for part in parts if part)
 
 
 def loss_of(status: int, output: str) -> Exception:

@@ -64,6 +64,7 @@ class ForkedHost:
             on_close=partial(zygote.end, forked),
             explain_loss=_explainer(zygote, forked),
             source_digest=zygote.source_digest,
+            printed=partial(zygote.output_of, forked),
         )
         try:
             await environment.start(episode.scenario, json.loads(episode.args_json))

@@ -115,7 +115,7 @@ class Leases:
         self._starting += 1
         try:
             episode = await self._episodes.to_play(episode_id)
-            environment = await self._host.start(episode)
+            environment = await self._started(episode)
         finally:
             self._starting -= 1
         self._alive += 1
@@ -203,6 +203,23 @@ class Leases:
         """Episodes opened since the last call, to be noted in one transaction."""
         opened, self._opened = self._opened, []
         return opened
+
+    async def _started(self, episode: EpisodeToPlay) -> LiveEnvironment:
+        """The scenario at its prompt. One that fails before it is started once more, at once.
+
+        Raises EnvironmentBroken where it fails again, because it fails each time; and what starting raises.
+        """
+        try:
+            return await self._host.start(episode)
+        except EpisodeFault as error:
+            if error.failure_kind != EpisodeFailure.SCENARIO_ERROR:
+                raise
+        try:
+            return await self._host.start(episode)
+        except EpisodeFault as again:
+            if again.failure_kind != EpisodeFailure.SCENARIO_ERROR:
+                raise
+            raise EnvironmentBroken(f"the scenario fails before its prompt, each time: {again}") from again
 
     async def _call(
         self, lease: _Lease, name: str, arguments_json: str, limit_s: float | None

@@ -174,6 +174,7 @@ def counts_to_wire(counts: Counts) -> taskset_pb2.RunCounts:
 
 def result_to_wire(row: EpisodeRow, task: RunnableTask) -> taskset_pb2.EpisodeResult:
     """One episode that counts."""
+    has_failure = row.state in (EpisodeState.FAILED, EpisodeState.EVALUATED) and bool(row.reason)
     return taskset_pb2.EpisodeResult(
         episode_id=row.episode_id,
         trajectory_id=trajectory_id(row.episode_id),
@@ -183,7 +184,8 @@ def result_to_wire(row: EpisodeRow, task: RunnableTask) -> taskset_pb2.EpisodeRe
         status=_EPISODE_STATUS.get(row.state, taskset_pb2.EPISODE_STATUS_GRADED),
         reward=row.reward,
         success=row.success,
-        failure_kind=row.reason if row.state in (EpisodeState.FAILED, EpisodeState.EVALUATED) else "",
+        failure_kind=row.reason if has_failure else "",
+        failure_detail=row.detail if has_failure else "",
         num_turns=row.num_turns,
         sampled_by=common_pb2.VersionSpan(oldest=row.oldest_version, newest=row.newest_version),
         usage=common_pb2.Usage(engine_s=row.engine_s, environment_s=row.environment_s),

@@ -3,6 +3,7 @@
 import asyncio
 import json
 import os
+import re
 from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
@@ -11,12 +12,13 @@ import pytest
 from tests.services.scenario_runner.fleets import ARITH, HOSTILE, TIMEOUTS, Fleet
 from tests.support.waiting import until
 
+from grpc_edge.limits import MAX_STATUS_MESSAGE_CHARS
 from scenario_runner.adapters.stored_transcripts import MAX_STORED_BYTES
 from scenario_runner.domain.environments import (
     BodyUnreadable,
     EnvironmentBroken,
     EnvironmentLost,
-    EpisodeFault,
+    EpisodeError,
     EpisodeTimeout,
     FleetFull,
     PolicyFault,
@@ -60,11 +62,11 @@ async def test_the_platforms_variables_do_not_reach_environments(
 @pytest.mark.parametrize(
     ("scenario", "args", "fault", "text"),
     [
-        ("raises_first", "{}", "scenario_error", "no database today"),
-        ("never_yields", "{}", "scenario_error", "ended before its first yield"),
-        ("no_prompt", "{}", "scenario_error", "not a prompt"),
-        ("exits", "{}", "scenario_error", "status 3"),
-        ("eats_memory", "{}", "scenario_error", "MemoryError"),
+        ("raises_first", "{}", "environment_broken", "no database today"),
+        ("never_yields", "{}", "environment_broken", "ended before its first yield"),
+        ("no_prompt", "{}", "environment_broken", "not a prompt"),
+        ("exits", "{}", "environment_broken", "status 3"),
+        ("eats_memory", "{}", "environment_broken", "MemoryError"),
         ("nothing_of_that_name", "{}", "unknown_name", "no scenario"),
         ("hangs_first", '{"seconds": "long"}', "arguments_invalid", "expected a number"),
     ],
@@ -72,11 +74,34 @@ async def test_the_platforms_variables_do_not_reach_environments(
 async def test_a_scenario_that_fails_before_its_prompt(
     fleet: Fleet, scenario: str, args: str, fault: str, text: str
 ) -> None:
-    with pytest.raises(EpisodeFault, match=text) as caught:
+    with pytest.raises(EpisodeError, match=text) as caught:
         await fleet.open(scenario, args)
     assert caught.value.failure_kind == fault
     assert fleet.leases.num_alive == 0
     assert await fleet.works()
+
+
+async def test_a_failure_names_file_line_and_what_was_printed(fleet: Fleet) -> None:
+    with pytest.raises(EnvironmentBroken) as caught:
+        await fleet.open("prints_and_raises")
+    said = str(caught.value)
+    assert re.search(r'hostile\.py", line \d+, in deeper\n +return row\["missing"\]', said)
+    assert "KeyError: 'missing'" in said
+    assert said.endswith("it printed:\nlooking for the row")
+
+
+async def test_a_failure_with_much_to_say_fits_a_status(fleet: Fleet) -> None:
+    with pytest.raises(EnvironmentBroken) as caught:
+        await fleet.open("prints_much_and_raises")
+    said = str(caught.value)
+    assert len(said) <= MAX_STATUS_MESSAGE_CHARS
+    assert said.endswith("the last line")
+    assert "ValueError" in said
+
+
+async def test_a_scenario_that_fails_once_before_its_prompt_is_played(fleet: Fleet, tmp_path: Path) -> None:
+    opened = await fleet.open("fails_once", json.dumps({"mark": str(tmp_path / "mark")}))
+    assert (await fleet.grade(opened)).reward == 1.0
 
 
 @pytest.mark.parametrize("scenario", ["hangs_first", "spins_first"])

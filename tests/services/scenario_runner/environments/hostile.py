@@ -64,6 +64,35 @@ async def raises_first() -> AsyncGenerator[Any, Any]:
     yield ""
 
 
+def deeper(row: dict[str, str]) -> str:
+    return row["missing"]
+
+
+@env.scenario()
+async def prints_and_raises() -> AsyncGenerator[Any, Any]:
+    print("looking for the row")
+    yield deeper({})
+
+
+@env.scenario()
+async def prints_much_and_raises() -> AsyncGenerator[Any, Any]:
+    print("x" * 100_000 + "\nthe last line")
+    raise ValueError("y" * 100_000)
+    yield ""
+
+
+@env.scenario()
+async def fails_once(mark: str) -> AsyncGenerator[Any, Any]:
+    try:
+        os.close(os.open(mark, os.O_CREAT | os.O_EXCL))
+    except FileExistsError:
+        pass
+    else:
+        raise ValueError("a port was taken")
+    yield "?"
+    yield 1.0
+
+
 @env.scenario()
 async def never_yields() -> AsyncGenerator[Any, Any]:
     return

@@ -948,6 +948,7 @@ class EpisodeResult(_message.Message):
     SAMPLED_BY_FIELD_NUMBER: _builtins.int
     TRAJECTORY_ID_FIELD_NUMBER: _builtins.int
     USAGE_FIELD_NUMBER: _builtins.int
+    FAILURE_DETAIL_FIELD_NUMBER: _builtins.int
     episode_id: _builtins.str
     task_slug: _builtins.str
     family: _builtins.str
@@ -961,6 +962,8 @@ class EpisodeResult(_message.Message):
     num_turns: _builtins.int
     trajectory_id: _builtins.str
     """of its record"""
+    failure_detail: _builtins.str
+    """of failure_kind: the error, its traceback and what the episode printed, each cut"""
     @_builtins.property
     def sampled_by(self) -> _common_pb2.VersionSpan: ...
     @_builtins.property
@@ -982,10 +985,11 @@ class EpisodeResult(_message.Message):
         sampled_by: _common_pb2.VersionSpan | None = ...,
         trajectory_id: _builtins.str = ...,
         usage: _common_pb2.Usage | None = ...,
+        failure_detail: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["sampled_by", b"sampled_by", "usage", b"usage"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["episode_id", b"episode_id", "failure_kind", b"failure_kind", "family", b"family", "member", b"member", "num_turns", b"num_turns", "reward", b"reward", "sampled_by", b"sampled_by", "status", b"status", "success", b"success", "task_slug", b"task_slug", "trajectory_id", b"trajectory_id", "usage", b"usage"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["episode_id", b"episode_id", "failure_detail", b"failure_detail", "failure_kind", b"failure_kind", "family", b"family", "member", b"member", "num_turns", b"num_turns", "reward", b"reward", "sampled_by", b"sampled_by", "status", b"status", "success", b"success", "task_slug", b"task_slug", "trajectory_id", b"trajectory_id", "usage", b"usage"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -81,7 +81,7 @@ def demonstrate(folder: Path, count: int) -> None:
 
 
 def next_commands(project: NewProject) -> list[tuple[str, str]]:
-    """From here to a trained policy: each command with what it is for."""
+    """The way from here, by SFT and GRPO, to a measured policy: each command with what it is for."""
     name = project.name
     return [
         ("upcycle play tasks.py", "play one task yourself"),

@@ -17,7 +17,7 @@ from upcycle.tasks import Taskset, exact_name
 
 if TYPE_CHECKING:
     from upcycle.api.taskset.v1.taskset_pb2 import Run, RunSpec
-    from upcycle.platform import Addresses, Platform
+    from upcycle.platform import Platform
 
 REGISTER_TIMEOUT_S: Final = 120.0
 """Registering imports the environment on the runner's side."""
@@ -89,21 +89,6 @@ async def register_taskset(platform: "Platform", taskset: Taskset) -> Registered
     with remote_errors(f"register taskset {taskset.name!r}"):
         done = await platform.tasksets.RegisterTaskset(request, timeout=REGISTER_TIMEOUT_S)
     return RegisteredTaskset(done.name, done.revision, done.num_tasks, done.created)
-
-
-async def read_taskset(name: str, runtime: "Platform | Addresses | None" = None) -> Taskset:
-    """A registered taskset with its tasks. Raises RemoteNotFound."""
-    from upcycle.api.taskset.v1.service_pb2 import GetTasksetRequest
-    from upcycle.platform import connected
-    from upcycle.rpc import remote_errors
-    from upcycle.wire import taskset_from_wire
-
-    async with connected(runtime) as platform:
-        with remote_errors(f"read taskset {name!r}"):
-            found = await platform.tasksets.GetTaskset(
-                GetTasksetRequest(name=name), timeout=REGISTER_TIMEOUT_S
-            )
-    return taskset_from_wire(found.taskset)
 
 
 async def submit_run(platform: "Platform", spec: "RunSpec", *, request_id: str | None = None) -> "Run":

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, get_args
+from typing import TYPE_CHECKING, Any, Final, Literal, get_args
 
 from upcycle.errors import TasksetInvalid, UnknownName
 from upcycle.modules import load_module
@@ -31,6 +31,7 @@ from upcycle.task_tables import document_from_table, tasks_to_table
 if TYPE_CHECKING:
     # Clients: never imported where an environment's file imports this module.
     from upcycle.agents import Agent
+    from upcycle.api.taskset.v1 import taskset_pb2
     from upcycle.evaluation import Job
     from upcycle.platform import Addresses, Platform
 
@@ -46,6 +47,8 @@ __all__ = [
     "taskset_digest",
     "tasksets_in",
 ]
+
+_READ_TIMEOUT_S: Final = 120.0
 
 Choice = Callable[[Task], object] | Iterable[str]
 """Which tasks: a function of the task, or their slugs."""
@@ -108,9 +111,32 @@ class Taskset:
     async def from_api(cls, name: str, *, runtime: "Platform | Addresses | None" = None) -> "Taskset":
         """The taskset that a platform has under a name, its newest revision, or one (`incidents@2`). Raises
         RemoteNotFound and PlatformNotFound."""
-        from upcycle.run_client import read_taskset
+        from upcycle.api.taskset.v1.service_pb2 import GetTasksetRequest
+        from upcycle.platform import connected
+        from upcycle.rpc import remote_errors
 
-        return await read_taskset(name, runtime)
+        async with connected(runtime) as platform:
+            with remote_errors(f"read taskset {name!r}"):
+                request = GetTasksetRequest(name=name)
+                found = await platform.tasksets.GetTaskset(request, timeout=_READ_TIMEOUT_S)
+        return cls.from_message(found.taskset)
+
+    @classmethod
+    def from_message(cls, message: "taskset_pb2.Taskset") -> "Taskset":
+        """What the platform's API shows of a taskset. Raises TasksetInvalid."""
+        from upcycle.api.common.v1 import common_pb2
+
+        source = message.environment
+        environment = EnvironmentRef(source.name, path=source.python.path, url=source.tcp.url)
+        splits: dict[int, Split] = {
+            common_pb2.SPLIT_HELD_OUT: "held_out",
+            common_pb2.SPLIT_UNASSIGNED: "unassigned",
+        }
+        tasks = [
+            Task(environment, row.scenario, row.args_json or "{}", row.slug, row.family or "default")
+            for row in message.tasks
+        ]
+        return cls(message.name, tasks, splits.get(message.split, "train"))
 
     def save(self, path: Path | str) -> None:
         """Write as .jsonl (one task per line, after a header line), .json or .csv."""

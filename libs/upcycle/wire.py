@@ -49,14 +49,7 @@ def environment_to_wire(environment: EnvironmentRef) -> taskset_pb2.EnvironmentS
 
 def taskset_from_wire(message: taskset_pb2.Taskset) -> Taskset:
     """The inverse of `taskset_to_wire`. Raises TasksetInvalid."""
-    source = message.environment
-    environment = EnvironmentRef(source.name, path=source.python.path, url=source.tcp.url)
-    splits = {wire: split for split, wire in _SPLITS.items()}
-    tasks = [
-        Task(environment, row.scenario, row.args_json or "{}", row.slug, row.family or "default")
-        for row in message.tasks
-    ]
-    return Taskset(message.name, tasks, splits.get(message.split, "train"))
+    return Taskset.from_message(message)
 
 
 def usage_of(messages: Iterable[common_pb2.Usage]) -> Usage:

@@ -24,6 +24,7 @@ PAGES = (
     "gateway",
     "grpc-client",
     "models",
+    "new-project",
     "operators-tour",
     "coding-agent",
 )

@@ -13,7 +13,7 @@ from tests.services.scenario_runner.fleets import HOSTILE, TIMEOUTS, Fleet
 from scenario_runner.adapters import zygotes
 from scenario_runner.adapters.channel_environment import ChannelEnvironment
 from scenario_runner.adapters.forked_host import ForkedHost
-from scenario_runner.domain.environments import EnvironmentLost, EpisodeFault, UnknownLease
+from scenario_runner.domain.environments import EnvironmentBroken, EnvironmentLost, UnknownLease
 
 
 async def test_a_killed_zygote_loses_its_episodes_and_is_replaced(fleet: Fleet) -> None:
@@ -36,7 +36,8 @@ async def test_a_child_that_died_before_its_fork_is_noticed_is_a_typed_failure(
     fleet: Fleet, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     zygote = await fleet.hosts.forked.zygote(HOSTILE)
-    (zygote._folder / "1").mkdir()  # the child cannot make its folder, and ends
+    for child in ("1", "2"):  # it cannot make its folder, and ends; so does the one that is started after it
+        (zygote._folder / child).mkdir()
     held: list[Any] = []
     deliver = zygote._on_message
 
@@ -49,7 +50,7 @@ async def test_a_child_that_died_before_its_fork_is_noticed_is_a_typed_failure(
 
     with monkeypatch.context() as patch:
         patch.setattr(zygote, "_on_message", deliver_both_in_one_turn)
-        with pytest.raises(EpisodeFault, match="status 1"):
+        with pytest.raises(EnvironmentBroken, match=r"each time: .* status 1"):
             await fleet.open()
     assert (len(zygote._episodes), fleet.leases.num_alive) == (0, 0)
     assert await fleet.works()

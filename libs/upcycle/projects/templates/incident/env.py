@@ -9,6 +9,7 @@ from names import Split
 from world import CAUSES, World, draw_incident
 
 from upcycle import Environment, EvaluationResult, SubScore
+from upcycle.scenario import Reference
 
 env = Environment("incident")
 
@@ -54,6 +55,15 @@ async def investigate(split: Split, seed: int) -> AsyncGenerator[Any, Any]:
     finally:
         _worlds.remove(world)
         world.close()
+
+
+@investigate.gold
+def diagnosed(split: Split, seed: int) -> Reference:
+    """The right diagnosis, after as many calls as the evidence takes; for `upcycle check`."""
+    incident = draw_incident(split, seed)
+    looks = [("search_logs", {"service": incident.alerting}), ("search_logs", {"service": incident.faulty})]
+    calls = (("list_issues", {}), *looks, ("recent_deploys", {"service": incident.faulty}))
+    return Reference(f"service: {incident.faulty} cause: {incident.cause}", calls)
 
 
 def prompt(alerting: str) -> str:

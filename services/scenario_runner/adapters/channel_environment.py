@@ -3,6 +3,7 @@
 import asyncio
 import time
 from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass
 from typing import Any, Final, TypeVar
 
 from episodes import EpisodeFailure
@@ -38,11 +39,22 @@ _PRINTED_CHARS: Final = 400
 ToolCaller = Callable[[str, Mapping[str, Any]], Awaitable[ToolResult]]
 
 
+@dataclass(frozen=True, slots=True)
+class EpisodeProcess:
+    """What the host sees of the process behind a channel. printed: the end of what it printed. has_ended:
+    whether it is known to have ended; the channel may be read to its end later."""
+
+    printed: Callable[[], str] = str
+    has_ended: Callable[[], bool] = bool
+
+
+_UNSEEN: Final = EpisodeProcess()
+
+
 class ChannelEnvironment:
     """Implements LiveEnvironment. `on_close` ends whatever is behind the channel, and before the channel: a
     process that is killed need not see it end. `explain_loss` says why the channel broke, once it is
-    known. source_digest: of the code behind the channel, "" where it is not known. printed: the end of
-    what the episode printed."""
+    known. source_digest: of the code behind the channel, "" where it is not known."""
 
     def __init__(
         self,
@@ -53,10 +65,10 @@ class ChannelEnvironment:
         explain_loss: Callable[[], Awaitable[Exception]],
         tool_caller: ToolCaller | None = None,
         source_digest: str = "",
-        printed: Callable[[], str] = str,
+        process: EpisodeProcess = _UNSEEN,
     ) -> None:
         self.source_digest = source_digest
-        self._printed = printed
+        self._process = process
         self.prompt: tuple[Message, ...] = ()
         self.tools: tuple[ToolSpec, ...] = ()
         self._channel = channel
@@ -81,7 +93,7 @@ class ChannelEnvironment:
     ) -> ToolOutcome:
         """Raises PolicyFault (the call ended or blocked its process, or took longer than limit_s),
         EnvironmentLost, EpisodeFault (the outside world failed). What a tool raises is an outcome."""
-        started, died_before = time.monotonic(), self._channel.is_closed
+        started, died_before = time.monotonic(), self._is_dead
         try:
             result = await self._limited(name, self._called(name, arguments), limit_s)
         except EpisodeError as error:
@@ -92,7 +104,7 @@ class ChannelEnvironment:
     async def grade(self, answer: str, transcript: Mapping[str, Any]) -> Grade:
         """Raises EpisodeFault, EpisodeTimeout, EnvironmentLost; PolicyFault where a call of the policy had
         ended the process already."""
-        started, died_before = time.monotonic(), self._channel.is_closed
+        started, died_before = time.monotonic(), self._is_dead
         call = self._channel.grade(answer, transcript, timeout_s=self._timeouts.grade_s)
         try:
             row = await self._guarded("grade", call)
@@ -105,6 +117,10 @@ class ChannelEnvironment:
             raise EpisodeFault(RewardInvalid.kind, str(error)) from error
         duration_s = time.monotonic() - started
         return Grade(result.score, bool(result.success), subscores, result.info, duration_s)
+
+    @property
+    def _is_dead(self) -> bool:
+        return self._channel.is_closed or self._process.has_ended()
 
     def _blamed(self, error: EpisodeError, *, is_idle: bool) -> EpisodeError:
         """Whose failure it was that a process ended or hung. is_idle: no call ran in it; then it is the
@@ -168,7 +184,7 @@ class ChannelEnvironment:
         try:
             return await call
         except ChannelError as error:
-            text = fault_text(str(error), error.traceback, self._printed())
+            text = fault_text(str(error), error.traceback, self._process.printed())
             raise EpisodeFault(error.error_kind or EpisodeFailure.SCENARIO_ERROR, text) from error
         except ChannelTimeout as error:
             raise EpisodeTimeout(f"{what}: {error}") from error

@@ -7,7 +7,12 @@ from functools import partial
 from typing import Any
 
 from episodes import EpisodeFailure
-from scenario_runner.adapters.channel_environment import ChannelEnvironment, description_from, loss_of
+from scenario_runner.adapters.channel_environment import (
+    ChannelEnvironment,
+    EpisodeProcess,
+    description_from,
+    loss_of,
+)
 from scenario_runner.adapters.zygote_pool import FindSource, ZygotePool
 from scenario_runner.adapters.zygotes import Forked, WarmEnvironment, ZygoteOptions
 from scenario_runner.domain.environments import (
@@ -64,7 +69,7 @@ class ForkedHost:
             on_close=partial(zygote.end, forked),
             explain_loss=_explainer(zygote, forked),
             source_digest=zygote.source_digest,
-            printed=partial(zygote.output_of, forked),
+            process=EpisodeProcess(partial(zygote.output_of, forked), forked.ended.done),
         )
         try:
             await environment.start(episode.scenario, json.loads(episode.args_json))

@@ -16,7 +16,6 @@ import logging
 import os
 import socket
 import time
-import uuid
 from collections import Counter
 from collections.abc import Awaitable, Callable, Collection, Iterator
 from contextlib import contextmanager, suppress
@@ -28,6 +27,7 @@ from grpo_trainer.adapters.trainers_store import TrainersStore
 from grpo_trainer.domain.errors import ModelBusy
 from grpo_trainer.domain.trainers import StartingPoint, TrainerRecord, Watch, latest_starting_point
 from grpo_trainer.retrying import RetryUntilAvailable
+from service_kit.clock import new_id
 from upcycle.errors import Unavailable
 
 log = logging.getLogger(__name__)
@@ -294,7 +294,7 @@ def process_name(folder: Path) -> tuple[str, int]:
     the name of the last one, if that is gone: then its leases are free at once. If it lives, even frozen, it
     holds the lock of the file, and this process gets another name."""
     file = os.open(folder / "trainer-name", os.O_RDWR | os.O_CREAT, 0o644)
-    fresh = f"{socket.gethostname()}-{uuid.uuid4().hex[:8]}"
+    fresh = new_id(socket.gethostname())
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError:

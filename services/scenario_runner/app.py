@@ -1,7 +1,6 @@
 """Builds the scenario runner; the only module that constructs adapters."""
 
 import socket
-import uuid
 from typing import Final
 
 from blob_store import S3BlobStore
@@ -136,36 +135,41 @@ def _add_planner(
     loop = PlannerLoop(plan, rules)
     bus = EventBus(settings.bus, client_name=NAME)
     sweeps = SweepLoop(plan, gauge, peer_facts, BusOutcomes(bus), rules, now=utc_now)
-    servicer = TasksetServicer(
-        RegisterTaskset(plan, hosts, SourceRules(settings.environment_roots, settings.allow_tcp)),
-        Tasksets(plan),
-        SubmitRun(
-            plan,
-            GrpcRegistry(registry),
-            new_id=new_id,
-            wake=loop.wake,
-            keep_source=KeepSource(hosts.files_now, sources.keep),
-        ),
-        Runs(plan, wake=loop.wake),
-        ExplainRun(
-            plan,
-            peer_facts,
-            fleet=lambda: (leases.num_alive, settings.max_environments),
-            bus_alarms=bus.alarms,
-        ),
-        ClaimTasks(plan),
-        prices=Prices(settings.engine_price, settings.trainer_price, settings.environment_price),
+    explain = ExplainRun(
+        plan, peer_facts, fleet=lambda: (leases.num_alive, settings.max_environments), bus_alarms=bus.alarms
     )
-    name = f"{socket.gethostname()}-{uuid.uuid4().hex[:8]}"
-    reading = SoleHolder(database, READING, name, is_alone=database.dialect == "sqlite")
+    keep = KeepSource(hosts.files_now, sources.keep)
+    submit = SubmitRun(plan, GrpcRegistry(registry), new_id=new_id, wake=loop.wake, keep_source=keep)
+    is_alone = database.dialect == "sqlite"
+    reading = SoleHolder(database, READING, new_id(socket.gethostname()), is_alone=is_alone)
     bus.include_router(plan_router(plan, reading, wake=loop.wake))
     service.add(Worker("reading", reading.run))
     service.add(bus)
     service.add(OutboxRelay(database, bus, never_overtaken=NEVER_OVERTAKEN))
     service.add(Worker("planner", loop.run))
     service.add(Worker("sweeps", sweeps.run))
+    servicer = _taskset_servicer(settings, plan, hosts, loop, submit, explain)
     server.add(add_TasksetServiceServicer_to_server, servicer, TASKSET_STATUSES)
     _add_retention(service, settings, plan, registry, server, UpToDate(NAME, bus.unread, now=utc_now))
+
+
+def _taskset_servicer(
+    settings: ScenarioRunnerSettings,
+    plan: SqlPlan,
+    hosts: Hosts,
+    loop: PlannerLoop,
+    submit: SubmitRun,
+    explain: ExplainRun,
+) -> TasksetServicer:
+    return TasksetServicer(
+        RegisterTaskset(plan, hosts, SourceRules(settings.environment_roots, settings.allow_tcp)),
+        Tasksets(plan),
+        submit,
+        Runs(plan, wake=loop.wake),
+        explain,
+        ClaimTasks(plan),
+        prices=Prices(settings.engine_price, settings.trainer_price, settings.environment_price),
+    )
 
 
 def _add_retention(

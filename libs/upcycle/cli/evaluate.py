@@ -78,10 +78,8 @@ async def evaluate(
     report.check()
     arguments = {"taskset": ("TASKS", tasks), "policy.model": ("MODEL", model)}
     given = sources_of(Purpose.EVAL, flags, config, arguments=arguments)
-    if missing := [name for path, (name, _) in arguments.items() if not given.value(path)]:
-        raise UnclearEvaluation(
-            f"nothing to evaluate: {' and '.join(missing)} missing", "give TASKS MODEL, or a --config"
-        )
+    if missing := " and ".join(name for path, (name, _) in arguments.items() if not given.value(path)):
+        raise UnclearEvaluation(f"nothing to evaluate: {missing} missing", "give TASKS MODEL, or a --config")
     asked = given.run(Purpose.EVAL, eval_defaults(given))
     if report.dry_run:
         return _dry_run(asked.taskset, report.as_json)

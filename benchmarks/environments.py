@@ -1,4 +1,4 @@
-"""Forked, isolated environments: how fast they start, what each costs, 1,024 of them alive at once.
+"""Forked, isolated environments: how fast they start, what each costs, 2,048 of them alive at once.
 
 Through scenario_runner's own host: zygote, sandbox (own session, limits, private folder, system-call filter),
 control channel, scenario played to its prompt.
@@ -24,7 +24,8 @@ from scenario_runner.adapters.zygotes import ZygoteOptions
 from scenario_runner.domain.environments import EpisodeTimeouts, EpisodeToPlay, PythonEnvironment
 from scenario_runner.ports import LiveEnvironment
 
-ALIVE = 1024
+ALIVE = 2048
+_MOST_MIB = 8192.0
 _STARTING_AT_ONCE = 16
 
 
@@ -37,12 +38,11 @@ class Which:
     scenario: str
     arguments: Mapping[str, Any]
 
-    def episode(self, number: int) -> EpisodeToPlay:
-        """One to start."""
+    def episode(self, number: int, digest: str) -> EpisodeToPlay:
+        """One to start, of the source of that digest, as a run names it."""
         deadline = datetime.now(UTC) + timedelta(minutes=10)
-        return EpisodeToPlay(
-            f"bench-{number}", self.source, self.scenario, json.dumps(self.arguments), deadline
-        )
+        name, arguments = f"bench-{number}", json.dumps(self.arguments)
+        return EpisodeToPlay(name, self.source, self.scenario, arguments, deadline, source_digest=digest)
 
 
 def _source(name: str, *parts: str) -> PythonEnvironment:
@@ -101,9 +101,14 @@ async def _many_alive(count: int) -> list[Figure]:
         "",
         (float(count),),
         limit=Limit(count, "", at_most=False),
-        note=f"all up after {seconds:.1f} s, {sum(memory):,.0f} MiB private in all",
+        note=f"all up after {seconds:.1f} s",
     )
-    return [alive, Figure("private memory of one environment (incident)", "MiB", memory)]
+    one = Figure("private memory of one environment (incident)", "MiB", memory)
+    return [
+        alive,
+        one,
+        Figure("the same of all of them", "MiB", (sum(memory),), limit=Limit(_MOST_MIB, "MiB", at_most=True)),
+    ]
 
 
 @asynccontextmanager
@@ -119,10 +124,11 @@ async def _host() -> AsyncIterator[ForkedHost]:
 
 async def _start(host: ForkedHost, which: Which, count: int) -> list[LiveEnvironment]:
     gate = asyncio.Semaphore(_STARTING_AT_ONCE)
+    digest = (await host.zygote(which.source)).source_digest
 
     async def one(number: int) -> LiveEnvironment:
         async with gate:
-            return await host.start(which.episode(number))
+            return await host.start(which.episode(number, digest))
 
     return list(await asyncio.gather(*(one(number) for number in range(count))))
 

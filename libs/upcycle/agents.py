@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from upcycle.errors import UpcycleError
 from upcycle.evaluation import EvalContext, evaluate
+from upcycle.external.naming import is_external
 from upcycle.results import Run
 from upcycle.tasks import Taskset
 
@@ -65,11 +66,21 @@ def create_agent(
 ) -> Agent:
     """An agent for a model slug; `incident@v12` pins a version, else head plays.
 
+    Also for a model of others, with your own key: `claude`, `openai`, `gemini`, `openai_compatible`, each
+    with an optional `#model`, or `openai:URL#model`. It plays in this process, and only evaluates.
+
     sampling: temperature, top_p, max_turns, max_tokens_per_turn, max_tokens_per_episode, seed.
     completion_kwargs: accepted for code written against chat completions: `temperature`, `top_p`,
     `max_tokens`, and `extra_body` with `return_token_ids`, which is always on here. Raises UpcycleError for
     anything else.
     """
+    wanted = {**_from_completion_kwargs(completion_kwargs or {}), **sampling}
+    if is_external(model):
+        from upcycle.external.agent import external_agent
+
+        if version is not None:
+            raise UpcycleError(f"agent {model!r} has no versions", "name its model: claude#MODEL")
+        return external_agent(model, wanted)
     slug, at, pinned = model.partition("@v")
     if at:
         if version is not None or not pinned.isdigit():
@@ -77,7 +88,6 @@ def create_agent(
                 f"model {model!r} names a version that cannot be used", "write <model>@v<number>"
             )
         version = int(pinned)
-    wanted = {**_from_completion_kwargs(completion_kwargs or {}), **sampling}
     unknown = sorted(set(wanted) - set(_SAMPLING))
     if unknown:
         raise UpcycleError(f"unknown sampling field {unknown[0]!r}", f"use {', '.join(_SAMPLING)}")

@@ -137,7 +137,7 @@ class EvalContext:
 
     async def play(self, agent: "Agent") -> Run:
         """Play the tasks with an agent; the first run is returned, all are in `runs`."""
-        played = await evaluate(self.taskset, agent, group=self.group, runtime=self.runtime)
+        played = await agent.evaluate(self.taskset, group=self.group, runtime=self.runtime)
         self.runs.extend(played)
         return played[0]
 

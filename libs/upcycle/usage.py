@@ -6,18 +6,24 @@ from typing import Final
 
 @dataclass(frozen=True, slots=True)
 class Usage:
-    """cost: by the planner's prices, which are settings of scenario_runner; None where it has none."""
+    """cost: by the planner's prices, which are settings of scenario_runner, or by the prices of an agent
+    that is no model of ours; None where there are none. The tokens are those of such an agent."""
 
     engine_s: float = 0.0
     environment_s: float = 0.0
     trainer_s: float = 0.0
     cost: float | None = None
+    prompt_tokens: int = 0
+    completion_tokens: int = 0
 
     def __str__(self) -> str:
-        """`engines 12.3 s, environments 45.6 s, trainer 7.8 s, cost 0.25`."""
+        """`engines 12.3 s, environments 45.6 s, trainer 7.8 s, cost 0.25`, or `tokens 1,234 read, 56 written,
+        cost 0.25`."""
         seconds = f"engines {self.engine_s:.1f} s, environments {self.environment_s:.1f} s"
         trainer = f", trainer {self.trainer_s:.1f} s" if self.trainer_s else ""
-        return seconds + trainer + ("" if self.cost is None else f", cost {self.cost:.4g}")
+        tokens = f"tokens {self.prompt_tokens:,} read, {self.completion_tokens:,} written"
+        took = tokens if self.prompt_tokens or self.completion_tokens else seconds + trainer
+        return took + ("" if self.cost is None else f", cost {self.cost:.4g}")
 
 
 NONE: Final = Usage()

@@ -19,7 +19,15 @@ from upcycle.cli.main import build_app
 
 _ASSIGNMENT: Final = re.compile(r"([A-Z][A-Z0-9_]*)=(.*)", re.DOTALL)
 _OPERATORS: Final = ("&&", "||", "|", ";", "&", ">")
-_OF_A_READER: Final = ("UPCYCLE_API_KEY", "OPENAI_", "PIP_", "OTEL_", "INCIDENT_", "UPCYCLE_PEERS_")
+_OF_A_READER: Final = (
+    "UPCYCLE_API_KEY",
+    "ANTHROPIC_",
+    "OPENAI_",
+    "PIP_",
+    "OTEL_",
+    "INCIDENT_",
+    "UPCYCLE_PEERS_",
+)
 """Variables that are no setting of a service."""
 _OF_THE_SHELL: Final = ("cd", "source", "git", "hf")
 

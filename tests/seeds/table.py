@@ -47,6 +47,8 @@ class Row:
 _DEMO: Final = "the incident's policy for the model"
 _YOURS: Final = (("your-model-id", "incident"), ("your-model", "incident"))
 _ARITH: Final = (("<checkpoint>", "ckpt-arith-rl-v00000000"),)
+_BEHIND: Final = "models of others behind our gateway; without it: tests/libs/upcycle/external"
+_SCREEN: Final = "an agent that needs a screen"
 _BASE: Final = "a fork of the incident's policy for arith-rl"
 
 PYTHON: Final = (
@@ -73,14 +75,14 @@ SHELL: Final = (
     Row("upcycle set HUD_API_KEY=***", Status.NOT_YET, "command set"),
     Row("upcycle init sentry-agent --preset blank", Status.RUNS),
     Row("upcycle dev env:env -w env.py", Status.NOT_YET, "command dev"),
-    Row("upcycle eval tasks.py claude --gateway", Status.NOT_YET, "agent claude, flag --gateway"),
+    Row("upcycle eval tasks.py claude --gateway", Status.REFUSED, _BEHIND, asks_platform=True),
     Row("upcycle eval tasks.py claude --gateway --full", Status.NOT_YET, "agent claude, flag --full"),
     Row("upcycle eval tasks.py claude --gateway --full --remote", Status.NOT_YET, "flag --remote"),
-    Row("upcycle eval tasks.py openai --gateway", Status.NOT_YET, "agent openai, flag --gateway"),
-    Row("upcycle eval tasks.py operator --gateway", Status.NOT_YET, "the refusal of operator by name"),
-    Row("upcycle eval tasks.py gemini --gateway", Status.NOT_YET, "agent gemini, flag --gateway"),
-    Row("upcycle eval tasks.py gemini_cua --gateway", Status.NOT_YET, "the refusal of gemini_cua by name"),
-    Row("upcycle eval tasks.py openai_compatible --gateway", Status.NOT_YET, "agent openai_compatible"),
+    Row("upcycle eval tasks.py openai --gateway", Status.REFUSED, _BEHIND, asks_platform=True),
+    Row("upcycle eval tasks.py operator --gateway", Status.REFUSED, _SCREEN, asks_platform=True),
+    Row("upcycle eval tasks.py gemini --gateway", Status.REFUSED, _BEHIND, asks_platform=True),
+    Row("upcycle eval tasks.py gemini_cua --gateway", Status.REFUSED, _SCREEN, asks_platform=True),
+    Row("upcycle eval tasks.py openai_compatible --gateway", Status.REFUSED, _BEHIND, asks_platform=True),
     Row("upcycle eval tasks.py your-model --group-size 3", Status.NOT_YET, "flag --group-size", _YOURS),
     Row("upcycle deploy", Status.NOT_YET, "command deploy"),
     Row("upcycle sync tasks my-taskset", Status.NOT_YET, "command sync"),

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from cyclopts import Parameter
 
+from upcycle.cli.eval_here_flags import NO_HERE, HereFlags
 from upcycle.cli.exits import Exit
 from upcycle.cli.failures_text import FailureExample, failure_examples, failures_json, failures_text
 from upcycle.cli.output import JsonFlag, human, print_json
@@ -66,11 +67,13 @@ async def evaluate(
     flags: EvalFlags = NO_FLAGS,
     config: ConfigFlags = NO_CONFIG,
     report: Report = Report(),
+    here: HereFlags = NO_HERE,
 ) -> int:
     """Run every task of TASKS with MODEL and report reward and success.
 
-    :param tasks: a tasks file (.py, .json, .jsonl), or the name of a registered taskset.
-    :param model: slug of the model.
+    :param tasks: a tasks file (.py, .json, .jsonl, .csv), or the name of a registered taskset.
+    :param model: slug of the model; or claude, openai, gemini, openai_compatible, each with an optional
+        #MODEL, which play here with your own key.
     """
     from upcycle.cli.tasksets import load_source
     from upcycle.run_client import follow_run, submit_run
@@ -78,6 +81,10 @@ async def evaluate(
     report.check()
     arguments = {"taskset": ("TASKS", tasks), "policy.model": ("MODEL", model)}
     given = sources_of(Purpose.EVAL, flags, config, arguments=arguments)
+    if here.is_asked(given):
+        from upcycle.cli.eval_here import evaluate_external
+
+        return await evaluate_external(given, here, report)
     if missing := " and ".join(name for path, (name, _) in arguments.items() if not given.value(path)):
         raise UnclearEvaluation(f"nothing to evaluate: {missing} missing", "give TASKS MODEL, or a --config")
     asked = given.run(Purpose.EVAL, eval_defaults(given))
@@ -171,13 +178,13 @@ def _say(run: "Run", coverage: Coverage, report: Report, failures: Sequence[Fail
         why = run.failure or "cancelled"
         human().print(f"the run did not complete: {why}", style="red", markup=False, soft_wrap=True)
         return Exit.FAILED
-    unmet = _unmet(coverage, report)
+    unmet = unmet_bars(coverage, report)
     for bar in unmet:
         human().print(bar, style="red", markup=False, soft_wrap=True)
     return Exit.GATE_UNMET if unmet else Exit.OK
 
 
-def _unmet(coverage: Coverage, report: Report) -> list[str]:
+def unmet_bars(coverage: Coverage, report: Report) -> list[str]:
     """The bars that were not reached, in words."""
     unmet = []
     if coverage.share < report.min_coverage:

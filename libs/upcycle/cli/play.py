@@ -36,7 +36,7 @@ def play(
 
     :param task: a tasks file (.py, .json, .jsonl), then its first task; or FILE:SLUG.
     :param script: player: a .jsonl file, one turn a line, or player.py[:function]: reply(task, messages).
-    :param agent: player: openai:URL#model; its key is read from UPCYCLE_AGENT_KEY.
+    :param agent: player: openai:URL#model (key in UPCYCLE_AGENT_KEY), claude, openai, gemini.
     :param temperature: of the agent; by default its server's.
     :param max_turns: most turns of the episode.
     :param in_process: run the environment in this process, for a debugger; else it is forked.
@@ -96,9 +96,10 @@ def _player(task: "Task", script: str, agent: str, temperature: float | None) ->
 
         return script_player(script, task)
     if agent:
-        from upcycle.playing.url_player import url_player
+        from upcycle.external.naming import external_model
 
-        return url_player(agent, temperature=temperature)
+        model = external_model(agent, temperature=temperature)
+        return model.player(model.server())
     return None
 
 

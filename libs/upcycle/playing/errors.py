@@ -19,3 +19,10 @@ class DemonstrationFailed(Failed):
     """The reference player did not solve a task: its conversation would teach a mistake."""
 
     kind = "demonstration_failed"
+
+
+class AgentRefused(PlayerFailed):
+    """Its server takes no request of ours: a wrong key, a missing permission, an unknown model. No other
+    episode will go better."""
+
+    kind = "agent_refused"

@@ -15,6 +15,7 @@ from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Final, NoReturn, Protocol
 
 from upcycle.environment.channel import ChannelServer, ControlChannel
+from upcycle.external.keys import forget_keys
 
 if TYPE_CHECKING:
     from upcycle.environment.core import Environment
@@ -48,6 +49,31 @@ class EnvironmentHost(Protocol):
         ...
 
 
+class KeptOutput:
+    """The beginning of what is written into a pipe, and how much more there was."""
+
+    def __init__(self, read_end: int) -> None:
+        self._kept, self._num_bytes = bytearray(), 0
+        self._reader = threading.Thread(target=self._read, args=(read_end,), daemon=True)
+        self._reader.start()
+
+    def text(self) -> str:
+        """As it is so far."""
+        text = bytes(self._kept).decode("utf-8", "replace")
+        more = self._num_bytes - len(self._kept)
+        return f"{text}\n[{more} more bytes were printed]" if more else text
+
+    def finish(self) -> None:
+        """Wait until its writers are gone, for a moment."""
+        self._reader.join(_END_WAIT_S)
+
+    def _read(self, read_end: int) -> None:
+        with os.fdopen(read_end, "rb", buffering=0) as pipe:
+            while data := pipe.read(MAX_OUTPUT_BYTES):
+                self._num_bytes += len(data)
+                self._kept += data[: MAX_OUTPUT_BYTES - len(self._kept)]
+
+
 class ForkedHost:
     """A forked process. Make it before an event loop runs in this process."""
 
@@ -60,13 +86,11 @@ class ForkedHost:
         if self.pid == 0:
             self._ours.close()
             os.close(read_end)
-            _be_the_environment(environment, theirs, write_end)
+            be_the_environment(environment, theirs, write_end)
         theirs.close()
         os.close(write_end)
         self._status: int | None = None
-        self._kept, self._num_bytes = bytearray(), 0
-        self._reader = threading.Thread(target=self._read, args=(read_end,), daemon=True)
-        self._reader.start()
+        self._output = KeptOutput(read_end)
 
     @property
     def where(self) -> str:
@@ -84,26 +108,19 @@ class ForkedHost:
 
     def output(self) -> str:
         """Its beginning, and how much more there was."""
-        text = bytes(self._kept).decode("utf-8", "replace")
-        more = self._num_bytes - len(self._kept)
-        return f"{text}\n[{more} more bytes were printed]" if more else text
+        return self._output.text()
 
     def ended_how(self) -> str:
         """By its exit status."""
         self._wait(_END_WAIT_S)
-        if self._status is None:
-            return "its process closed the channel"
-        if os.WIFSIGNALED(self._status):
-            number = os.WTERMSIG(self._status)
-            return f"its process was killed by signal {number} ({signal.Signals(number).name})"
-        return f"its process ended with exit status {os.WEXITSTATUS(self._status)}"
+        return status_text(self._status)
 
     def end(self) -> None:
         """Kill its process group."""
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(self.pid, signal.SIGKILL)
         self._wait(_END_WAIT_S)
-        self._reader.join(_END_WAIT_S)
+        self._output.finish()
 
     def _wait(self, limit_s: float) -> None:
         waiter = threading.Thread(target=self._reap, daemon=True)
@@ -114,18 +131,23 @@ class ForkedHost:
         with contextlib.suppress(ChildProcessError):
             _, self._status = os.waitpid(self.pid, 0)
 
-    def _read(self, read_end: int) -> None:
-        with os.fdopen(read_end, "rb", buffering=0) as pipe:
-            while data := pipe.read(MAX_OUTPUT_BYTES):
-                self._num_bytes += len(data)
-                self._kept += data[: MAX_OUTPUT_BYTES - len(self._kept)]
+
+def status_text(status: int | None) -> str:
+    """How a process ended, from its wait status; None where it has not."""
+    if status is None:
+        return "its process closed the channel"
+    if os.WIFSIGNALED(status):
+        number = os.WTERMSIG(status)
+        return f"its process was killed by signal {number} ({signal.Signals(number).name})"
+    return f"its process ended with exit status {os.WEXITSTATUS(status)}"
 
 
-def _be_the_environment(environment: "Environment", sock: socket.socket, output: int) -> NoReturn:
+def be_the_environment(environment: "Environment", sock: socket.socket, output: int) -> NoReturn:
     """The child: it never returns into the caller's stack."""
     status = 1
     try:
         os.setsid()
+        forget_keys()
         nothing = os.open(os.devnull, os.O_RDONLY)
         for target, source in ((0, nothing), (1, output), (2, output)):
             os.dup2(source, target)

@@ -145,7 +145,7 @@ def test_a_tool_that_ends_the_process_is_named_with_its_exit_status(shop: Path) 
         (["tasks.py", "--script", "wrong.py"], 2, "wrong.py has no function 'reply'"),
         (["tasks.py", "--script", "no_arguments.py"], 2, "cannot be called with (task, messages)"),
         (["tasks.py", "--script", "raises.py"], 2, "raises.py:1"),
-        (["tasks.py", "--agent", "claude"], 2, "agent 'claude' is of no kind that plays here"),
+        (["tasks.py", "--agent", "claude"], 2, "agent 'claude' has no key; set ANTHROPIC_API_KEY"),
         (["tasks.py", "--agent", "openai:localhost#m"], 2, "names no http URL"),
         (["tasks.py", "--agent", "openai:http://127.0.0.1:9/v1"], 2, "names no model"),
         (["tasks.py", "--agent", "openai:http://me:pw@h/v1#m"], 2, "holds a password"),

@@ -10,13 +10,15 @@ from typing import Any
 
 import pytest
 
+from upcycle.external.keys import AGENT_KEY as KEY
+from upcycle.external.naming import external_model
+from upcycle.external.player import ModelPlayer
 from upcycle.harness import AssistantTurn, ToolCall
 from upcycle.harness.chat import ChatReply
 from upcycle.playing.choosing import split_source
 from upcycle.playing.errors import PlayerFailed
 from upcycle.playing.person_player import PersonPlayer, read_call
 from upcycle.playing.script_player import script_player, turn_of
-from upcycle.playing.url_player import KEY, UrlPlayer, key_variable, url_player
 from upcycle.tasks import EnvironmentRef, Task
 
 TASK = Task(EnvironmentRef("shop"), "count", '{"item":"tea"}', "tea")
@@ -90,6 +92,14 @@ def test_the_slug_of_a_source_follows_the_files_suffix(tmp_path: Path) -> None:
     assert split_source("a/tasks.py:x:y") == (Path("a/tasks.py"), "x:y")
     assert split_source("a.jsonl:x") == (Path("a.jsonl"), "x")
     assert split_source("a.json") == (Path("a.json"), "")
+
+
+def url_player(
+    agent: str, *, pauses_s: tuple[float, ...] = (0.0,), temperature: float | None = None
+) -> ModelPlayer:
+    """As `upcycle play --agent` makes it."""
+    model = external_model(agent, temperature=temperature)
+    return model.player(model.server(pauses_s=pauses_s))
 
 
 Answer = Callable[[dict[str, Any]], tuple[int, Any]]
@@ -166,7 +176,7 @@ async def test_a_server_that_knows_only_max_completion_tokens_gets_that() -> Non
 
 async def test_a_busy_server_is_asked_again_and_then_named() -> None:
     with server(lambda _: (429, "slow down")) as (url, asked):
-        player = UrlPlayer(url, "m", temperature=None, pauses_s=(0.0, 0.0))
+        player = url_player(f"openai:{url}#m", pauses_s=(0.0, 0.0))
         with pytest.raises(PlayerFailed, match="answered 429: slow down"):
             await player.reply(ASKED, (), 1)
     assert len(asked) == 3
@@ -175,7 +185,7 @@ async def test_a_busy_server_is_asked_again_and_then_named() -> None:
 @pytest.mark.parametrize(
     ("status", "reply", "said"),
     [
-        (401, "no", "set its key in UPCYCLE_AGENT_KEY"),
+        (401, "no", "the key is missing: set it in UPCYCLE_AGENT_KEY"),
         (404, "no", "does it serve model 'm' at"),
         (200, "<html>", "sent no JSON: '<html>'"),
         (200, {"choices": []}, "sent no chat completion"),
@@ -187,12 +197,3 @@ async def test_an_answer_that_is_no_completion_is_said(status: int, reply: Any, 
     with server(lambda _: (status, reply)) as (url, _), pytest.raises(PlayerFailed) as raised:
         await url_player(f"openai:{url}#m").reply(ASKED, (), 1)
     assert said in str(raised.value)
-
-
-def test_openais_own_key_goes_to_openai_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv(KEY, raising=False)
-    assert key_variable("https://api.openai.com/v1") == "OPENAI_API_KEY"
-    assert key_variable("https://api.openai.com.example.org/v1") == KEY
-    assert key_variable("http://127.0.0.1:8000/v1") == KEY
-    monkeypatch.setenv(KEY, "other")
-    assert key_variable("https://api.openai.com/v1") == KEY

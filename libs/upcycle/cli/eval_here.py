@@ -1,0 +1,192 @@
+"""`upcycle eval` of an agent that is no model of the platform: in this process."""
+
+from dataclasses import asdict
+from pathlib import Path
+from typing import IO, TYPE_CHECKING, Any, Final
+
+from upcycle.cli.eval_here_flags import HereFlags
+from upcycle.cli.exits import Exit
+from upcycle.cli.failures_text import failure_examples, failures_json, failures_text
+from upcycle.cli.output import human, print_json
+from upcycle.playing.errors import PlayRefused
+from upcycle.results import Coverage, Run, coverage_of
+from upcycle.run_config.reading import Sources
+from upcycle.usage import Usage
+
+if TYPE_CHECKING:
+    from upcycle.cli.evaluate import Report
+    from upcycle.external.evaluating import HereOptions, PlayedHere
+    from upcycle.external.naming import ExternalModel
+    from upcycle.tasks import Taskset
+
+FOLDER: Final = Path(".upcycle/evaluations")
+_SAMPLING: Final = ("temperature", "top_p", "max_turns", "max_tokens_per_turn", "max_tokens_per_episode")
+_USED: Final = frozenset(
+    {"taskset", "taskset_name", "policy.model", "group_size", "max_concurrent", "label", "purpose"}
+    | {f"sampling.{name}" for name in _SAMPLING}
+)
+
+
+async def evaluate_external(given: Sources, here: HereFlags, report: "Report") -> int:
+    """Play the tasks and report; the exit status. Raises PlayRefused before any work for what cannot be
+    played."""
+    from upcycle.external.evaluating import evaluate_here, new_run_id
+
+    _check(given, report)
+    sampling = {name: given.value(f"sampling.{name}") for name in _SAMPLING}
+    options = _options(given, sampling)
+    taskset = await _taskset(given)
+    if report.dry_run:
+        return _dry_run(taskset, report.as_json)
+    model = await _model(given, here, sampling)
+    run_id = new_run_id()
+    path = here.trajectories or FOLDER / run_id / "trajectories.jsonl"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("w", encoding="utf-8") as lines:
+        progress = _Progress(lines, len(taskset.tasks) * options.group)
+        _launched(run_id, taskset, model, options, report.as_json)
+        runs = await evaluate_here(taskset.tasks, model, options, run_id=run_id, on_episode=progress)
+    return _say(run_id, runs, path, report)
+
+
+def _check(given: Sources, report: "Report") -> None:
+    unused = [path for path in given.values if path not in _USED]
+    if unused:
+        raise PlayRefused(
+            f"{given.say(unused[0])} is for models that the platform plays",
+            "leave it out: this agent plays here",
+        )
+    if report.detach:
+        raise PlayRefused("--detach leaves a run to the platform", "leave it out: this agent plays here")
+    if not given.value("taskset"):
+        raise PlayRefused("nothing to evaluate: TASKS missing", "upcycle eval tasks.py claude")
+
+
+def _options(given: Sources, sampling: dict[str, Any]) -> "HereOptions":
+    from upcycle.external.agent import limits_of
+    from upcycle.external.evaluating import MAX_CONCURRENT, HereOptions
+
+    limits = limits_of({name: sampling[name] for name in _SAMPLING[2:]})
+    at_once = given.value("max_concurrent")
+    return HereOptions(given.value("group_size", 1), MAX_CONCURRENT if at_once is None else at_once, limits)
+
+
+async def _model(given: Sources, here: HereFlags, sampling: dict[str, Any]) -> "ExternalModel":
+    from upcycle.external.gateway import gateway_model
+    from upcycle.external.naming import external_model
+
+    model = given.value("policy.model") or ""
+    if model and here.agent:
+        raise PlayRefused(f"--agent {here.agent} and MODEL {model} both name the agent", "give one of them")
+    name = here.agent or model
+    if not name:
+        raise PlayRefused("there is no agent: MODEL missing", "upcycle eval tasks.py claude")
+    chosen = {key: sampling[key] for key in _SAMPLING[:2]}
+    if here.gateway:
+        return await gateway_model(name, **chosen)
+    return external_model(name, **chosen)
+
+
+async def _taskset(given: Sources) -> "Taskset":
+    from upcycle.cli.tasksets import load_source
+    from upcycle.tasks import Taskset
+
+    source = load_source(given.value("taskset"), given.value("taskset_name") or "")
+    for taskset in source.defined:
+        if taskset.name == source.name:
+            return taskset
+    return await Taskset.from_api(source.name)
+
+
+def _dry_run(taskset: "Taskset", as_json: bool) -> int:
+    name, split, tasks, digest = taskset.name, taskset.split, len(taskset.tasks), taskset.digest
+    if as_json:
+        print_json("dry_run", {"taskset": name, "split": split, "tasks": tasks, "digest": digest})
+    else:
+        human().print(f"{name}: {tasks} tasks, split {split}, {digest[:12]}", markup=False)
+    return Exit.OK
+
+
+def _launched(
+    run_id: str, taskset: "Taskset", model: "ExternalModel", options: "HereOptions", as_json: bool
+) -> None:
+    digest = _source_digest(taskset)
+    if as_json:
+        names = {"run_id": run_id, "taskset": taskset.name, "agent": model.name, "source_digest": digest}
+        print_json("launch", {**names, "group": options.group, "max_concurrent": options.max_concurrent})
+    source = f", source {digest[:12]}" if digest else ""
+    human().print(
+        f"run {run_id} on {taskset.name}{source}: {model.name}, in this process, each episode in a process "
+        f"of its own, {options.max_concurrent} at once, evaluation only",
+        markup=False,
+        soft_wrap=True,
+    )
+
+
+def _source_digest(taskset: "Taskset") -> str:
+    from upcycle.environment.source_files import source_digest
+
+    path = taskset.environment.path
+    return source_digest(path) if path else ""
+
+
+class _Progress:
+    """Writes each episode as it ends, and says how far it is."""
+
+    def __init__(self, lines: IO[str], num_planned: int) -> None:
+        self._lines, self._num_planned = lines, num_planned
+        self._runs: list[Run] = []
+        self._console = human()
+
+    def __call__(self, played: "PlayedHere") -> None:
+        import json
+
+        self._lines.write(json.dumps(dict(played.row), ensure_ascii=False) + "\n")
+        self._lines.flush()
+        self._runs.append(played.run)
+        done, planned = len(self._runs), self._num_planned
+        if self._console.is_terminal or done == planned or done % max(1, planned // 20) == 0:
+            reward, success, _ = _means(coverage_of(self._runs), self._runs)
+            line = f"{done}/{planned} settled · reward {reward} · success {success}"
+            self._console.print(line, end="\r" if self._console.is_terminal and done < planned else "\n")
+
+
+def _means(coverage: Coverage, runs: list[Run]) -> tuple[str, str, float]:
+    rewards = [run.reward for run in runs if not run.is_error]
+    if not rewards:
+        return "–", "–", 0.0
+    mean = sum(rewards) / len(rewards)
+    return f"{mean:.3f}", f"{coverage.success_rate:.1%}", mean
+
+
+def usage_sum(runs: list[Run]) -> Usage:
+    """Tokens and cost of all episodes; a cost where each has one."""
+    costs = [run.usage.cost for run in runs]
+    return Usage(
+        cost=sum(cost for cost in costs if cost is not None) if None not in costs else None,
+        prompt_tokens=sum(run.usage.prompt_tokens for run in runs),
+        completion_tokens=sum(run.usage.completion_tokens for run in runs),
+    )
+
+
+def _say(run_id: str, runs: list[Run], path: Path, report: "Report") -> int:
+    """Print the result; the exit status that it deserves."""
+    from upcycle.cli.evaluate import unmet_bars
+
+    coverage, failures, usage = coverage_of(runs), failure_examples(runs), usage_sum(runs)
+    reward, success, mean = _means(coverage, runs)
+    if report.as_json:
+        share = {**asdict(coverage), "share": coverage.share}
+        result = {"reward_mean": mean, "success_rate": coverage.success_rate, "usage": asdict(usage)}
+        names = {"run_id": run_id, "trajectories": str(path)}
+        print_json("done", {**names, **result, "coverage": share, "failures": failures_json(failures)})
+    else:
+        print(f"{run_id}: success {success}, reward {reward}, {coverage}")
+        print(usage)
+        if failures:
+            print(failures_text(failures))
+        print(f"read them in: {path}")
+    unmet = unmet_bars(coverage, report)
+    for bar in unmet:
+        human().print(bar, style="red", markup=False, soft_wrap=True)
+    return Exit.GATE_UNMET if unmet else Exit.OK

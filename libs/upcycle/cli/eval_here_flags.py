@@ -1,0 +1,32 @@
+"""Flags of `upcycle eval` for agents that play in this process."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from cyclopts import Parameter
+
+from upcycle.external.naming import is_external
+from upcycle.run_config.reading import Sources
+
+
+@Parameter(name="*", group="Agents of others")
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HereFlags:
+    """Who plays, where it is no model of the platform."""
+
+    agent: str = ""
+    """instead of MODEL: openai:URL#model for any OpenAI-compatible server (key in UPCYCLE_AGENT_KEY), or a
+    name such as claude. It plays in this process."""
+    gateway: bool = False
+    """play here, through the platform's gateway; it serves registered models."""
+    trajectories: Path | None = None
+    """file for what was said, a JSON line an episode. Default .upcycle/evaluations/RUN/trajectories.jsonl."""
+
+    def is_asked(self, given: Sources) -> bool:
+        """Whether the platform's planner has nothing to do with it."""
+        model = given.value("policy.model") or ""
+        return bool(self.agent or self.gateway or self.trajectories or is_external(model))
+
+
+NO_HERE: Final = HereFlags()

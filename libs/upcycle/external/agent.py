@@ -1,0 +1,77 @@
+"""An agent that is no model of ours, as `create_agent("claude")` makes it: it evaluates, and trains
+nothing."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Final
+
+from upcycle.agents import Agent
+from upcycle.errors import UpcycleError
+from upcycle.external.evaluating import MAX_CONCURRENT, HereOptions, evaluate_here
+from upcycle.external.naming import ExternalModel, external_model
+from upcycle.harness import TurnLimits
+from upcycle.harness.chat import TokenBudgets
+from upcycle.playing.episode import MAX_TURNS, PlayLimits
+from upcycle.results import Run
+
+if TYPE_CHECKING:
+    from upcycle.tasks import Taskset
+
+_FIELDS: Final = ("temperature", "top_p", "max_turns", "max_tokens_per_turn", "max_tokens_per_episode")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExternalAgent(Agent):
+    """Plays in this process, each environment in a process of its own, with the user's own key. model: as
+    people read it."""
+
+    external: ExternalModel
+    limits: PlayLimits = field(default_factory=PlayLimits)
+
+    async def evaluate(
+        self,
+        taskset: "Taskset",
+        *,
+        group: int = 1,
+        runtime: Any = None,
+        label: str = "",
+        trainable: bool = False,
+        max_concurrent: int | None = None,
+    ) -> list[Run]:
+        """Play a taskset, each task `group` times; label is not used. Raises UpcycleError for a runtime and
+        for trainable, and what evaluate_here raises."""
+        if runtime is not None or trainable:
+            what = "trainable" if trainable else "runtime"
+            raise UpcycleError(
+                f"{what} is given, and agent {self.model!r} is no model of a platform",
+                "it plays here, and nothing can be trained on it: leave that out",
+            )
+        options = HereOptions(
+            group, MAX_CONCURRENT if max_concurrent is None else max_concurrent, self.limits
+        )
+        return await evaluate_here(tuple(taskset), self.external, options)
+
+
+def external_agent(name: str, sampling: Mapping[str, Any]) -> ExternalAgent:
+    """sampling: temperature, top_p, max_turns, max_tokens_per_turn, max_tokens_per_episode. Raises
+    PlayRefused for a missing key or model, UpcycleError for another field."""
+    if unknown := sorted(set(sampling) - set(_FIELDS)):
+        raise UpcycleError(f"sampling field {unknown[0]!r} is of our own models", f"use {', '.join(_FIELDS)}")
+    model = external_model(name, temperature=sampling.get("temperature"), top_p=sampling.get("top_p"))
+    return ExternalAgent(model.name, sampling=dict(sampling), external=model, limits=limits_of(sampling))
+
+
+def limits_of(sampling: Mapping[str, Any]) -> PlayLimits:
+    """Budgets, by default those of `upcycle play`. Raises UpcycleError for one below 1."""
+    default = TokenBudgets()
+    chosen = {
+        "max_turns": MAX_TURNS,
+        "max_tokens_per_turn": default.per_turn,
+        "max_tokens_per_episode": default.per_episode,
+        **{name: value for name, value in sampling.items() if value is not None},
+    }
+    for name in ("max_turns", "max_tokens_per_turn", "max_tokens_per_episode"):
+        if chosen[name] < 1:
+            raise UpcycleError(f"{name} is {chosen[name]}", "give at least 1")
+    budgets = TokenBudgets(chosen["max_tokens_per_turn"], chosen["max_tokens_per_episode"])
+    return PlayLimits(TurnLimits(chosen["max_turns"]), budgets)

@@ -1,0 +1,31 @@
+"""Whether a server takes our key and has the model, asked once before any episode is played."""
+
+import difflib
+from typing import Final
+
+from upcycle.external.naming import ExternalModel
+from upcycle.external.server import ModelServer
+from upcycle.playing.errors import PlayRefused
+
+_SHOWN: Final = 5
+
+
+async def require_model(model: ExternalModel, server: ModelServer) -> None:
+    """Raises PlayRefused for a key or a model that the server refuses, Unavailable where nothing answers. A
+    server that does not say which models it has is taken as it is."""
+    dialect = model.dialect(model.model)
+    status, answer = await server.get(dialect.model_path)
+    if status == 401:
+        raise PlayRefused(f"{server.url} answered 401: {server.key_hint}")
+    if status == 404 and dialect.model_path.endswith(model.model):
+        raise PlayRefused(f"{server.url} has no model {model.model!r}", f"name another: {_named(model)}")
+    known = dialect.models_in(answer) if status == 200 else []
+    if known and model.model not in known:
+        near = difflib.get_close_matches(model.model, known, n=1)
+        more = f" and {len(known) - _SHOWN} more" if len(known) > _SHOWN else ""
+        hint = f"did you mean {near[0]!r}?" if near else f"it has {', '.join(known[:_SHOWN])}{more}"
+        raise PlayRefused(f"{server.url} has no model {model.model!r}", hint)
+
+
+def _named(model: ExternalModel) -> str:
+    return f"{model.name.partition('#')[0]}#MODEL"

@@ -1,0 +1,186 @@
+"""An agent that is no model of ours, on a taskset, in this process and without the platform: evaluation only.
+
+Each episode is played by `upcycle.harness` with its environment in a process of its own; a few at once, each
+once. Nothing of it can be trained on: there are no tokens and no log-probabilities.
+"""
+
+import asyncio
+import uuid
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+from upcycle.environment.channel.frames import ChannelClosed
+from upcycle.errors import Unavailable, UpcycleError
+from upcycle.external.asking import require_model
+from upcycle.external.dialects import Dialect
+from upcycle.external.naming import ExternalModel
+from upcycle.external.prices import Price, price_of
+from upcycle.external.server import PAUSES_S, ModelServer
+from upcycle.playing.blame import Blame, blame_for
+from upcycle.playing.episode import EpisodeOpened, PlayedEpisode, PlayLimits, play_episode
+from upcycle.playing.errors import AgentRefused, PlayerFailed
+from upcycle.playing.forking import EpisodeHosts, hosts_of
+from upcycle.results import Run
+from upcycle.task_rows import Task
+from upcycle.usage import Usage
+
+MAX_CONCURRENT: Final = 8
+"""Episodes at once, by default."""
+
+
+class _Kept(EpisodeOpened):
+    """Keeps what was played of an episode whose agent gives up."""
+
+    def __init__(self, task: Task) -> None:
+        self.episode = PlayedEpisode(task)
+
+    def on_opened(self, episode: PlayedEpisode) -> None:
+        """It goes on growing."""
+        self.episode = episode
+
+
+@dataclass(frozen=True, slots=True)
+class HereOptions:
+    """Of an evaluation in this process. pauses_s: before each further request to a busy server."""
+
+    group: int = 1
+    max_concurrent: int = MAX_CONCURRENT
+    limits: PlayLimits = field(default_factory=PlayLimits)
+    pauses_s: tuple[float, ...] = PAUSES_S
+
+    def __post_init__(self) -> None:
+        for name, value in (("group", self.group), ("max_concurrent", self.max_concurrent)):
+            if value < 1:
+                raise UpcycleError(f"{name} is {value}", "give at least 1")
+
+
+@dataclass(frozen=True, slots=True)
+class PlayedHere:
+    """One episode: its result, and what was said. row: the line of trajectories.jsonl."""
+
+    run: Run
+    row: Mapping[str, Any]
+
+
+OnEpisode = Callable[[PlayedHere], None]
+
+
+def new_run_id() -> str:
+    """Of an evaluation in this process."""
+    return f"here-{uuid.uuid4().hex[:12]}"
+
+
+async def evaluate_here(
+    tasks: Sequence[Task],
+    model: ExternalModel,
+    options: HereOptions = HereOptions(),
+    *,
+    run_id: str = "",
+    on_episode: OnEpisode = lambda played: None,
+) -> list[Run]:
+    """Play each task `group` times; the runs of a task stand side by side.
+
+    on_episode: called as each episode ends. Raises PlayRefused before any work for a key or a model that the
+    server refuses, Unavailable where nothing answers, AgentRefused where that happens later, and what loading
+    the environment raises. An episode whose agent gives up is missing, and its run says why.
+    """
+    price = price_of(model.model)
+    server = model.server(pauses_s=options.pauses_s)
+    try:
+        await require_model(model, server)
+        hosts = {task.environment: hosts_of(task.environment) for task in tasks}
+        try:
+            here = _Evaluation(model, server, hosts, options, run_id or new_run_id(), price)
+            return await here.play(tasks, on_episode)
+        finally:
+            for host in hosts.values():
+                host.close()
+    finally:
+        await server.close()
+
+
+class _Evaluation:
+    def __init__(
+        self,
+        model: ExternalModel,
+        server: ModelServer,
+        hosts: Mapping[Any, EpisodeHosts],
+        options: HereOptions,
+        run_id: str,
+        price: Price | None,
+    ) -> None:
+        self._model, self._server, self._hosts, self._options = model, server, hosts, options
+        self._run_id, self._price = run_id, price
+        self._dialect: Dialect = model.dialect(model.model)
+        self._slots = asyncio.Semaphore(options.max_concurrent)
+
+    async def play(self, tasks: Sequence[Task], on_episode: OnEpisode) -> list[Run]:
+        """All of them."""
+
+        async def one(task: Task, attempt: int) -> Run:
+            async with self._slots:
+                played = await self._play(task, f"{self._run_id}/{task.slug}/{attempt}")
+            on_episode(played)
+            return played.run
+
+        try:
+            async with asyncio.TaskGroup() as playing:
+                attempts = range(self._options.group)
+                runs = [playing.create_task(one(task, index)) for task in tasks for index in attempts]
+        except* AgentRefused as refused:
+            raise refused.exceptions[0] from None
+        return [run.result() for run in runs]
+
+    async def _play(self, task: Task, episode_id: str) -> PlayedHere:
+        player = self._model.player(self._server, self._dialect)
+        hosts, host = self._hosts[task.environment], await self._hosts[task.environment].new()
+        kept, gave_up, blame = _Kept(task), "", Blame()
+        try:
+            async with host.channel() as channel:
+                kept.episode = await play_episode(
+                    task, channel, player, self._options.limits, kept, host.ended_how
+                )
+        except AgentRefused:
+            raise
+        except (PlayerFailed, Unavailable, ChannelClosed) as error:
+            gave_up, blame = error.kind, Blame(failure=error.kind, detail=str(error))
+        finally:
+            await asyncio.to_thread(host.end)
+        episode = kept.episode
+        if episode.failure is not None:
+            blame = await blame_for(episode, hosts, self._options.limits, host.output())
+        tokens = player.tokens
+        usage = Usage(
+            cost=self._price.of(tokens) if self._price else None,
+            prompt_tokens=tokens.prompt,
+            completion_tokens=tokens.completion,
+        )
+        return _played(episode, episode_id, self._run_id, blame, usage, self._model.name, gave_up)
+
+
+def _played(
+    episode: PlayedEpisode, episode_id: str, run_id: str, blame: Blame, usage: Usage, agent: str, gave_up: str
+) -> PlayedHere:
+    result = episode.result
+    run = Run(
+        task_slug=episode.task.slug,
+        reward=result.score if result else 0.0,
+        success=bool(result and result.success),
+        trace_id="",
+        episode_id=episode_id,
+        failure=blame.failure,
+        policy_failure=blame.policy_failure,
+        trajectory=episode.transcript,
+        answer=episode.ending.answer if episode.ending else "",
+        run_id=run_id,
+        usage=usage,
+        failure_detail=blame.detail,
+    )
+    tokens = {"prompt_tokens": usage.prompt_tokens, "completion_tokens": usage.completion_tokens}
+    row = {"run_id": run_id, "episode_id": episode_id, "agent": agent, **episode.to_json(), **tokens}
+    if usage.cost is not None:
+        row["cost"] = usage.cost
+    if gave_up:
+        row["failure"] = {"during": "agent", "kind": gave_up, "message": blame.detail, "traceback": ""}
+    return PlayedHere(run, row)

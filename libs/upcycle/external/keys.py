@@ -1,0 +1,33 @@
+"""Which variables hold keys. No process of an environment has them."""
+
+import os
+from collections.abc import Mapping
+from typing import Final
+
+AGENT_KEY: Final = "UPCYCLE_AGENT_KEY"
+KEY_VARIABLES: Final = (
+    AGENT_KEY,
+    "UPCYCLE_API_KEY",
+    "UPCYCLE_JUDGE_KEY",
+    "OPENAI_API_KEY",
+    "ANTHROPIC_API_KEY",
+    "GEMINI_API_KEY",
+    "GOOGLE_API_KEY",
+)
+HIDDEN: Final = "[key]"
+
+
+def without_keys(variables: Mapping[str, str]) -> dict[str, str]:
+    """The variables of a process that plays an environment."""
+    return {name: value for name, value in variables.items() if name not in KEY_VARIABLES}
+
+
+def forget_keys() -> None:
+    """Remove the keys from this process, which plays an environment from here on."""
+    for name in KEY_VARIABLES:
+        os.environ.pop(name, None)
+
+
+def hidden(text: str, key: str) -> str:
+    """The text without the key: a server may repeat it in what it refuses."""
+    return text.replace(key, HIDDEN) if key else text

@@ -1,0 +1,138 @@
+"""`upcycle eval` of agents that are no models of the platform."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.support.model_servers import (
+    KEY,
+    MODEL,
+    Asked,
+    Said,
+    Turn,
+    anthropic_shaped,
+    openai_shaped,
+    serving,
+)
+
+from upcycle.cli.main import run
+from upcycle.platform import PEERS
+
+
+def answers(results: list[str]) -> Turn:
+    """Looks for tea, and says what there is."""
+    return Turn(results[-1]) if results else Turn("", ("stock", {"item": "tea"}))
+
+
+@pytest.fixture
+def claude(shop: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """A server in Anthropic's place."""
+    monkeypatch.setenv("UPCYCLE_CLAUDE_MODEL", MODEL)
+    with serving(anthropic_shaped(answers)) as server:
+        monkeypatch.setenv("ANTHROPIC_BASE_URL", server.url)
+        yield server
+
+
+def test_claude_evaluates_a_taskset(
+    claude: Any, shop: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("ANTHROPIC_API_KEY", KEY)
+    monkeypatch.setenv("UPCYCLE_AGENT_PRICES", f"{MODEL}=1000/10000")
+    status = run(["eval", "tasks.py", "claude", "--group", "2", "--max-concurrent", "3"])
+    printed = capsys.readouterr()
+    assert status == 0, printed.err
+    assert f"claude#{MODEL}, in this process" in printed.err
+    lines = printed.out.splitlines()
+    assert "success 50.0%, reward 0.500, graded 4 of 4 episodes of 2 tasks" in lines[0]
+    assert lines[1] == "tokens 800 read, 80 written, cost 1.6"
+    path = shop / lines[2].removeprefix("read them in: ")
+    rows = [json.loads(line) for line in path.read_text().splitlines()]
+    assert sorted((row["task"]["slug"], row["reward"]) for row in rows) == [
+        ("milk", 0.0),
+        ("milk", 0.0),
+        ("tea", 1.0),
+        ("tea", 1.0),
+    ]
+    assert (rows[0]["agent"], rows[0]["prompt_tokens"], rows[0]["cost"]) == (f"claude#{MODEL}", 200, 0.4)
+    assert KEY not in path.read_text() + printed.out + printed.err
+
+
+def test_json_lines_say_the_same(
+    claude: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("ANTHROPIC_API_KEY", KEY)
+    status = run(
+        ["eval", "tasks.py", "claude", "--json", "--min-success", "0.6", "--trajectories", "t.jsonl"]
+    )
+    launch, done = (json.loads(line) for line in capsys.readouterr().out.splitlines())
+    assert status == 3
+    assert (launch["kind"], launch["agent"], launch["group"]) == ("launch", f"claude#{MODEL}", 1)
+    assert (done["success_rate"], done["coverage"]["share"], done["trajectories"]) == (0.5, 1.0, "t.jsonl")
+    assert done["usage"]["prompt_tokens"] == 400
+    assert Path("t.jsonl").read_text().count("\n") == 2
+
+
+@pytest.mark.parametrize(
+    ("arguments", "status", "said"),
+    [
+        (["tasks.py", "claude"], 2, "agent 'claude' has no key; set ANTHROPIC_API_KEY"),
+        (["tasks.py", "gemini"], 2, "agent 'gemini' has no key; set GEMINI_API_KEY"),
+        (["tasks.py", "operator"], 2, "agent 'operator' needs a screen"),
+        (["tasks.py", "operator", "--gateway"], 2, "agent 'operator' needs a screen"),
+        (["tasks.py", "gemini_cua", "--gateway"], 2, "agent 'gemini_cua' needs a screen"),
+        (["tasks.py", "incident", "--agent", "claude"], 2, "both name the agent"),
+        (["tasks.py", "claude", "--trainable"], 2, "--trainable is for models that the platform plays"),
+        (["tasks.py", "claude", "--detach"], 2, "--detach leaves a run to the platform"),
+        (["--agent", "claude"], 2, "TASKS missing"),
+        (["tasks.py", "--gateway"], 2, "MODEL missing"),
+        (["tasks.py", "claude", "--group", "0"], 2, "group is 0"),
+        (["tasks.py", "claude", "--max-turns", "0"], 2, "max_turns is 0"),
+        (["tasks.py", "--agent", "openai:http://127.0.0.1:9/v1#m"], 4, "127.0.0.1:9/v1 does not answer"),
+        (["nothing.py", "claude"], 2, "nothing.py"),
+    ],
+)
+def test_what_cannot_be_evaluated_is_one_line(
+    shop: Path, arguments: list[str], status: int, said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(["eval", *arguments]) == status
+    line = capsys.readouterr().err.splitlines()[-1]
+    assert line.startswith("upcycle: ")
+    assert said in line
+
+
+def test_the_gateway_plays_registered_models_and_refuses_others_by_name(
+    shop: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    answer = openai_shaped(answers)
+
+    def gateway(asked: Asked) -> Said:
+        return answer(asked)
+
+    with serving(gateway) as server:
+        for peer in PEERS:
+            monkeypatch.setenv(f"UPCYCLE_PEERS_{peer.upper()}", server.url.removeprefix("http://"))
+        monkeypatch.setenv("UPCYCLE_API_KEY", KEY)
+        assert run(["eval", "tasks.py", MODEL, "--gateway"]) == 0
+        assert "success 50.0%" in capsys.readouterr().out
+        asked = len(server.turns)
+        assert run(["eval", "tasks.py", "claude", "--gateway"]) == 2
+        refusal = capsys.readouterr().err
+        assert len(server.turns) == asked
+        monkeypatch.setenv("UPCYCLE_API_KEY", "wrong")
+        assert run(["eval", "tasks.py", MODEL, "--gateway"]) == 2
+        assert "set the key of this platform in UPCYCLE_API_KEY" in capsys.readouterr().err
+    assert "serves no model 'claude'" in refusal
+    assert "models of others behind it come with a later version" in refusal
+    assert "without --gateway, claude plays with your own key" in refusal
+
+
+def test_a_key_that_is_refused_in_the_middle_ends_with_one_line(
+    shop: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    answer = openai_shaped(answers)
+    with serving(lambda asked: answer(asked) if asked.method == "GET" else Said(403, "no")) as server:
+        monkeypatch.setenv("UPCYCLE_AGENT_KEY", KEY)
+        status = run(["eval", "tasks.py", "--agent", f"openai:{server.url}/v1#{MODEL}"])
+    assert status == 1
+    assert "answered 403: no; the key is not accepted" in capsys.readouterr().err.splitlines()[-1]

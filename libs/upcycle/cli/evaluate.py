@@ -10,10 +10,14 @@ from upcycle.cli.eval_here_flags import NO_HERE, HereFlags
 from upcycle.cli.exits import Exit
 from upcycle.cli.failures_text import FailureExample, failure_examples, failures_json, failures_text
 from upcycle.cli.output import JsonFlag, human, print_json
+from upcycle.cli.report_text import report_lines
 from upcycle.cli.run_flags import NO_CONFIG, ConfigFlags, eval_defaults, flag_class, sources_of
 from upcycle.errors import UpcycleError
 from upcycle.evaluation import read_results, runs_of
 from upcycle.platform import Platform
+from upcycle.reporting.episodes import EvaluatedRun
+from upcycle.reporting.reading import read_evaluation
+from upcycle.reporting.report import report_of
 from upcycle.results import MIN_COVERAGE, Coverage, coverage_of
 from upcycle.run_client import completed, scores
 from upcycle.run_config import Purpose
@@ -51,7 +55,8 @@ class Report:
     dry_run: bool = False
     """load and validate the tasks, submit nothing."""
     as_json: JsonFlag = False
-    """JSON lines: `launch`, with --trainable `drawn_by`, then `done` with its `coverage`."""
+    """JSON lines: `launch`, with --trainable `drawn_by`, then `done` with `coverage`, `report` and
+    `evaluation`: the episodes, which `upcycle compare` reads."""
 
     def check(self) -> None:
         """Raises UnclearEvaluation for a bar that is no share."""
@@ -98,10 +103,11 @@ async def evaluate(
         if report.detach:
             return Exit.OK
         run = await follow_run(platform, run.run_id, CountsLine(), timeout_s=report.timeout_s)
-        episodes = runs_of(await read_results(platform, run.run_id))
-        coverage, failures = coverage_of(episodes), failure_examples(episodes)
+        results = await read_results(platform, run.run_id)
+        evaluated = await read_evaluation(platform, run.run_id, results)
         drawn_by = await _drawn(platform, run, report.as_json) if asked.trainable else ""
-    status = _say(run, coverage, report, failures)
+    episodes = runs_of(results)
+    status = _say(run, coverage_of(episodes), report, failure_examples(episodes), evaluated)
     if drawn_by and not report.as_json:
         print(drawn_by)
     return status
@@ -159,21 +165,18 @@ class CountsLine:
             self._console.print(line, end="\r" if self._console.is_terminal else "\n")
 
 
-def _say(run: "Run", coverage: Coverage, report: Report, failures: Sequence[FailureExample] = ()) -> int:
+def _say(
+    run: "Run",
+    coverage: Coverage,
+    report: Report,
+    failures: Sequence[FailureExample] = (),
+    evaluated: EvaluatedRun | None = None,
+) -> int:
     """Print the result; the exit status that it deserves."""
     if report.as_json:
-        from upcycle.cli.output import fields_of
-
-        share = {**asdict(coverage), "share": coverage.share}
-        print_json("done", {**fields_of(run), "coverage": share, "failures": failures_json(failures)})
+        print_json("done", _done(run, coverage, failures, evaluated))
     else:
-        reward = f"{run.reward_mean:.3f}" if coverage.num_graded else "–"
-        success = f"{coverage.success_rate:.1%}" if coverage.num_graded else "–"
-        print(f"{run.run_id}: success {success}, reward {reward}, {coverage}")
-        print(usage_of([run.usage]))
-        if failures:
-            print(failures_text(failures))
-        print(f"read them with: upcycle trajectories list --run {run.run_id}")
+        _print_report(run, coverage, failures, evaluated)
     if not completed(run):
         why = run.failure or "cancelled"
         human().print(f"the run did not complete: {why}", style="red", markup=False, soft_wrap=True)
@@ -182,6 +185,37 @@ def _say(run: "Run", coverage: Coverage, report: Report, failures: Sequence[Fail
     for bar in unmet:
         human().print(bar, style="red", markup=False, soft_wrap=True)
     return Exit.GATE_UNMET if unmet else Exit.OK
+
+
+def _done(
+    run: "Run", coverage: Coverage, failures: Sequence[FailureExample], evaluated: EvaluatedRun | None
+) -> dict[str, Any]:
+    """The fields of the line `done`: `upcycle compare` reads `evaluation`."""
+    from upcycle.cli.output import fields_of
+
+    report = report_of(evaluated) if evaluated is not None else None
+    return {
+        **fields_of(run),
+        "coverage": {**asdict(coverage), "share": coverage.share},
+        "failures": failures_json(failures),
+        "report": report.to_json() if report is not None else None,
+        "evaluation": evaluated.to_json() if evaluated is not None else None,
+    }
+
+
+def _print_report(
+    run: "Run", coverage: Coverage, failures: Sequence[FailureExample], evaluated: EvaluatedRun | None
+) -> None:
+    reward = f"{run.reward_mean:.3f}" if coverage.num_graded else "–"
+    success = f"{coverage.success_rate:.1%}" if coverage.num_graded else "–"
+    print(f"{run.run_id}: success {success}, reward {reward}, {coverage}")
+    print(usage_of([run.usage]))
+    report = report_of(evaluated) if evaluated is not None else None
+    for line in report_lines(report, evaluated) if report is not None and evaluated is not None else ():
+        print(line)
+    if failures:
+        print(failures_text(failures))
+    print(f"read them with: upcycle trajectories list --run {run.run_id}")
 
 
 def unmet_bars(coverage: Coverage, report: Report) -> list[str]:

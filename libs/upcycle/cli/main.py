@@ -24,6 +24,10 @@ COMMANDS = {
         "Play one episode here, without the platform: you, a script, or an OpenAI URL.",
     ),
     "eval": ("upcycle.cli.evaluate:evaluate", "Measure a model on a taskset; the trajectories are kept."),
+    "compare": (
+        "upcycle.cli.compare:compare_runs",
+        "Compare two evaluations task by task: intervals of B − A, won, lost, tied.",
+    ),
     "check": ("upcycle.cli.check:check", "Play gold answers and cheats of tasks; name what pays for cheats."),
     "train": ("upcycle.cli.train:train", "Train a model on a taskset with online GRPO."),
     "runs": ("upcycle.cli.runs:runs", "List runs; pause, resume, stop or cancel one."),

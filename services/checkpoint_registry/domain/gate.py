@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from checkpoint_registry.domain.evidence import Evidence, Tally
-from checkpoint_registry.domain.statistics import (
+from upcycle.statistics.paired import (
     PairedTask,
     bootstrap_lower,
     exact_p_value,

@@ -15,7 +15,7 @@ from checkpoint_registry.domain.gate import (
     judge,
     pair_by_task,
 )
-from checkpoint_registry.domain.statistics import PairedTask, bootstrap_lower
+from upcycle.statistics.paired import PairedTask, bootstrap_lower
 
 Pairs = dict[str, tuple[Tally, Tally]]
 """By slug: of the candidate, of head."""

@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from checkpoint_registry.domain.statistics import (
+from upcycle.statistics.paired import (
     PairedTask,
     SampleNeeded,
     bootstrap_lower,

@@ -7,9 +7,12 @@ its difficulty.
 import math
 import random
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from statistics import NormalDist
+from typing import TypeVar
+
+T = TypeVar("T")
 
 # Probability mass below this is dropped while distributions are convolved; it bounds the error.
 _NEGLIGIBLE = 1e-18
@@ -145,11 +148,26 @@ def bootstrap_lower(differences: Sequence[float], alpha: float, *, seed: int, re
     n = len(differences)
     if n < 2:
         return -1.0
-    mean = math.fsum(differences) / n
-    rng = random.Random(seed)  # noqa: S311 - a repeatable resampling, not a secret
-    means = sorted(math.fsum(rng.choices(differences, k=n)) / n for _ in range(reps))
+    mean = _mean(differences)
     rank = max(0, math.ceil(alpha * reps) - 1)
-    return mean + (means[rank] - mean) * math.sqrt(n / (n - 1))
+    return stretched(mean, resampled(differences, _mean, seed=seed, reps=reps)[rank], n)
+
+
+def resampled(
+    tasks: Sequence[T], estimate: Callable[[Sequence[T]], float], *, seed: int, reps: int
+) -> list[float]:
+    """The estimate on `reps` draws of as many tasks with replacement, smallest first."""
+    rng = random.Random(seed)  # noqa: S311 - a repeatable resampling, not a secret
+    return sorted(estimate(rng.choices(tasks, k=len(tasks))) for _ in range(reps))
+
+
+def stretched(mean: float, end: float, n: int) -> float:
+    """The end of a percentile interval, its deviation widened by sqrt(n / (n - 1)): see bootstrap_lower."""
+    return mean + (end - mean) * math.sqrt(n / (n - 1))
+
+
+def _mean(values: Sequence[float]) -> float:
+    return math.fsum(values) / len(values)
 
 
 @dataclass(frozen=True, slots=True)

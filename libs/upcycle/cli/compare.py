@@ -1,0 +1,103 @@
+"""`upcycle compare`."""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Final
+
+from upcycle.cli.exits import Exit
+from upcycle.cli.output import JsonFlag, print_json
+from upcycle.cli.report_text import number, one_line, table
+from upcycle.platform import Platform
+from upcycle.reporting.comparison import Comparison, PairedScore, compare
+from upcycle.reporting.episodes import EvaluatedRun, evaluation_in
+from upcycle.reporting.reading import read_evaluation
+from upcycle.statistics.intervals import Estimate
+
+FILES: Final = (".json", ".jsonl")
+
+
+async def compare_runs(a: str, b: str, *, as_json: JsonFlag = False) -> int:
+    """B minus A on the same tasks: paired 95 % intervals clustered by task, tasks won, lost and tied.
+
+    Refuses evaluations of other tasks, and evaluations that other code judged.
+
+    :param a: the earlier one: id of an evaluation, `last`, or a file that `upcycle eval … --json` wrote.
+    :param b: the later one, likewise.
+    :param as_json: one JSON line.
+    """
+    first, second = await _found((a, b))
+    done = compare(first, second)
+    if as_json:
+        print_json("comparison", {"a": first.run_id, "b": second.run_id, **done.to_json()})
+        return Exit.OK
+    for line in comparison_lines(first, second, done):
+        print(line)
+    return Exit.OK
+
+
+async def _found(names: tuple[str, str]) -> list[EvaluatedRun]:
+    """Connects to a platform only where one of them is no file."""
+    if all(_is_file(name) for name in names):
+        return [evaluation_in(Path(name)) for name in names]
+    async with Platform() as platform:
+        return [await _one(platform, name) for name in names]
+
+
+async def _one(platform: Platform, name: str) -> EvaluatedRun:
+    from upcycle.cli.runs import resolve_run
+
+    if _is_file(name):
+        return evaluation_in(Path(name))
+    return await read_evaluation(platform, await resolve_run(platform, name))
+
+
+def _is_file(name: str) -> bool:
+    return Path(name).suffix in FILES or Path(name).is_file()
+
+
+def comparison_lines(a: EvaluatedRun, b: EvaluatedRun, done: Comparison) -> Iterator[str]:
+    """The comparison as plain text."""
+    overall = done.overall
+    for name, run, success in (("A", a, overall.a_success), ("B", b, overall.b_success)):
+        versions = ", ".join(f"v{version}" for version in run.versions)
+        what = f"{one_line(run.model)} {versions}".strip()
+        where = f"{one_line(run.taskset)}, group {run.group}"
+        yield f"{name}  {run.run_id}: {what} on {where}, success {success:.1%}"
+    yield f"B − A over {overall.num_tasks} tasks, 95 % intervals clustered by task:"
+    yield f"success {points(overall.success)}, exact p {done.p_value:.2g}"
+    yield f"reward {number(overall.reward, '+')}"
+    yield verdict(overall)
+    rows = [["family", "tasks", "success", "reward", "won", "lost", "tied"]]
+    scores = (*done.families, overall) if len(done.families) > 1 else (overall,)
+    rows += [_row(one) for one in scores]
+    yield from table(rows)
+    if done.num_ungraded:
+        yield f"{done.num_ungraded} tasks have no graded episode on one side: they count for success alone"
+    if done.differing:
+        yield f"they were sampled differently (A, B): {one_line('; '.join(done.differing), 200)}"
+    if overall.success.interval is None and overall.num_tasks > 1:
+        yield "an interval is missing where every task differs by the same: nothing was resampled"
+
+
+def points(estimate: Estimate) -> str:
+    """`+12.5 points [+3.0, +22.0]`."""
+    ends = estimate.interval
+    shown = f" [{100 * ends.low:+.1f}, {100 * ends.high:+.1f}]" if ends is not None else ""
+    return f"{100 * estimate.value:+.1f} points{shown}"
+
+
+def verdict(overall: PairedScore) -> str:
+    """What the interval of the reward says, in a sentence."""
+    ends = overall.reward.interval if overall.reward is not None else None
+    if ends is None:
+        return "no interval of the reward: whether one of them is better cannot be said"
+    if ends.low > 0:
+        return "B is better: the interval of the reward lies above 0"
+    if ends.high < 0:
+        return "B is worse: the interval of the reward lies below 0"
+    return "no difference is shown: the interval of the reward holds 0"
+
+
+def _row(one: PairedScore) -> list[str]:
+    counts = [str(count) for count in (one.won, one.lost, one.tied)]
+    return [one_line(one.name, 40), str(one.num_tasks), points(one.success), number(one.reward, "+"), *counts]

@@ -1,0 +1,104 @@
+"""Two evaluations compared: the numbers worked by hand, and what does not compare."""
+
+import json
+from pathlib import Path
+
+import pytest
+from tests.libs.upcycle.reporting.rows import episode, evaluation
+
+from upcycle.cli.compare import comparison_lines
+from upcycle.cli.exits import Exit
+from upcycle.cli.main import run
+from upcycle.reporting.comparison import NotComparable, compare
+from upcycle.reporting.episodes import EvaluatedRun
+
+SOURCE = "c0de" * 16
+
+
+def solved(run_id: str, tasks: dict[str, float | None], **fields: str) -> EvaluatedRun:
+    """Each task once; those whose name begins with x are of family x."""
+    rows = [
+        episode(slug, 0, reward, family="x" if slug.startswith("x") else "y", task_digest=f"digest of {slug}")
+        for slug, reward in tasks.items()
+    ]
+    return evaluation(*rows, group=1, run_id=run_id, **fields)
+
+
+A = solved("run-a", {"x1": 0.0, "x2": 0.0, "x3": 1.0, "y1": 1.0, "y2": 0.5})
+B = solved("run-b", {"y2": 0.5, "y1": 0.0, "x3": 1.0, "x2": 1.0, "x1": 1.0})
+
+
+def test_tasks_are_paired_by_name_and_counted_per_family() -> None:
+    found = compare(A, B)
+    counted = [
+        (one.name, one.num_tasks, one.won, one.lost, one.tied) for one in (found.overall, *found.families)
+    ]
+    assert counted == [("all", 5, 2, 1, 2), ("x", 3, 2, 0, 1), ("y", 2, 0, 1, 1)]
+    assert (found.overall.a_success, found.overall.b_success) == (0.4, 0.6)
+    assert found.overall.success.value == pytest.approx(1 / 5)
+    assert found.overall.reward is not None
+    assert found.overall.reward.value == pytest.approx(1 / 5)
+
+
+def test_the_p_value_is_exact_and_two_sided() -> None:
+    # Of three tasks that differ B has two: P(X >= 2 | 3, 1/2) = 1/2, twice that is 1.
+    assert compare(A, B).p_value == 1.0
+    # Of six that differ B has all: 2 / 2⁶, from either side.
+    none, every = ({f"x{at}": reward for at in range(6)} for reward in (0.0, 1.0))
+    for first, second in ((none, every), (every, none)):
+        assert compare(solved("a", dict(first)), solved("b", dict(second))).p_value == pytest.approx(2 / 64)
+
+
+def test_the_other_way_round_has_the_other_sign() -> None:
+    one, other = compare(A, B).overall, compare(B, A).overall
+    assert one.success.interval is not None
+    assert other.success.interval is not None
+    assert one.success.interval.low == pytest.approx(-other.success.interval.high)
+    assert (one.won, one.lost) == (other.lost, other.won)
+
+
+def test_a_missing_episode_is_no_success_and_its_task_has_no_reward_to_compare() -> None:
+    found = compare(A, solved("run-b", {"x1": None, "x2": 0.0, "x3": None, "y1": 1.0, "y2": 0.5}))
+    assert found.num_ungraded == 2
+    assert (found.overall.won, found.overall.lost, found.overall.tied) == (0, 0, 3)
+    assert found.overall.success.value == pytest.approx(-1 / 5)
+
+
+def test_another_source_is_refused_by_its_digest() -> None:
+    with pytest.raises(
+        NotComparable, match=r"A \(run-a\) is of source c0dec0dec0de, B \(run-b\) of source not known"
+    ):
+        compare(A, solved("run-b", {"x1": 1.0}, source_digest=""))
+
+
+def test_other_tasks_are_refused_by_name() -> None:
+    with pytest.raises(NotComparable, match="only A has x2, x3, y1 and 1 more; only B has z"):
+        compare(A, solved("run-b", {"x1": 1.0, "z": 1.0}))
+    changed = evaluation(*[episode(one.task_slug, 0, 1.0, task_digest="other") for one in A.episodes[:1]])
+    with pytest.raises(NotComparable, match="other arguments have x1"):
+        compare(solved("run-a", {"x1": 0.0}), changed)
+
+
+def test_the_text_names_both_and_says_what_the_interval_says() -> None:
+    lines = list(comparison_lines(A, B, compare(A, B)))
+    assert lines[0] == "A  run-a: m v0 on sums@1, group 1, success 40.0%"
+    assert lines[2] == "B − A over 5 tasks, 95 % intervals clustered by task:"
+    assert lines[3].startswith("success +20.0 points [-")
+    assert "no difference is shown: the interval of the reward holds 0" in lines
+    assert any(line.split()[:3] == ["y", "2", "-50.0"] and line.endswith("0    1     1") for line in lines)
+
+
+def test_another_sampling_is_said() -> None:
+    cold = evaluation(*B.episodes, group=1, sampling={"temperature": 0.0})
+    assert compare(A, cold).differing == ("temperature: 1.0, 0.0",)
+
+
+def test_two_files_compare_without_a_platform(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    paths = []
+    for one in (A, B):
+        paths.append(str(tmp_path / f"{one.run_id}.json"))
+        Path(paths[-1]).write_text(json.dumps({"kind": "done", "evaluation": one.to_json()}) + "\n")
+    assert run(["compare", *paths, "--json"]) == Exit.OK
+    line = json.loads(capsys.readouterr().out)
+    assert (line["kind"], line["a"], line["overall"]["won"]) == ("comparison", "run-a", 2)
+    assert run(["compare", paths[0], str(tmp_path / "none.json")]) == Exit.USAGE

@@ -1,0 +1,77 @@
+"""Intervals of one evaluation and of a difference; each number here is worked by hand."""
+
+import math
+import random
+
+import pytest
+
+from upcycle.statistics.intervals import (
+    Estimate,
+    Interval,
+    TaskTotal,
+    difference_estimate,
+    mean_estimate,
+    rate_estimate,
+)
+from upcycle.statistics.paired import bootstrap_lower
+
+
+def tasks(*totals: float, attempts: int) -> list[TaskTotal]:
+    return [TaskTotal(total, attempts) for total in totals]
+
+
+def ends(estimate: Estimate) -> tuple[float, float]:
+    assert estimate.interval is not None
+    return estimate.interval.low, estimate.interval.high
+
+
+def test_attempts_that_only_repeat_their_task_count_less_than_attempts() -> None:
+    # Residuals ±1 in 4 tasks of 2: variance 4/8² · 4/3 = 1/12, so 0.25 · 12 = 3 effective attempts, not 8.
+    # Wilson of 1.5 in 3: half = 1.96 · sqrt(0.25/3 + 3.8415/36) / (1 + 3.8415/3) = 0.3747.
+    found = rate_estimate(tasks(2, 2, 0, 0, attempts=2))
+    assert found.value == 0.5
+    assert ends(found) == pytest.approx((0.1253, 0.8747), abs=1e-4)
+
+
+def test_tasks_without_spread_count_as_independent_attempts() -> None:
+    # Wilson of 4 in 8: half = 1.96 · sqrt(0.25/8 + 3.8415/256) / (1 + 3.8415/8) = 0.2848.
+    assert ends(rate_estimate(tasks(1, 1, 1, 1, attempts=2))) == pytest.approx((0.2152, 0.7848), abs=1e-4)
+
+
+def test_all_solved_is_not_certainty_and_counts_tasks_not_attempts() -> None:
+    # Wilson of 20 in 20: low = 20 / (20 + 3.8415).
+    assert ends(rate_estimate(tasks(*[4] * 20, attempts=4))) == pytest.approx((0.8389, 1.0), abs=1e-4)
+    assert ends(rate_estimate(tasks(*[0] * 20, attempts=4))) == pytest.approx((0.0, 0.1611), abs=1e-4)
+
+
+def test_one_task_has_no_interval() -> None:
+    assert rate_estimate(tasks(8, attempts=8)) == Estimate(1.0)
+    assert mean_estimate(tasks(8, attempts=8)) == Estimate(1.0)
+
+
+def test_a_mean_of_two_tasks_is_resampled_by_task() -> None:
+    # Draws of {0, 1}: means 0, ½, 1 with 1/4, 1/2, 1/4, so the ends are 0 and 1, widened by sqrt(2/1).
+    half = 0.5 * math.sqrt(2)
+    assert ends(mean_estimate(tasks(0, 8, attempts=8))) == pytest.approx((0.5 - half, 0.5 + half))
+    assert mean_estimate(tasks(0, 8, attempts=8), bounds=(0, 1)).interval == Interval(0, 1)
+
+
+def test_a_mean_weighs_attempts_where_some_are_missing() -> None:
+    assert mean_estimate([TaskTotal(3, 3), TaskTotal(0, 1)]).value == 0.75
+
+
+def test_equal_tasks_have_no_interval_of_the_mean() -> None:
+    assert mean_estimate(tasks(1, 1, 1, attempts=2)) == Estimate(0.5)
+    assert difference_estimate([0.25] * 30) == Estimate(0.25)
+
+
+def test_the_interval_of_a_difference_is_the_gates_bound_on_both_sides() -> None:
+    differences = [random.Random(7).choice([-0.5, 0.0, 0.25, 1.0]) for _ in range(3)] + [0.5, -0.25] * 9
+    low, high = ends(difference_estimate(differences, 0.9))
+    assert low == bootstrap_lower(differences, 0.05, seed=0, reps=4000)
+    assert high == -bootstrap_lower([-one for one in differences], 0.05, seed=0, reps=4000)
+
+
+def test_no_task_is_no_estimate() -> None:
+    with pytest.raises(ValueError, match="no task was graded"):
+        rate_estimate([])

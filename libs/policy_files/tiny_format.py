@@ -8,6 +8,10 @@ from typing import Any
 
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
 
+from chat_format import InvalidMessages
+from chat_format.messages import normalise
+from chat_format.template import ChatTemplate
+
 VOCAB_SIZE = 1024
 END_OF_TEXT, TURN_START, TURN_END = "<|endoftext|>", "<|im_start|>", "<|im_end|>"
 CONTROL_TOKENS = (END_OF_TEXT, TURN_START, TURN_END)
@@ -67,6 +71,17 @@ CHAT_TEMPLATE = """\
 {%- endfor %}
 {%- if add_generation_prompt %}{{- '<|im_start|>assistant\\n' }}{%- endif %}
 """
+
+
+def rendered(line: Any) -> str | None:
+    """A demonstration ({"messages": [...], "tools": [...]}) in this format; None where it is none."""
+    if not isinstance(line, dict) or not isinstance(messages := line.get("messages"), list):
+        return None
+    template, tools = ChatTemplate(CHAT_TEMPLATE, {}), line.get("tools") or []
+    try:
+        return template.render(normalise(messages), tools, add_generation_prompt=False)
+    except (AttributeError, InvalidMessages):
+        return None
 
 
 def train_tokenizer(corpus: Iterable[str]) -> Tokenizer:

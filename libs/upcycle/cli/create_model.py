@@ -72,9 +72,19 @@ def _texts_of(path: Path) -> list[str]:
     if path.suffix != ".jsonl":
         return [text]
     try:
-        return [one for line in text.splitlines() if line.strip() for one in _strings(json.loads(line))]
+        lines = [json.loads(line) for line in text.splitlines() if line.strip()]
     except ValueError as error:
         raise ModelRefused(f"--text {path} is not JSON lines: {error}") from error
+    return [one for line in lines for one in _texts_of_line(line)]
+
+
+def _texts_of_line(line: Any) -> Iterator[str]:
+    """A conversation as the model will read it, so that the marks around a message are few tokens; of
+    anything else the strings."""
+    from policy_files.tiny_format import rendered
+
+    conversation = rendered(line)
+    return _strings(line) if conversation is None else iter((conversation,))
 
 
 def _strings(value: Any) -> Iterator[str]:

@@ -9,7 +9,14 @@ from cyclopts import Parameter
 from upcycle.cli.exits import Exit
 from upcycle.cli.output import JsonFlag, human, print_json
 from upcycle.projects.errors import ProjectRefused
-from upcycle.projects.writing import PRESETS, NewProject, demonstrate, next_commands, write_project
+from upcycle.projects.writing import (
+    PRESETS,
+    NewProject,
+    demonstrate,
+    new_folder,
+    next_commands,
+    write_project,
+)
 from upcycle.tasks import MAX_TASKS
 
 
@@ -35,10 +42,11 @@ def init(
     if not 0 <= num_demonstrations <= MAX_TASKS:
         raise ProjectRefused(f"--demonstrations is {num_demonstrations}", f"use 0 to {MAX_TASKS}")
     project = NewProject(name, preset, num_tasks, num_held_out)
-    written = write_project(project)
-    if num_demonstrations:
-        demonstrate(name, num_demonstrations)
-        written.append("demonstrations.jsonl")
+    with new_folder(project) as folder:
+        written = write_project(project, folder)
+        if num_demonstrations:
+            demonstrate(folder, num_demonstrations)
+            written.append("demonstrations.jsonl")
     commands = next_commands(project)
     if as_json:
         made = {"folder": str(name), "preset": preset, "files": written}

@@ -1,13 +1,15 @@
-"""Writes a new project from the templates. Guarantee: nothing that exists is overwritten."""
+"""Writes a new project from the templates, whole or not at all. Nothing that exists is overwritten."""
 
 import re
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib.resources import files
 from importlib.resources.abc import Traversable
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Final
 
 from upcycle.projects.errors import DemonstrationsFailed, ProjectRefused
@@ -47,20 +49,31 @@ class NewProject:
         return self.folder.absolute().name
 
 
-def write_project(project: NewProject) -> list[str]:
-    """Write the files; their names, sorted. Raises ProjectRefused for a folder that is not empty."""
-    folder = project.folder
+@contextmanager
+def new_folder(project: NewProject) -> Iterator[Path]:
+    """Yield a hidden folder beside the project's; at the end its files become the project's, so that an
+    interrupted command leaves nothing. Raises ProjectRefused for a folder that is not empty."""
+    folder = project.folder.absolute()
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-        raise ProjectRefused(f"{folder} exists and is not an empty folder", "name another one")
+        raise ProjectRefused(f"{project.folder} exists and is not an empty folder", "name another one")
     try:
-        folder.mkdir(parents=True, exist_ok=True)
-        written = []
-        for source in _sources(project.preset):
-            target = folder / _NAMES.get(source.name, source.name)
-            target.write_text(_filled(source.read_text(encoding="utf-8"), project), encoding="utf-8")
-            written.append(target.name)
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        with TemporaryDirectory(prefix=f".{folder.name}-", dir=folder.parent) as made:
+            yield Path(made)
+            folder.mkdir(exist_ok=True)
+            for path in Path(made).iterdir():
+                path.replace(folder / path.name)
     except OSError as error:
-        raise ProjectRefused(f"{folder} cannot be written: {error}") from error
+        raise ProjectRefused(f"{project.folder} cannot be written: {error}") from error
+
+
+def write_project(project: NewProject, folder: Path) -> list[str]:
+    """Write the files into `folder`; their names, sorted."""
+    written = []
+    for source in _sources(project.preset):
+        target = folder / _NAMES.get(source.name, source.name)
+        target.write_text(_filled(source.read_text(encoding="utf-8"), project), encoding="utf-8")
+        written.append(target.name)
     return sorted(written)
 
 
@@ -73,11 +86,11 @@ def demonstrate(folder: Path, count: int) -> None:
         )
     except subprocess.TimeoutExpired as error:
         raise DemonstrationsFailed(
-            f"{folder}/demonstrate.py did not end within {DEMONSTRATIONS_LIMIT_S:g} s", "ask for fewer"
+            f"demonstrate.py did not end within {DEMONSTRATIONS_LIMIT_S:g} s", "ask for fewer"
         ) from error
     if done.returncode:
         said = (done.stderr.strip() or done.stdout.strip() or "no output").splitlines()[-1]
-        raise DemonstrationsFailed(f"{folder}/demonstrate.py failed: {said}")
+        raise DemonstrationsFailed(f"demonstrate.py failed: {said}")
 
 
 def next_commands(project: NewProject) -> list[tuple[str, str]]:
@@ -88,7 +101,7 @@ def next_commands(project: NewProject) -> list[tuple[str, str]]:
         ("upcycle models create model --tiny --text demonstrations.jsonl", "a tiny model that knows nothing"),
         (f"upcycle up --model {name} --model-dir model", "start the platform, in another terminal"),
         (
-            f"upcycle train {name} --sft demonstrations.jsonl --epochs 2 --learning-rate 1e-3",
+            f"upcycle train {name} --sft demonstrations.jsonl --epochs 3 --batch 16 --learning-rate 3e-3",
             "learn from the demonstrations (SFT)",
         ),
         ("upcycle train --config run.toml", "learn from rewards (GRPO), and promote what is better"),

@@ -3,11 +3,13 @@
 import filecmp
 from pathlib import Path
 
+import pytest
 import torch
 from transformers import Qwen3ForCausalLM
 
 from chat_format import ChatFormat
 from policy_files import tensors_of_directory
+from policy_files.tiny_format import rendered
 from policy_files.tiny_policy import create_tiny
 
 TEXTS = ["Alert: amber-cart is failing. ", "service: amber-cart cause: out_of_memory", "search_logs"]
@@ -47,3 +49,23 @@ def test_equal_texts_and_seed_give_equal_files_and_another_seed_other_weights(tm
     assert filecmp.cmpfiles(tmp_path / "a", tmp_path / "b", names, shallow=False)[0] == names
     _, differing, _ = filecmp.cmpfiles(tmp_path / "a", tmp_path / "c", names, shallow=False)
     assert differing == ["model.safetensors"]
+
+
+def test_a_demonstration_is_learnt_as_the_model_reads_it() -> None:
+    call = {"id": "c", "type": "function", "function": {"name": "stock", "arguments": '{"item": "figs"}'}}
+    messages = [
+        {"role": "user", "content": "Pack figs"},
+        {"role": "assistant", "content": "", "tool_calls": [call]},
+    ]
+    tool = {"type": "function", "function": {"name": "stock", "parameters": {"properties": {"item": {}}}}}
+    assert rendered({"messages": messages, "tools": [tool]}) == (
+        "<|im_start|>system\nTools:\nstock(item)<|im_end|>\n<|im_start|>user\nPack figs<|im_end|>\n"
+        '<|im_start|>assistant\n<tool_call>\n{"name":"stock","arguments":{"item":"figs"}}\n</tool_call><|im_end|>\n'
+    )
+
+
+@pytest.mark.parametrize(
+    "line", [7, {"text": "x"}, {"messages": []}, {"messages": [7]}, {"messages": [{"role": "king"}]}]
+)
+def test_what_is_no_conversation_is_not_read_as_one(line: object) -> None:
+    assert rendered(line) is None

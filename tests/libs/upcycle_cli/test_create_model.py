@@ -23,6 +23,7 @@ def test_of_json_lines_it_learns_the_texts_and_not_their_spelling_in_json(
     assert len(chat.encode("synchrotron")) == 1
     assert len(chat.encode("\\nsynchrotron")) > 1
     assert len(chat.encode("ffff")) > 1
+    assert len(chat.encode("assistant\n")) == 1
 
 
 @pytest.mark.parametrize(

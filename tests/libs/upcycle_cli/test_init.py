@@ -111,9 +111,29 @@ def test_what_cannot_be_written_is_refused_and_nothing_changes(
     ]
 
 
-def test_an_empty_folder_is_taken_and_demonstrations_that_fail_are_said(tmp_path: Path) -> None:
+def test_an_empty_folder_is_taken_and_stays_the_one_that_it_was(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     (tmp_path / "shop").mkdir()
-    write_project(NewProject(tmp_path / "shop", "blank", 2, 2))
+    monkeypatch.chdir(tmp_path / "shop")
+    assert run(["init", ".", "--demonstrations", "0"]) == 0
+    assert Path("env.py").read_text().count('Environment("shop")') == 1
+    assert [path.name for path in tmp_path.iterdir()] == ["shop"]
+
+
+def test_an_interrupted_command_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupted(folder: Path, count: int) -> None:
+        assert (folder / "env.py").exists()
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("upcycle.cli.init.demonstrate", interrupted)
+    run(["init", str(tmp_path / "shop")])
+    assert not list(tmp_path.iterdir())
+
+
+def test_demonstrations_that_fail_are_said(tmp_path: Path) -> None:
+    (tmp_path / "shop").mkdir()
+    write_project(NewProject(tmp_path / "shop", "blank", 2, 2), tmp_path / "shop")
     (tmp_path / "shop" / "player.py").write_text("def reply(task, messages):\n    return 'seven'\n")
     with pytest.raises(Failed, match=r"the reference player earned 0.000 of task 'train-0000000'"):
         demonstrate(tmp_path / "shop", 2)

@@ -5,8 +5,11 @@ from typing import Literal
 
 from upcycle import Environment, EvaluationResult, SubScore
 
+Split = Literal["train", "held_out"]
+
 ITEMS = ("apples", "bulbs", "candles", "dates", "eggs", "figs", "gloves", "hats")
-_NEAR = 10
+PER_BOX = 10
+_NEAR = 3
 
 env = Environment("my-agent")
 
@@ -22,23 +25,33 @@ def stock(item: str) -> str:
     return str(_stock[item])
 
 
-@env.scenario("count")
-async def count(split: Literal["train", "held_out"], seed: int):
-    """Subtract what was sold from what is in stock."""
+@env.scenario("pack")
+async def pack(split: Split, seed: int):
+    """Look up how many there are, and say how many boxes they fill."""
     rng = random.Random(f"{split}/{seed}")
+    item, count = rng.choice(_drawn_from(split))
     _stock.clear()
-    _stock.update({item: rng.randint(20, 99) for item in ITEMS})
-    item, sold = rng.choice(ITEMS), rng.randint(2, 19)
-    answer = yield f"{sold} {item} were sold today. How many are left? Answer with the number alone."
-    yield evaluation(str(answer), _stock[item] - sold)
+    _stock.update({one: rng.randint(20, 99) for one in ITEMS} | {item: count})
+    answer = yield f"Pack all {item}, {PER_BOX} in a box. How many boxes? Answer with the number alone."
+    yield evaluation(str(answer), -(-count // PER_BOX))
 
 
-def evaluation(answer: str, left: int) -> EvaluationResult:
+def _drawn_from(split: Split) -> list[tuple[str, int]]:
+    """Item and count. One pair in five is held out: no training task has it."""
+    wanted = split == "held_out"
+    return [
+        (item, count)
+        for place, item in enumerate(ITEMS)
+        for count in range(20, 100)
+        if ((place + count) % 5 == 0) == wanted
+    ]
+
+
+def evaluation(answer: str, boxes: int) -> EvaluationResult:
     """1 for the number; a near number earns a little, so that attempts differ."""
     text = answer.strip()
-    said = int(text) if text.isdecimal() and len(text) < 4 else None
-    exact = float(said == left)
-    near = 0.0 if said is None else max(0.0, 1 - abs(said - left) / _NEAR)
-    score = 0.8 * exact + 0.2 * near
-    parts = (SubScore("exact", exact, 0.8), SubScore("near", near, 0.2))
-    return EvaluationResult(score, exact == 1.0, parts, {"left": left})
+    said = int(text) if text.isdecimal() and len(text) < 3 else None
+    exact = float(said == boxes)
+    near = 0.0 if said is None else max(0.0, 1 - abs(said - boxes) / _NEAR)
+    parts = (SubScore("exact", exact, 0.9), SubScore("near", near, 0.1))
+    return EvaluationResult(0.9 * exact + 0.1 * near, exact == 1.0, parts, {"boxes": boxes})

@@ -1,8 +1,6 @@
 """The tasksets, drawn from seeds: tasks of `held_out` only measure."""
 
-from typing import Literal
-
-from env import count
+from env import Split, pack
 
 from upcycle import Task, Taskset
 
@@ -10,12 +8,10 @@ NUM_TRAIN = 200
 NUM_HELD_OUT = 100
 FIRST_HELD_OUT = 1_000_000
 
-Split = Literal["train", "held_out"]
-
 
 def task(split: Split, seed: int) -> Task:
     """The task of a seed."""
-    return count.task(slug=f"{split}-{seed:07d}", split=split, seed=seed)
+    return pack.task(slug=f"{split}-{seed:07d}", split=split, seed=seed)
 
 
 train = Taskset("my-agent-train", [task("train", seed) for seed in range(NUM_TRAIN)], "train")

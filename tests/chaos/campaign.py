@@ -152,6 +152,7 @@ class Campaign:
             "hung": len(runs.hung) + len(self.not_recovered),
             "hangs": [*runs.hung.values(), *self.not_recovered],
             "waited": dict(runs.waited),
+            "paused": dict(runs.paused),
             "runs": dict(runs.finished),
             "recovered_s": recovered,
         }

@@ -10,8 +10,8 @@ from typing import Final
 from grpc.aio import AioRpcError
 
 from service_kit.deadlines import deadline
-from upcycle.api.taskset.v1.service_pb2 import ExplainRunRequest, GetRunRequest
-from upcycle.api.taskset.v1.taskset_pb2 import Run, RunSpec
+from upcycle.api.taskset.v1.service_pb2 import ExplainRunRequest, GetRunRequest, ResumeRunRequest
+from upcycle.api.taskset.v1.taskset_pb2 import RUN_STATE_PAUSED, Run, RunSpec
 from upcycle.errors import Unavailable
 from upcycle.platform import Platform
 from upcycle.run_client import is_over, new_request_id, state_word, submit_run
@@ -38,6 +38,9 @@ class Runs:
     """run_id to what was seen."""
     waited: Counter[str] = field(default_factory=Counter)
     """Waits of more than HUNG_S that `why` had a name for."""
+    paused: Counter[str] = field(default_factory=Counter)
+    """How often each run paused itself, because most of its episodes failed without the policy's doing.
+    It was resumed, as an operator does when what was broken is whole again."""
     no_more: bool = False
     current: str = ""
     over: asyncio.Event = field(default_factory=asyncio.Event)
@@ -87,6 +90,8 @@ class Runs:
             self.say(f"run {run.run_id}: {what}, step {run.step}, {run.counts.settled} settled")
             self._before = self.settled
             return True
+        if run is not None and run.state == RUN_STATE_PAUSED:
+            await self._resume(run)
         if time.monotonic() - self._counts_from > HUNG_S:
             await self._silent()
             self.begin_again()
@@ -98,6 +103,15 @@ class Runs:
         except AioRpcError:
             return None
         return answer.run
+
+    async def _resume(self, run: Run) -> None:
+        try:
+            await self.platform.tasksets.ResumeRun(ResumeRunRequest(run_id=run.run_id), timeout=_CALL_S)
+        except AioRpcError as error:
+            self.say(f"run {run.run_id} paused itself and is not resumed yet: {error.code().name}")
+        else:
+            self.paused[run.run_id] += 1
+            self.say(f"run {run.run_id} paused itself, and is resumed")
 
     async def _silent(self) -> None:
         """Nothing for HUNG_S: either `why` names what the run waits for, or it hangs."""

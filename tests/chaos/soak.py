@@ -106,11 +106,11 @@ async def soak(args: argparse.Namespace, folder: Path, postgres: PostgresServer 
             training.cancel()
             stored = {name: (before[name], size_of(path)) for name, path in stores.items()}
         line = report(series, runs.settled, stored)
-    return {**line, "hung": len(runs.hung), "runs": dict(runs.finished)}
+    return {**line, "hung": len(runs.hung) + len(runs.paused), "runs": dict(runs.finished)}
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Exit status: 0 when nothing would double in a day and no run hung; 2 when it was refused."""
+    """Exit status: 0 when nothing would double in a day and no run hung or paused itself; 2: refused."""
     parser = argparse.ArgumentParser(prog="make soak", description=__doc__)
     parser.add_argument("--minutes", type=float, default=30.0)
     add_arrangement(parser)

@@ -19,7 +19,7 @@ from upcycle.scenario import Scenario, ScenarioFunction, declare_scenario
 from upcycle.task_rows import EnvironmentRef, Task
 
 if TYPE_CHECKING:
-    from mcp.server.mcpserver import MCPServer
+    from mcp.server.lowlevel import Server
 
     from upcycle.checking import Validation
     from upcycle.environment.mcp import McpTools
@@ -52,7 +52,8 @@ class Environment:
     """What an agent can do (tools) and what it is asked (scenarios).
 
     Declaring is all that happens at import: MCP servers are started by `open`, per episode process. Module
-    state of the environment's file is private to an episode, because each episode is a forked process.
+    state of the environment's file is private to an episode, because each episode, and each session of a
+    served environment, is a forked process.
     version: free text, sent to who drives the environment. external_errors: exception types that say that
     something outside failed, such as a database; an episode in which one is raised is missing and played
     again. Any other exception after the answer is the policy's (docs/reference/failures.md). data: files and
@@ -136,11 +137,12 @@ class Environment:
 
         self._mcp_config.update(check_mcp_config(config))
 
-    def serve_mcp(self) -> "MCPServer":
-        """An MCP server with the tools of this environment: run it, or mount its `streamable_http_app()`."""
-        from upcycle.environment.mcp import mcp_server
+    def serve_mcp(self) -> "Server[Any]":
+        """An MCP server with the tools of this environment, in this process: run it, or mount its
+        `streamable_http_app()`."""
+        from upcycle.environment.mcp import OwnTools, mcp_server
 
-        return mcp_server(self.name, self.version, self.tools)
+        return mcp_server(self.name, self.version, lambda _request: OwnTools(self))
 
     @property
     def tools(self) -> dict[str, Tool]:

@@ -5,17 +5,21 @@ Imported only by environments that use it: the `mcp` package takes most of a sec
 
 import asyncio
 import logging
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
-from upcycle.environment.tools import FunctionTool, Tool, ToolResult, ToolSpec
-from upcycle.errors import DefinitionError, InfrastructureError, ToolFailed
+from upcycle.environment.tools import ToolResult, ToolSpec
+from upcycle.errors import DefinitionError, InfrastructureError, ToolFailed, UnknownName, UpcycleError
 
 if TYPE_CHECKING:
     from mcp import Client
-    from mcp.server.mcpserver import MCPServer
+    from mcp.server.context import ServerRequestContext
+    from mcp.server.lowlevel import Server
+    from mcp.types import CallToolRequestParams
+
+    from upcycle.environment.core import Environment
 
 # Seconds for connecting and for one call. A hanging server becomes a typed error, not a hanging episode.
 CONNECT_TIMEOUT_S = 30.0
@@ -150,14 +154,64 @@ class McpTools:
         return stdio_client(StdioServerParameters(**server))
 
 
-def mcp_server(title: str, version: str, tools: Mapping[str, Tool]) -> "MCPServer":
-    """An MCP server with an environment's own tools; a tool's error reaches the client as an `isError`
-    result.
-    """
-    from mcp.server.mcpserver import MCPServer
+class ToolBackend(Protocol):
+    """Where the tools of a request run."""
 
-    server: MCPServer = MCPServer(title, version=version)
-    for name, tool in tools.items():
-        if isinstance(tool, FunctionTool):
-            server.add_tool(tool.function, name=name, description=tool.schema.description)
-    return server
+    async def listed(self) -> list[ToolSpec]:
+        """All tools."""
+        ...
+
+    async def call(self, name: str, arguments: Mapping[str, Any]) -> ToolResult:
+        """What a tool refuses or raises is a result. Raises UpcycleError."""
+        ...
+
+
+class OwnTools:
+    """Implements ToolBackend: the tools of an environment, in this process, as its scenarios' agents call
+    them."""
+
+    def __init__(self, environment: "Environment") -> None:
+        self._environment = environment
+
+    async def listed(self) -> list[ToolSpec]:
+        """Those of attached servers too."""
+        await self._environment.open()
+        return [tool.spec for tool in self._environment.tools.values()]
+
+    async def call(self, name: str, arguments: Mapping[str, Any]) -> ToolResult:
+        """On the event loop."""
+        await self._environment.open()
+        return await self._environment.call_tool(name, arguments)
+
+
+def mcp_server(title: str, version: str, backend: Callable[[Any], ToolBackend]) -> "Server[Any]":
+    """An MCP server of tools. backend: by the HTTP request of a call (None where there is none). A tool's
+    error reaches the client as an `isError` result."""
+    from mcp import MCPError
+    from mcp.server.lowlevel import Server
+    from mcp.types import INTERNAL_ERROR, INVALID_PARAMS, CallToolResult, ListToolsResult, TextContent
+    from mcp.types import Tool as McpToolRow
+
+    async def on_list(context: "ServerRequestContext[Any]", _params: Any) -> ListToolsResult:
+        try:
+            specs = await backend(context.request).listed()
+        except UpcycleError as error:
+            raise MCPError(INTERNAL_ERROR, str(error)) from error
+        rows = [
+            McpToolRow(name=spec.name, description=spec.description, input_schema=dict(spec.parameters))
+            for spec in specs
+        ]
+        return ListToolsResult(tools=rows)
+
+    async def on_call(
+        context: "ServerRequestContext[Any]", params: "CallToolRequestParams"
+    ) -> CallToolResult:
+        try:
+            result = await backend(context.request).call(params.name, params.arguments or {})
+        except UnknownName as error:
+            raise MCPError(INVALID_PARAMS, str(error)) from error
+        except UpcycleError as error:
+            result = ToolResult(str(error), is_error=True)
+        return CallToolResult(content=[TextContent(text=result.text)], is_error=result.is_error)
+
+    return Server(title, version=version, on_list_tools=on_list, on_call_tool=on_call)

@@ -1,79 +1,82 @@
 """`python -m upcycle.environment.serve env.py`: serve an environment on the control channel over TCP.
 
-Prints `UPCYCLE_SERVE_PORT=<n>` once it accepts connections. Its tools are also offered as an MCP server
-through the channel's tunnel (capability `mcp`), so that clients that know only MCP can call them.
+Prints `UPCYCLE_SERVE_PORT=<n>` once it accepts connections. Each session has a forked process of its own. Its
+tools are also offered as an MCP server through the channel's tunnel (capability `mcp`), so that clients that
+know only MCP can call them.
 """
 
 import argparse
 import asyncio
+import contextlib
 import signal
 from contextlib import AsyncExitStack
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
-from upcycle.environment.channel.server import ChannelServer
+from upcycle.environment.channel.forked_session import ForkedSession, SessionLimits
+from upcycle.environment.channel.server import SESSION_IN_URL, ChannelServer
+from upcycle.environment.channel.session import LocalSession
+from upcycle.environment.channel.sessions import Sessions
+from upcycle.environment.fork_server import ForkServer, can_fork_sessions
 from upcycle.environment.loading import load_environment
+from upcycle.errors import Failed
 
 if TYPE_CHECKING:
     from upcycle.environment.core import Environment
 
-MCP_PROTOCOL = "mcp/2025-11-25"
+MCP_PROTOCOL: Final = "mcp/2025-11-25"
+_SESSION: Final = "session"
 
 
 async def serve(
-    environment: "Environment", *, host: str, port: int, with_mcp: bool, stop: asyncio.Event
+    environment: "Environment",
+    sessions: Sessions,
+    *,
+    host: str,
+    port: int,
+    with_mcp: bool,
+    stop: asyncio.Event,
 ) -> None:
     """Serve until `stop` is set."""
     async with AsyncExitStack() as stack:
-        await environment.open()
         stack.push_async_callback(environment.close)
-        if with_mcp and environment.tools:
-            url = await stack.enter_async_context(_McpEndpoint(environment))
-            environment.bind("mcp", MCP_PROTOCOL, url, transport="streamable-http")
-        server = await ChannelServer(environment).listen(host, port)
+        stack.push_async_callback(sessions.close)
+        if with_mcp and (environment.tools or environment.attaches_tools):
+            await stack.enter_async_context(_mcp(environment, sessions))
+        server = await ChannelServer(environment, sessions).listen(host, port)
         stack.callback(server.close)
         print(f"UPCYCLE_SERVE_PORT={server.sockets[0].getsockname()[1]}", flush=True)
         await stop.wait()
 
 
-class _McpEndpoint:
-    """The environment's tools as streamable HTTP on a loopback port; reached through the tunnel."""
+@contextlib.asynccontextmanager
+async def _mcp(environment: "Environment", sessions: Sessions) -> Any:
+    from upcycle.environment.mcp_endpoint import McpEndpoint, SessionTools
 
-    def __init__(self, environment: "Environment") -> None:
-        self._environment = environment
-        self._server: Any = None
-        self._task: asyncio.Task[None] | None = None
+    def backend(request: Any) -> SessionTools:
+        return SessionTools(sessions.known(request.path_params[_SESSION]))
 
-    async def __aenter__(self) -> str:
-        import uvicorn
-
-        app = self._environment.serve_mcp().streamable_http_app(stateless_http=True)
-        config = uvicorn.Config(app, host="127.0.0.1", port=0, log_level="warning", lifespan="on")
-        self._server = uvicorn.Server(config)
-        # The environment's own signal handling stops it; uvicorn must not take the handlers over.
-        self._task = asyncio.create_task(self._server._serve())
-        async with asyncio.timeout(10):
-            while not self._server.started:
-                if self._task.done():
-                    await self._task
-                await asyncio.sleep(0.01)
-        port = self._server.servers[0].sockets[0].getsockname()[1]
-        return f"http://127.0.0.1:{port}/mcp"
-
-    async def __aexit__(self, *_: object) -> None:
-        self._server.should_exit = True
-        if self._task is not None:
-            await asyncio.wait([self._task], timeout=5)
+    async with McpEndpoint(environment, f"/sessions/{{{_SESSION}}}/mcp", backend) as origin:
+        url = f"{origin}/sessions/{SESSION_IN_URL}/mcp"
+        environment.bind("mcp", MCP_PROTOCOL, url, transport="streamable-http")
+        yield
 
 
-async def _main(arguments: argparse.Namespace) -> None:
-    environment = load_environment(arguments.path, arguments.name)
+async def _main(environment: "Environment", forks: ForkServer | None, arguments: argparse.Namespace) -> None:
     stop = asyncio.Event()
     for number in (signal.SIGINT, signal.SIGTERM):
         asyncio.get_running_loop().add_signal_handler(number, stop.set)
-    await serve(
-        environment, host=arguments.host, port=arguments.port, with_mcp=not arguments.no_mcp, stop=stop
-    )
+    limits = SessionLimits(arguments.max_sessions, arguments.call_s, arguments.parked_s)
+    if forks is None:
+        sessions = Sessions(partial(LocalSession, environment), parked_s=limits.parked_s, max_live=1)
+    else:
+        sessions = Sessions(partial(ForkedSession, forks, limits), parked_s=limits.parked_s)
+        forks.gone.add_done_callback(lambda _: stop.set())
+    with_mcp = not arguments.no_mcp
+    await serve(environment, sessions, host=arguments.host, port=arguments.port, with_mcp=with_mcp, stop=stop)
+    if forks is not None and forks.gone.done():
+        raise Failed("the process that forks sessions has ended", "start the server again")
 
 
 def main() -> None:
@@ -81,12 +84,26 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
+    default = SessionLimits()
     parser.add_argument("path", type=Path, help="Python file that declares the Environment")
     parser.add_argument("--name", help="which environment, if the file declares several")
     parser.add_argument("--host", default="127.0.0.1")
     parser.add_argument("--port", type=int, default=0, help="0: the system chooses; it is printed")
     parser.add_argument("--no-mcp", action="store_true", help="do not offer the tools as an MCP server")
-    asyncio.run(_main(parser.parse_args()))
+    parser.add_argument("--max-sessions", type=int, default=default.max_sessions, help="processes at once")
+    parser.add_argument("--call-s", type=float, default=default.call_s, help="limit of one call, in seconds")
+    parser.add_argument(
+        "--parked-s", type=float, default=default.parked_s, help="a started task waits so long for its client"
+    )
+    arguments = parser.parse_args()
+    environment = load_environment(arguments.path, arguments.name)
+    # Before there is an event loop: a fork of a process with one would have it twice.
+    forks = ForkServer.start(environment) if can_fork_sessions() else None
+    try:
+        asyncio.run(_main(environment, forks, arguments))
+    finally:
+        if forks is not None:
+            forks.stop()
 
 
 if __name__ == "__main__":

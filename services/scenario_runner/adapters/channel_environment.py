@@ -170,7 +170,7 @@ class ChannelEnvironment:
         try:
             return await self._call_tool(name, arguments)
         except ChannelError as error:
-            if error.error_kind == EpisodeFailure.EXTERNAL_FAILURE:
+            if error.error_kind in (EpisodeFailure.EXTERNAL_FAILURE, EpisodeFailure.ENVIRONMENT_LOST):
                 raise
             # An unknown tool or malformed arguments: the policy gets the error as the result and goes on.
             return ToolResult(str(error), is_error=True)
@@ -184,6 +184,8 @@ class ChannelEnvironment:
         try:
             return await call
         except ChannelError as error:
+            if error.error_kind == EpisodeFailure.ENVIRONMENT_LOST:  # of a server that runs others too
+                raise EnvironmentLost(str(error)) from error
             text = fault_text(str(error), error.traceback, self._process.printed())
             raise EpisodeFault(error.error_kind or EpisodeFailure.SCENARIO_ERROR, text) from error
         except ChannelTimeout as error:

@@ -8,15 +8,11 @@ descriptors are closed. This code runs in the forked child, so it must not wait,
 import ctypes
 import os
 import resource
-import signal
 import tempfile
 from dataclasses import dataclass
-from typing import Final
 
 from scenario_runner.adapters import seccomp
-
-_PR_SET_PDEATHSIG: Final = 1
-_PR_SET_CHILD_SUBREAPER: Final = 36
+from upcycle.environment.forking import die_with_parent
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,22 +49,11 @@ class Sandbox:
         parts += [f"uid {self._limits.uid}"] if self._limits.uid else []
         return parts
 
-    def adopt_orphans(self) -> None:
-        """Make this process the parent of descendants whose own parent died."""
-        if self._libc.prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0):
-            raise OSError(ctypes.get_errno(), "cannot become a subreaper")
-
-    def die_with_parent(self, parent_pid: int) -> None:
-        """Have the kernel kill this process when its parent dies; exit if the parent is dead already."""
-        self._libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
-        if os.getppid() != parent_pid:
-            os._exit(1)
-
     def enter(self, folder: str, keep_fd: int, parent_pid: int) -> None:
         """Confine this process. folder: made here, its private working and temporary directory. Raises
         OSError.
         """
-        self.die_with_parent(parent_pid)
+        die_with_parent(parent_pid)
         os.setsid()
         os.mkdir(folder, 0o700)
         self._redirect_output(folder)
@@ -84,7 +69,7 @@ class Sandbox:
             os.setgroups([])
             os.setresgid(self._limits.uid, self._limits.uid, self._limits.uid)
             os.setresuid(self._limits.uid, self._limits.uid, self._limits.uid)
-            self.die_with_parent(parent_pid)  # a change of user clears the death signal
+            die_with_parent(parent_pid)  # a change of user clears the death signal
         if self._filter:
             seccomp.install(self._filter, self._libc)
 

@@ -15,13 +15,13 @@ from pathlib import Path
 from typing import Any
 
 from scenario_runner.adapters.sandbox import Limits
-from scenario_runner.adapters.zygote_program import MAX_PACKET_BYTES
 from scenario_runner.domain.environments import (
     EnvironmentBroken,
     EnvironmentLost,
     PythonEnvironment,
     SourceChanged,
 )
+from upcycle.environment.forking import MAX_PACKET_BYTES
 from upcycle.environment.source_files import SourceFiles
 from upcycle.environment.source_pack import pack_source
 

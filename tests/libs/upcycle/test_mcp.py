@@ -1,6 +1,7 @@
 """MCP in both directions, with real servers: a program on stdio, streamable HTTP, our own tools served."""
 
 import asyncio
+import sqlite3
 import subprocess
 import sys
 from collections.abc import AsyncIterator, Iterator
@@ -8,13 +9,11 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 
 import pytest
-from mcp import Client
+from mcp import Client, MCPError
+from tests.support.mcp_results import text_of
 
 from upcycle import Environment
 from upcycle.environment import load_environment
-from upcycle.environment.channel import ControlChannel
-from upcycle.environment.channel.tunnels import Forwarder
-from upcycle.environment.serve import serve
 from upcycle.errors import DefinitionError, ToolFailed
 
 WEATHER = str(Path(__file__).with_name("mcp_weather.py"))
@@ -109,32 +108,30 @@ async def test_our_tools_as_an_mcp_server(environment_file: Path) -> None:
         result = await client.call_tool("search_logs", {"service": "db", "limit": 1})
         assert not result.is_error
         assert "db: line 0" in str(result.content)
-        assert (await client.call_tool("broken", {})).is_error
+        broken = await client.call_tool("broken", {})
+        assert (broken.is_error, text_of(broken)) == (True, "broken: RuntimeError: no such index")
+        wrong = await client.call_tool("search_logs", {"service": 3})
+        assert (wrong.is_error, "expected a string, got 3" in text_of(wrong)) == (True, True)
+        with pytest.raises(MCPError, match="has no tool 'nothing'"):
+            await client.call_tool("nothing", {})
 
 
-async def test_a_served_environment_offers_its_tools_through_the_tunnel(
-    environment_file: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
-    env = load_environment(environment_file)
-    stop = asyncio.Event()
-    serving = asyncio.create_task(serve(env, host="127.0.0.1", port=0, with_mcp=True, stop=stop))
-    url = f"tcp://127.0.0.1:{await _port(capfd)}"
-    channel = await ControlChannel.connect(url)
-    welcome = await channel.hello()
-    (binding,) = welcome.bindings
-    assert (binding["name"], binding["protocol"]) == ("mcp", "mcp/2025-11-25")
-    async with Forwarder(url, "mcp") as forwarder, Client(forwarder.local(binding["url"])) as client:
-        result = await client.call_tool("search_logs", {"service": "web", "limit": 1})
-        assert "web: line 0" in str(result.content)
-    await channel.close()
-    stop.set()
-    await asyncio.wait_for(serving, 30)
+async def test_a_sync_tool_called_over_mcp_shares_the_scenarios_thread() -> None:
+    env = Environment("books")
+    shelf = sqlite3.connect(":memory:")
+
+    @env.tool()
+    def count() -> int:
+        return int(shelf.execute("select 1").fetchone()[0])
+
+    async with Client(env.serve_mcp()) as client:
+        result = await client.call_tool("count", {})
+    assert (result.is_error, text_of(result)) == (False, "1")
 
 
-async def _port(capfd: pytest.CaptureFixture[str]) -> int:
-    printed = ""
-    async with asyncio.timeout(30):
-        while "\n" not in printed:
-            await asyncio.sleep(0.02)
-            printed += capfd.readouterr().out
-    return int(printed.partition("UPCYCLE_SERVE_PORT=")[2].split()[0])
+async def test_tools_of_attached_servers_are_served_on() -> None:
+    env = Environment("attached")
+    env.connect_mcp_config({"weather": STDIO})
+    async with opened(env), Client(env.serve_mcp()) as client:
+        assert "forecast" in {tool.name for tool in (await client.list_tools()).tools}
+        assert text_of(await client.call_tool("forecast", {"city": "Kiel"})) == "rain in Kiel"

@@ -2,6 +2,9 @@
 
 import asyncio
 import json
+import os
+import re
+import signal
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -196,6 +199,19 @@ async def test_half_a_character_of_a_prompt_or_tool_reaches_the_policy_as_a_ques
         assert environment.prompt == ({"role": "user", "content": "a?\n\U0001f600", "name": ""},)
         assert (await environment.call_tool("add", {})).content == "b?"
         await environment.close()
+
+
+async def test_a_served_session_whose_process_was_killed_is_lost(served: str) -> None:
+    # Its server runs other sessions and goes on, so the connection stays open.
+    environment = await TcpHost(TIMEOUTS).start(episode(served))
+    found = re.search(r'"pid": (\d+)', (await environment.call_tool("process", {})).content)
+    assert found is not None
+    os.kill(int(found[1]), signal.SIGKILL)
+    with pytest.raises(EnvironmentLost, match="was killed by signal 9"):
+        await environment.call_tool("add", {"a": 1, "b": 2})
+    with pytest.raises(EnvironmentLost, match="was killed by signal 9"):
+        await environment.grade("3", {"turns": []})
+    await environment.close()
 
 
 async def test_an_environment_that_hangs_up_is_lost() -> None:

@@ -7,14 +7,21 @@ during a long start or grade. A call that fails gets an error frame and leaves t
 import asyncio
 import socket
 from collections.abc import Awaitable, Callable
+from functools import partial
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
 from upcycle.environment.channel import frames
 from upcycle.environment.channel.frames import ChannelClosed, ChannelError, Frame, FrameTooLarge
 from upcycle.environment.channel.lines import LineProtocol
-from upcycle.environment.channel.session import Session, Sessions, arguments_of, as_channel_error, text_param
-from upcycle.environment.tools import ToolResult, bounded_text
+from upcycle.environment.channel.session import (
+    LocalSession,
+    Session,
+    arguments_of,
+    as_channel_error,
+    text_param,
+)
+from upcycle.environment.channel.sessions import Sessions
 
 if TYPE_CHECKING:
     from upcycle.environment.core import Environment
@@ -22,15 +29,19 @@ if TYPE_CHECKING:
 # Announced in hello: `tools.list`, `tools.call`, and `trajectory` beside `answer` in tasks.grade.
 EXTENSION = "upcycle/1"
 
+SESSION_IN_URL = "{session}"
+"""In the URL of a binding: the id of the session that is told of it."""
+
 TUNNEL_CONNECT_TIMEOUT_S = 10.0
 
 
 class ChannelServer:
-    """Serves one environment on any number of connections. Sessions outlive connections."""
+    """Serves one environment on any number of connections. Sessions outlive connections. sessions: by
+    default they all run in this process, and share the module state of the environment's file."""
 
-    def __init__(self, environment: "Environment") -> None:
+    def __init__(self, environment: "Environment", sessions: Sessions | None = None) -> None:
         self.environment = environment
-        self.sessions = Sessions(environment)
+        self.sessions = sessions or Sessions(partial(LocalSession, environment))
 
     async def serve_socket(self, sock: socket.socket) -> None:
         """Speak the channel on one connected socket until it ends."""
@@ -146,9 +157,14 @@ class Connection:
         return {
             "session_id": self._session.session_id,
             "env": {"name": self._environment.name, "version": self._environment.version},
-            "bindings": [binding.to_json() for binding in self._environment.bindings.values()],
+            "bindings": self._bindings(self._session.session_id),
             "extensions": [EXTENSION],
         }
+
+    def _bindings(self, session_id: str) -> list[Frame]:
+        """A server of several sessions knows by its URL whose tools are called."""
+        rows = [binding.to_json() for binding in self._environment.bindings.values()]
+        return [{**row, "url": row["url"].replace(SESSION_IN_URL, session_id)} for row in rows]
 
     async def _tasks_list(self, _params: Frame) -> Frame:
         rows = [
@@ -159,15 +175,12 @@ class Connection:
 
     async def _tasks_start(self, params: Frame) -> Frame:
         name, arguments = text_param(params, "id"), arguments_of(params, "args")
-        session = self._current()
-        if not session.is_busy:
-            await self._environment.open()
-        return await session.start(name, arguments)
+        return await self._current().start(name, arguments)
 
     async def _tasks_grade(self, params: Frame) -> Frame:
         if "answer" not in params:
             raise ChannelError(frames.INVALID_PARAMS, "answer is missing")
-        if not self._current().has_task and not self._current().is_busy:
+        if self._current().is_unused:
             idle, self._session = self._current(), self._server.sessions.resume_only()
             self._server.sessions.forget(idle)
         return await self._current().grade(params["answer"], arguments_of(params, "trajectory"))
@@ -176,22 +189,10 @@ class Connection:
         return await self._current().cancel()
 
     async def _tools_list(self, _params: Frame) -> Frame:
-        await self._environment.open()
-        return {"tools": [tool.spec.to_json() for tool in self._environment.tools.values()]}
+        return await self._current().list_tools()
 
     async def _tools_call(self, params: Frame) -> Frame:
-        if self._current().is_busy:
-            raise ChannelError(frames.INVALID_REQUEST, "a start or grade is running")
-        await self._environment.open()
-        name, arguments = text_param(params, "name"), arguments_of(params, "arguments")
-        timeout_s = params.get("timeout_s")
-        try:
-            async with asyncio.timeout(timeout_s):
-                result = await self._environment.call_tool(name, arguments)
-        except TimeoutError:
-            result = ToolResult(f"{name}: no result within {timeout_s:g} s", is_error=True)
-        text, cut = bounded_text(result.text, params.get("max_bytes"))
-        return {"content": text, "is_error": result.is_error, "truncated": cut}
+        return await self._current().call_tool(params)
 
     async def _bye(self, _params: Frame) -> Frame:
         self._over = True

@@ -4,9 +4,10 @@ import asyncio
 import secrets
 import traceback
 from collections.abc import Coroutine, Mapping
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from upcycle.environment.channel.frames import INVALID_PARAMS, INVALID_REQUEST, SERVER_ERROR, ChannelError
+from upcycle.environment.tools import ToolResult, bounded_text
 from upcycle.errors import InfrastructureError, UnknownName, UpcycleError
 from upcycle.scenario import ScenarioPlay
 from upcycle.transcripts import Answer, Transcript
@@ -16,13 +17,71 @@ if TYPE_CHECKING:
 
 
 MAX_TRACEBACK_CHARS: Final = 6000
+PARKED_S: Final = 900.0
+"""How long a started task waits for its client to come back."""
 
 
-class Session:
-    """The state behind one `hello`; `cancel` interrupts the start or grade in progress."""
+class Session(Protocol):
+    """The state behind one `hello`. Its calls raise ChannelError."""
+
+    @property
+    def session_id(self) -> str: ...
+
+    @property
+    def is_unused(self) -> bool:
+        """No task was started in it yet: a grade can only mean a task of another session."""
+        ...
+
+    @property
+    def has_task(self) -> bool:
+        """A task was started and not yet graded or cancelled."""
+        ...
+
+    @property
+    def is_busy(self) -> bool:
+        """A start or grade is running."""
+        ...
+
+    async def start(self, name: str, arguments: Mapping[str, Any]) -> dict[str, Any]:
+        """Play a scenario to its prompt; a task already held is dropped."""
+        ...
+
+    async def grade(self, answer: Any, trajectory: Mapping[str, Any] | None) -> dict[str, Any]:
+        """Grade the task with this answer; the task is over then."""
+        ...
+
+    async def cancel(self) -> dict[str, Any]:
+        """Interrupt a running start or grade and drop the task."""
+        ...
+
+    async def list_tools(self) -> dict[str, Any]:
+        """The result of `tools.list`."""
+        ...
+
+    async def call_tool(self, params: Mapping[str, Any]) -> dict[str, Any]:
+        """The result of `tools.call` with these params."""
+        ...
+
+    async def interrupt(self) -> None:
+        """Stop a running start or grade, if any; its own caller gets an error."""
+        ...
+
+    async def close(self) -> None:
+        """End it with its task."""
+        ...
+
+
+def new_session_id() -> str:
+    """An id that is not guessed: a client that has it may go on with the session."""
+    return f"sess-{secrets.token_hex(8)}"
+
+
+class LocalSession:
+    """A session whose scenario and tools run in this process."""
 
     def __init__(self, environment: "Environment") -> None:
-        self.session_id = f"sess-{secrets.token_hex(8)}"
+        self.session_id = new_session_id()
+        self.is_unused = True
         self._environment = environment
         self._play: ScenarioPlay | None = None
         self._running: asyncio.Task[dict[str, Any]] | None = None
@@ -40,6 +99,7 @@ class Session:
     async def start(self, name: str, arguments: Mapping[str, Any]) -> dict[str, Any]:
         """Play a scenario to its prompt; a task already held is dropped. Raises ChannelError."""
         self._refuse_if_busy()
+        self.is_unused = False
         return await self._interruptible(self._start(name, arguments))
 
     async def grade(self, answer: Any, trajectory: Mapping[str, Any] | None) -> dict[str, Any]:
@@ -55,6 +115,31 @@ class Session:
         await self._drop()
         return {"cancelled": True}
 
+    async def list_tools(self) -> dict[str, Any]:
+        """Attached MCP servers are started for it, if they are not yet."""
+        await self._environment.open()
+        return {"tools": [tool.spec.to_json() for tool in self._environment.tools.values()]}
+
+    async def call_tool(self, params: Mapping[str, Any]) -> dict[str, Any]:
+        """What a tool refuses or raises, or takes too long for, is a result."""
+        if self.is_busy:
+            raise ChannelError(INVALID_REQUEST, "a start or grade is running")
+        await self._environment.open()
+        name, arguments = text_param(params, "name"), arguments_of(params, "arguments")
+        timeout_s = params.get("timeout_s")
+        try:
+            async with asyncio.timeout(timeout_s):
+                result = await self._environment.call_tool(name, arguments)
+        except TimeoutError:
+            result = ToolResult(f"{name}: no result within {timeout_s:g} s", is_error=True)
+        text, cut = bounded_text(result.text, params.get("max_bytes"))
+        return {"content": text, "is_error": result.is_error, "truncated": cut}
+
+    async def close(self) -> None:
+        """Drop the task."""
+        await self.interrupt()
+        await self._drop()
+
     async def interrupt(self) -> None:
         """Stop a running start or grade, if any; its own caller gets an error."""
         if self._running is not None:
@@ -63,6 +148,7 @@ class Session:
 
     async def _start(self, name: str, arguments: Mapping[str, Any]) -> dict[str, Any]:
         await self._drop()
+        await self._environment.open()
         try:
             play = self._environment.scenario_named(name).play(arguments)
         except UpcycleError as error:
@@ -110,46 +196,6 @@ class Session:
         if task.cancelled():
             raise ChannelError(SERVER_ERROR, "cancelled", "cancelled")
         return task.result()
-
-
-class Sessions:
-    """Sessions of one served environment: those connected, and those parked with a task."""
-
-    def __init__(self, environment: "Environment") -> None:
-        self._environment = environment
-        self._live: dict[str, Session] = {}
-        self._parked: dict[str, Session] = {}
-
-    def open(self, session_id: str | None) -> Session:
-        """A new session, or the parked one of that id. Raises ChannelError for an unknown or live id."""
-        if session_id is None:
-            session = Session(self._environment)
-        elif session_id in self._parked:
-            session = self._parked.pop(session_id)
-        else:
-            state = "in use by another connection" if session_id in self._live else "unknown"
-            raise ChannelError(INVALID_REQUEST, f"session {session_id!r} is {state}")
-        self._live[session.session_id] = session
-        return session
-
-    def resume_only(self) -> Session:
-        """The one parked session, for a client that lost its id. Raises ChannelError unless there is exactly
-        one.
-        """
-        if len(self._parked) != 1:
-            raise ChannelError(INVALID_REQUEST, f"no task in progress ({len(self._parked)} parked)")
-        return self.open(next(iter(self._parked)))
-
-    async def release(self, session: Session) -> None:
-        """The connection was closed: abort a running grade, and keep a started task for a reconnect."""
-        await session.interrupt()
-        self._live.pop(session.session_id, None)
-        if session.has_task:
-            self._parked[session.session_id] = session
-
-    def forget(self, session: Session) -> None:
-        """Remove a session that the client replaced by another one."""
-        self._live.pop(session.session_id, None)
 
 
 def arguments_of(params: Mapping[str, Any], name: str) -> dict[str, Any]:

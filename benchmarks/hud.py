@@ -8,7 +8,7 @@ from benchmarks.peer_environment import PeerEnvironment
 from benchmarks.stacks import BenchmarkFailed
 
 VERSION: Final = "0.6.21"
-_HUD: Final = PeerEnvironment(
+HUD: Final = PeerEnvironment(
     "hud",
     VERSION,
     requirements=(f"hud=={VERSION}", "typer<0.29"),  # it fails with newer versions of typer
@@ -19,10 +19,10 @@ _HUD: Final = PeerEnvironment(
 
 async def throughput(episodes: int, concurrency: int, folder: Path) -> float:
     """Episodes per second of its SubprocessRuntime with an agent that answers at once."""
-    python = await _HUD.prepare()
+    python = await HUD.prepare()
     program = str(Path(__file__).parent / "peers" / "hud_run.py")
     said = json.loads(
-        (await _HUD.output((str(python), program, str(episodes), str(concurrency)), folder)).splitlines()[-1]
+        (await HUD.output((str(python), program, str(episodes), str(concurrency)), folder)).splitlines()[-1]
     )
     if said["mean_reward"] != 1.0:
         raise BenchmarkFailed(f"HUD's episodes were not all right: {said}")

@@ -1,11 +1,15 @@
-"""Rewards: a score in [0, 1], whether the episode succeeded, and a tree of subscores."""
+"""Rewards: a score in [0, 1], whether the episode succeeded, and a tree of subscores.
+
+Of a foreign environment, which speaks the control channel without our extension, the reward is any finite
+number, and is kept as it was given.
+"""
 
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from upcycle.errors import RewardInvalid
+from upcycle.errors import InfrastructureError, RewardInvalid
 
 # A score this close to 1 is a success where the scenario does not say otherwise: weighted sums of subscores
 # that are all 1.0 may miss 1.0 by rounding.
@@ -30,14 +34,13 @@ class SubScore:
         if not self.name or not isinstance(self.name, str):
             raise RewardInvalid(f"subscore name {self.name!r} is not a non-empty string")
         object.__setattr__(self, "value", unit_interval(self.value, f"subscore {self.name!r}"))
-        weight = self.weight
-        if (
-            isinstance(weight, bool)
-            or not isinstance(weight, int | float)
-            or not math.isfinite(weight)
-            or weight < 0
-        ):
-            raise RewardInvalid(f"subscore {self.name!r}: weight {weight!r} is not a finite number >= 0")
+        if not _is_finite(self.weight) or not self._may_weigh(self.weight):
+            limit = "a finite number" if self._may_weigh(-1) else "a finite number >= 0"
+            raise RewardInvalid(f"subscore {self.name!r}: weight {self.weight!r} is not {limit}")
+
+    @staticmethod
+    def _may_weigh(weight: float) -> bool:
+        return weight >= 0
 
     def to_json(self) -> dict[str, Any]:
         """The row of the control channel's `subscores`."""
@@ -47,6 +50,16 @@ class SubScore:
         if self.children:
             row["children"] = [child.to_json() for child in self.children]
         return row
+
+
+class ForeignSubScore(SubScore):
+    """Of a foreign environment: a negative weight is a penalty."""
+
+    __slots__ = ()
+
+    @staticmethod
+    def _may_weigh(weight: float) -> bool:
+        return True
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,12 +74,16 @@ class EvaluationResult:
     content: str | None = None
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "score", unit_interval(self.score, "reward"))
+        object.__setattr__(self, "score", self._score_of(self.score))
         if self.success is None:
             object.__setattr__(self, "success", self.score >= 1.0 - SUCCESS_TOLERANCE)
         elif not isinstance(self.success, bool):
             raise RewardInvalid(f"success {self.success!r} is not a bool")
         object.__setattr__(self, "subscores", tuple(self.subscores))
+
+    @staticmethod
+    def _score_of(value: Any) -> float:
+        return unit_interval(value, "reward")
 
     def to_json(self) -> dict[str, Any]:
         """The result of `tasks.grade`."""
@@ -80,14 +97,19 @@ class EvaluationResult:
         return row
 
 
+class ForeignResult(EvaluationResult):
+    """Of a foreign environment: a score of any size. success: as it says, else whether score is 1 or more."""
+
+    __slots__ = ()
+
+    @staticmethod
+    def _score_of(value: Any) -> float:
+        return _finite(value, "reward", "send a finite number")
+
+
 def unit_interval(value: Any, what: str) -> float:
     """The value as a float in [0, 1]. Raises RewardInvalid for anything else, NaN included."""
-    is_number = isinstance(value, int | float) or hasattr(value, "__float__")
-    if not is_number or isinstance(value, str | bytes):
-        raise RewardInvalid(f"{what} is {_shown(value)}, not a number", "yield a float in [0, 1]")
-    number = float(value)
-    if not math.isfinite(number):
-        raise RewardInvalid(f"{what} is {number!r}, not finite", "yield a float in [0, 1]")
+    number = _finite(value, what, "yield a float in [0, 1]")
     if not 0.0 <= number <= 1.0:
         raise RewardInvalid(
             f"{what} is {number!r}, outside [0, 1]", "rescale it, for example score / max_score"
@@ -95,8 +117,72 @@ def unit_interval(value: Any, what: str) -> float:
     return number
 
 
+def _finite(value: Any, what: str, way_out: str) -> float:
+    is_number = isinstance(value, int | float) or hasattr(value, "__float__")
+    if not is_number or isinstance(value, str | bytes):
+        raise RewardInvalid(f"{what} is {_shown(value)}, not a number", way_out)
+    number = float(value)
+    if not math.isfinite(number):
+        raise RewardInvalid(f"{what} is {number!r}, not finite", way_out)
+    return number
+
+
+def _is_finite(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+
+
+def foreign_result(row: Any) -> EvaluationResult:
+    """The result of `tasks.grade` of a foreign environment, as its own contract allows: unknown fields are
+    left, weights may be negative, the score is any finite number.
+
+    Raises InfrastructureError where the environment says that the evaluation itself failed (`isError`), and
+    RewardInvalid.
+    """
+    if not isinstance(row, Mapping):
+        raise RewardInvalid(f"the grade is {_shown(row)}, not an object")
+    _refuse_failed(row)
+    success = row.get("success")
+    return ForeignResult(
+        score=row.get("score"),  # type: ignore[arg-type] # checked there
+        success=success if isinstance(success, bool) else None,
+        subscores=_foreign_subscores(row.get("subscores")),
+        info=_mapping(row.get("info"), "info"),
+        content=None if row.get("content") is None else str(row["content"]),
+    )
+
+
+def _foreign_subscores(rows: Any) -> tuple[SubScore, ...]:
+    if isinstance(rows, str | bytes) or not isinstance(rows or (), Sequence):
+        raise RewardInvalid(f"subscores is {_shown(rows)}, not a list")
+    return tuple(map(_foreign_subscore, rows or ()))
+
+
+def _foreign_subscore(row: Any) -> SubScore:
+    if not isinstance(row, Mapping):
+        raise RewardInvalid(f"subscore {_shown(row)} is not an object")
+    weight, info = row.get("weight"), _mapping(row.get("info"), "info of a subscore")
+    children = _foreign_subscores(row.get("children"))
+    return ForeignSubScore(
+        row.get("name", ""), row.get("value", ""), 1.0 if weight is None else weight, info, children
+    )
+
+
+def _mapping(value: Any, what: str) -> Mapping[str, Any]:
+    if not isinstance(value or {}, Mapping):
+        raise RewardInvalid(f"{what} is {_shown(value)}, not an object")
+    return value or {}
+
+
+def _refuse_failed(row: Mapping[str, Any]) -> None:
+    """The evaluation is missing then, whatever its score says."""
+    if row.get("isError"):
+        why = row.get("content") or row.get("info") or "no reason is given"
+        raise InfrastructureError(f"the evaluation itself failed (isError): {_shown(why)}")
+
+
 def evaluation_result(value: Any) -> EvaluationResult:
-    """Convert what a scenario yielded as its reward to an EvaluationResult. Raises RewardInvalid."""
+    """Convert what a scenario yielded as its reward to an EvaluationResult. Raises RewardInvalid, and
+    InfrastructureError where it says that the evaluation itself failed (`isError`)."""
     if isinstance(value, EvaluationResult):
         return value
     if isinstance(value, Mapping):
@@ -110,6 +196,7 @@ def _from_mapping(row: Mapping[str, Any]) -> EvaluationResult:
         raise RewardInvalid(
             f"unknown field {unknown[0]!r} in reward", f"use {', '.join(sorted(_RESULT_FIELDS))}"
         )
+    _refuse_failed(row)
     if "score" not in row:
         raise RewardInvalid("reward has no field 'score'", "yield {'score': 0.5, ...} or a float")
     return EvaluationResult(

@@ -36,6 +36,9 @@ NOT_OURS = {
     "--profile",
     "--enable-scale-out",
     "--no-enable-chunked-prefill",
+    "--max-sessions",
+    "--call-s",
+    "--parked-s",
 }
 """Flags of services, benchmarks and other programs; all others are those of `upcycle`."""
 OF_A_RECIPE = {"CHECKPOINT_REGISTRY_RETENTION_MAX_REMOVALS"}

@@ -10,7 +10,7 @@ from upcycle.environment.channel.client import ChannelTimeout
 from upcycle.errors import InfrastructureError, RewardInvalid, UpcycleError
 from upcycle.harness import Ending, TakenTurn, ToolCall, ToolOutcome, TurnLimits, play_turns
 from upcycle.harness.chat import ChatDriver, ChatPlayer, EpisodeWatcher, TokenBudgets
-from upcycle.rewards import EvaluationResult, evaluation_result
+from upcycle.rewards import EvaluationResult, evaluation_result, foreign_result
 from upcycle.task_rows import Task
 from upcycle.transcripts import ToolUse, Transcript, Turn
 
@@ -151,13 +151,19 @@ class _EpisodePlay:
         grade = self._channel.grade(episode.ending.answer, transcript, timeout_s=limits.grade_s)
         row = await self._guarded("grade", grade)
         try:
-            episode.result = evaluation_result(row)
+            episode.result = foreign_result(row) if self._is_foreign else evaluation_result(row)
+        except InfrastructureError as error:
+            raise _Broke(PlayFailure("grade", error.kind, str(error))) from error
         except (TypeError, ValueError) as error:
             raise _Broke(PlayFailure("grade", RewardInvalid.kind, str(error))) from error
 
-    async def _tools(self) -> list[Any]:
+    @property
+    def _is_foreign(self) -> bool:
         welcome = self._channel.welcome
-        if welcome is not None and not welcome.speaks_tools:
+        return welcome is not None and not welcome.speaks_tools
+
+    async def _tools(self) -> list[Any]:
+        if self._is_foreign:
             return []
         return list(await self._guarded("tools", self._channel.list_tools(timeout_s=self._limits.start_s)))
 

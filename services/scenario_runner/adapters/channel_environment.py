@@ -24,8 +24,8 @@ from upcycle.environment.channel import ChannelClosed, ChannelError, ControlChan
 from upcycle.environment.channel.client import ChannelTimeout
 from upcycle.environment.channel.frames import understood
 from upcycle.environment.tools import ToolResult, ToolSpec
-from upcycle.errors import RewardInvalid
-from upcycle.rewards import evaluation_result
+from upcycle.errors import InfrastructureError, RewardInvalid
+from upcycle.rewards import evaluation_result, foreign_result
 
 T = TypeVar("T")
 
@@ -54,7 +54,8 @@ _UNSEEN: Final = EpisodeProcess()
 class ChannelEnvironment:
     """Implements LiveEnvironment. `on_close` ends whatever is behind the channel, and before the channel: a
     process that is killed need not see it end. `explain_loss` says why the channel broke, once it is
-    known. source_digest: of the code behind the channel, "" where it is not known."""
+    known. tool_caller: of a foreign environment, which knows only the common channel; its grades are read as
+    that allows. source_digest: of the code behind the channel, "" where it is not known."""
 
     def __init__(
         self,
@@ -76,6 +77,7 @@ class ChannelEnvironment:
         self._on_close = on_close
         self._explain_loss = explain_loss
         self._call_tool = tool_caller or self._over_channel
+        self._read_grade = foreign_result if tool_caller else evaluation_result
         self._closed = False
         self._was_called = False
 
@@ -111,8 +113,10 @@ class ChannelEnvironment:
         except EpisodeError as error:
             raise (self._blamed(error, is_idle=True) if died_before else error) from error
         try:
-            result = evaluation_result(row)
+            result = self._read_grade(row)
             subscores = tuple(subscore.to_json() for subscore in result.subscores)
+        except InfrastructureError as error:
+            raise EpisodeFault(EpisodeFailure.EXTERNAL_FAILURE, str(error)) from error
         except (TypeError, ValueError, OverflowError) as error:  # RewardInvalid is a ValueError
             raise EpisodeFault(RewardInvalid.kind, str(error)) from error
         duration_s = time.monotonic() - started

@@ -182,6 +182,68 @@ async def test_a_foreign_grade_that_is_none_is_an_invalid_reward(row: Any) -> No
         await environment.close()
 
 
+FOREIGN = {**HELLO, "extensions": []}
+PENALTY = {"name": "rude", "value": 0.5, "weight": -0.2, "metadata": None}
+
+
+@pytest.mark.parametrize(
+    ("row", "reward", "success"),
+    [
+        ({"score": 0.5, "my_note": "x", "reward_model": [1]}, 0.5, False),
+        ({"score": 1.5}, 1.5, True),
+        ({"score": 1.5, "success": False}, 1.5, False),
+        ({"score": -3, "done": True, "isError": False, "info": None, "subscores": None}, -3.0, False),
+        ({"score": 0.25, "success": True}, 0.25, True),
+        ({"score": 1.0 - 1e-9}, 1.0 - 1e-9, True),
+        ({"score": 0.9, "subscores": [PENALTY, {**PENALTY, "children": [PENALTY]}]}, 0.9, False),
+    ],
+)
+async def test_a_grade_of_a_foreign_environment_is_taken_as_it_is_given(
+    row: Any, reward: float, success: bool
+) -> None:
+    async with ForeignServer(hello=FOREIGN, tasks_grade=row) as url:
+        environment = await TcpHost(TIMEOUTS).start(episode(url))
+        grade = await environment.grade("3", {})
+        assert (grade.reward, grade.success) == (reward, success)
+        assert [one["weight"] for one in grade.subscores] == [-0.2] * len(row.get("subscores") or ())
+        await environment.close()
+
+
+@pytest.mark.parametrize("extensions", [[], ["upcycle/1"]])
+async def test_an_evaluation_that_failed_itself_is_missing_and_no_reward_of_0(extensions: list[str]) -> None:
+    row = {"score": 0.0, "isError": True, "content": "judge timed out"}
+    async with ForeignServer(hello={**HELLO, "extensions": extensions}, tasks_grade=row) as url:
+        environment = await TcpHost(TIMEOUTS).start(episode(url))
+        with pytest.raises(EpisodeFault, match=r"evaluation itself failed.*judge timed out") as caught:
+            await environment.grade("3", {})
+        assert caught.value.failure_kind == "external_failure"
+        await environment.close()
+
+
+@pytest.mark.parametrize(
+    "row",
+    [
+        {},
+        {"score": "1"},
+        {"score": float("nan")},
+        {"score": 10**400},
+        {"score": 1, "info": [1]},
+        {"score": 1, "subscores": "all"},
+        {"score": 1, "subscores": [1]},
+        {"score": 1, "subscores": [{"value": 1}]},
+        {"score": 1, "subscores": [{"name": "a", "value": 1.5}]},
+        {"score": 1, "subscores": [{"name": "a", "value": 1, "weight": float("inf")}]},
+    ],
+)
+async def test_what_no_contract_allows_is_an_invalid_reward_of_a_foreign_environment_too(row: Any) -> None:
+    async with ForeignServer(hello=FOREIGN, tasks_grade=row) as url:
+        environment = await TcpHost(TIMEOUTS).start(episode(url))
+        with pytest.raises(EpisodeFault) as caught:
+            await environment.grade("3", {})
+        assert caught.value.failure_kind == "reward_invalid"
+        await environment.close()
+
+
 @pytest.mark.parametrize("tasks", [None, {}, [{}], ["sum"], [{"id": "sum", "args": "none"}]])
 async def test_a_list_of_tasks_in_another_form_is_a_broken_environment(tasks: Any) -> None:
     async with ForeignServer(tasks_list={"tasks": tasks}) as url:

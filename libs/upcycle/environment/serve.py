@@ -18,8 +18,8 @@ from upcycle.environment.channel.forked_session import ForkedSession, SessionLim
 from upcycle.environment.channel.server import SESSION_IN_URL, ChannelServer
 from upcycle.environment.channel.session import LocalSession
 from upcycle.environment.channel.sessions import Sessions
-from upcycle.environment.fork_server import ForkServer, can_fork_sessions
 from upcycle.environment.loading import load_environment
+from upcycle.environment.session_forks import SessionForks, can_fork_sessions
 from upcycle.errors import Failed
 
 if TYPE_CHECKING:
@@ -63,7 +63,9 @@ async def _mcp(environment: "Environment", sessions: Sessions) -> Any:
         yield
 
 
-async def _main(environment: "Environment", forks: ForkServer | None, arguments: argparse.Namespace) -> None:
+async def _main(
+    environment: "Environment", forks: SessionForks | None, arguments: argparse.Namespace
+) -> None:
     stop = asyncio.Event()
     for number in (signal.SIGINT, signal.SIGTERM):
         asyncio.get_running_loop().add_signal_handler(number, stop.set)
@@ -98,7 +100,7 @@ def main() -> None:
     arguments = parser.parse_args()
     environment = load_environment(arguments.path, arguments.name)
     # Before there is an event loop: a fork of a process with one would have it twice.
-    forks = ForkServer.start(environment) if can_fork_sessions() else None
+    forks = SessionForks.start(environment) if can_fork_sessions() else None
     try:
         asyncio.run(_main(environment, forks, arguments))
     finally:

@@ -11,7 +11,7 @@ from upcycle.environment.channel.session import PARKED_S, new_session_id
 from upcycle.errors import InfrastructureError
 
 if TYPE_CHECKING:
-    from upcycle.environment.fork_server import ForkServer, SessionProcess
+    from upcycle.environment.session_forks import SessionForks, SessionProcess
 
 CANCEL_S: Final = 10.0
 """How long a cancelled scenario may clean up; its process is ended then."""
@@ -30,7 +30,7 @@ class SessionLimits:
 class ForkedSession:
     """Implements Session over the control channel of a forked process."""
 
-    def __init__(self, forks: "ForkServer", limits: SessionLimits) -> None:
+    def __init__(self, forks: "SessionForks", limits: SessionLimits) -> None:
         self.session_id = new_session_id()
         self.is_unused = True
         self.has_task = False

@@ -1,6 +1,6 @@
 """A process for each session of a served environment, forked from one that has imported it.
 
-The parent's side: `ForkServer.start` forks once, before an event loop and threads exist; that process runs
+The parent's side: `SessionForks.start` forks once, before an event loop and threads exist; that process runs
 the loop of `upcycle.environment.forking`. On a system that cannot do so, `can_fork_sessions` is false.
 """
 
@@ -59,7 +59,7 @@ class SessionProcess:
         return f"ended with exit status {status}"
 
 
-class ForkServer:
+class SessionForks:
     """The process that forks, seen from the one that serves. gone: resolves when it has ended."""
 
     def __init__(self, pid: int, control: socket.socket) -> None:
@@ -71,7 +71,7 @@ class ForkServer:
         self._gone: asyncio.Future[None] | None = None
 
     @classmethod
-    def start(cls, environment: "Environment") -> "ForkServer":
+    def start(cls, environment: "Environment") -> "SessionForks":
         """Fork it from this process, which has loaded the environment and runs no event loop."""
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         sys.stdout.flush()

@@ -8,12 +8,12 @@ from pathlib import Path
 HERE = Path(__file__).parent
 RUN_EXTRAS = ("local", "train")
 IMAGE_EXTRAS = ("train", "postgres")
-DEV_EXTRAS = ("local", "train", "postgres", "dev")
+DEV_EXTRAS = ("local", "train", "postgres", "dev", "benchmarks")
 
 
 def wanted(extras: tuple[str, ...]) -> list[str]:
-    """Requirements of both distributions with `extras` of the platform, without torch and without each
-    other.
+    """Requirements of both distributions with `extras` of the platform, and those that only the SDK has,
+    without torch and without each other.
     """
     platform, sdk = (
         tomllib.loads(path.read_text())["project"]
@@ -21,7 +21,8 @@ def wanted(extras: tuple[str, ...]) -> list[str]:
     )
     names = [*platform["dependencies"], *sdk["dependencies"]]
     for extra in extras:
-        names += platform["optional-dependencies"][extra]
+        of = platform if extra in platform["optional-dependencies"] else sdk
+        names += of["optional-dependencies"][extra]
     return sorted({name for name in names if not name.startswith(("torch>", "upcycle=="))})
 
 

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal, get_args
 from upcycle.errors import TasksetInvalid, UnknownName
 from upcycle.modules import load_module
 from upcycle.results import Run
+from upcycle.shipped import only_measures
 from upcycle.task_rows import (
     EnvironmentRef,
     Task,
@@ -240,6 +241,15 @@ class Taskset:
                     "make one taskset per environment",
                 )
             seen.add(task.slug)
+        self._check_split()
+
+    def _check_split(self) -> None:
+        for task in self.tasks if self.split == "train" else ():
+            if only_measures(task.environment.name, task.scenario):
+                raise TasksetInvalid(
+                    f"taskset {self.name!r}: task {task.slug!r} is of benchmark {task.environment.name}",
+                    "its tasks only measure: make the split 'held_out'",
+                )
 
 
 def taskset_digest(split: str, task_digests: Iterable[str]) -> str:

@@ -106,11 +106,12 @@ SHELL: Final = (
         Status.OUT,
         "torchrun",
     ),
-    Row("upcycle eval --benchmark sheetbench-50", Status.NOT_YET, "flag --benchmark"),
+    Row("upcycle eval --benchmark sheetbench-50", Status.NOT_YET, "a model of its own", asks_platform=True),
     Row(
         "upcycle eval --benchmark sheetbench-50 --model http://your-vllm-endpoint/v1",
         Status.NOT_YET,
-        "flag --benchmark, a URL as the model",
+        "a URL as the model",
+        asks_platform=True,
     ),
     Row(
         "upcycle models fork Qwen/Qwen3.5-4B --name arith-rl",

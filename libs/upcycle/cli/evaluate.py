@@ -69,6 +69,7 @@ async def evaluate(
     tasks: str | None = None,
     model: str | None = None,
     *,
+    benchmark: str = "",
     flags: EvalFlags = NO_FLAGS,
     config: ConfigFlags = NO_CONFIG,
     report: Report = Report(),
@@ -79,11 +80,14 @@ async def evaluate(
     :param tasks: a tasks file (.py, .json, .jsonl, .csv), or the name of a registered taskset.
     :param model: slug of the model; or claude, openai, gemini, openai_compatible, each with an optional
         #MODEL, which play here with your own key.
+    :param benchmark: tasks that ship with upcycle, in the place of TASKS: sheet-50.
     """
+    from upcycle.cli.benchmarks import with_benchmark
     from upcycle.cli.tasksets import load_source
     from upcycle.run_client import follow_run, submit_run
 
     report.check()
+    tasks, model = with_benchmark(benchmark, tasks, model)
     arguments = {"taskset": ("TASKS", tasks), "policy.model": ("MODEL", model)}
     given = sources_of(Purpose.EVAL, flags, config, arguments=arguments)
     if here.is_asked(given):

@@ -125,6 +125,7 @@ def _settings(
     layout: Layout, standing: "Standing | None", on_event: Callable[[str], None]
 ) -> "StackSettings":
     from local_stack.stack import StackSettings
+    from upcycle.shipped import FOLDER
 
     served = standing.model if standing is not None else None
 
@@ -133,7 +134,7 @@ def _settings(
         engine=layout.engine,
         model=layout.model or served,
         model_dir=layout.model_dir,
-        environment_roots=tuple(folder.absolute() for folder in layout.environments),
+        environment_roots=(*(folder.absolute() for folder in layout.environments), FOLDER),
         port_offset=layout.port_offset,
         on_event=on_event,
     )

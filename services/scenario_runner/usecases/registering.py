@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
+from episodes import Split
 from scenario_runner.adapters.sql_plan import PlanUnit, SqlPlan
 from scenario_runner.domain.environments import (
     EnvironmentBroken,
@@ -22,6 +23,7 @@ from scenario_runner.ports import EnvironmentHost
 from scenario_runner.usecases.revisions import store
 from service_kit.errors import InvalidRequest
 from upcycle.errors import TasksetInvalid
+from upcycle.shipped import only_measures
 from upcycle.task_rows import canonical_args, check_name, task_digest
 from upcycle.tasks import MAX_TASKS, REVISION_SUFFIX, taskset_digest
 
@@ -77,6 +79,8 @@ class RegisterTaskset:
                 f"taskset {taskset.name!r} has {len(taskset.tasks)} tasks; use 1 to {MAX_TASKS}"
             )
         tasks = tuple(_checked_task(task, source.name) for task in taskset.tasks)
+        if taskset.split is Split.TRAIN:
+            check_none_only_measures(source.name, tasks)
         seen: set[str] = set()
         for task in tasks:
             if task.slug in seen:
@@ -140,6 +144,16 @@ class Tasksets:
 def known_tasksets(unit: PlanUnit) -> str:
     """For error messages."""
     return ", ".join(taskset.name for taskset in unit.tasksets()[:20]) or "none"
+
+
+def check_none_only_measures(environment: str, tasks: Sequence[RunnableTask]) -> None:
+    """Raises InvalidRequest for a task of a benchmark that ships with the SDK."""
+    for task in tasks:
+        if only_measures(environment, task.scenario):
+            raise InvalidRequest(
+                f"task {task.slug!r} is of benchmark {environment}, whose tasks only measure; make the split "
+                "held_out"
+            )
 
 
 def check_fits(tasks: Sequence[RunnableTask], environment: EnvironmentDescription) -> None:

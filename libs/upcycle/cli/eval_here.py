@@ -8,6 +8,7 @@ from upcycle.cli.eval_here_flags import HereFlags
 from upcycle.cli.exits import Exit
 from upcycle.cli.failures_text import failure_examples, failures_json, failures_text
 from upcycle.cli.output import human, print_json
+from upcycle.cli.task_choice import NO_CHOICE, TaskChoice
 from upcycle.playing.errors import PlayRefused
 from upcycle.results import Coverage, Run, coverage_of
 from upcycle.run_config.reading import Sources
@@ -27,15 +28,21 @@ _USED: Final = frozenset(
 )
 
 
-async def evaluate_external(given: Sources, here: HereFlags, report: "Report") -> int:
+async def evaluate_external(
+    given: Sources, here: HereFlags, report: "Report", choice: TaskChoice = NO_CHOICE
+) -> int:
     """Play the tasks and report; the exit status. Raises PlayRefused before any work for what cannot be
     played."""
     from upcycle.external.evaluating import evaluate_here, new_run_id
 
     _check(given, report)
+    if choice.remote:
+        raise PlayRefused(
+            "--remote is for models that the platform plays", "leave it out: this agent plays here"
+        )
     sampling = {name: given.value(f"sampling.{name}") for name in _SAMPLING}
     options = _options(given, sampling)
-    taskset = await _taskset(given)
+    taskset = choice.of(await _taskset(given))
     if report.dry_run:
         return _dry_run(taskset, report.as_json)
     model = await _model(given, here, sampling)

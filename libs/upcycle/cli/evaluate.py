@@ -12,6 +12,7 @@ from upcycle.cli.failures_text import FailureExample, failure_examples, failures
 from upcycle.cli.output import JsonFlag, human, print_json
 from upcycle.cli.report_text import report_lines
 from upcycle.cli.run_flags import NO_CONFIG, ConfigFlags, eval_defaults, flag_class, sources_of
+from upcycle.cli.task_choice import NO_CHOICE, TaskChoice
 from upcycle.errors import UpcycleError
 from upcycle.evaluation import read_results, runs_of
 from upcycle.platform import Platform
@@ -21,6 +22,7 @@ from upcycle.reporting.report import report_of
 from upcycle.results import MIN_COVERAGE, Coverage, coverage_of
 from upcycle.run_client import completed, scores
 from upcycle.run_config import Purpose
+from upcycle.run_config.reading import RunFile, Sources
 from upcycle.run_config.wire import spec_to_wire
 from upcycle.tasks import plain_name
 from upcycle.wire import usage_of
@@ -65,6 +67,24 @@ class Report:
                 raise UnclearEvaluation(f"{flag} is {share:g}", "it is a share from 0 to 1, such as 0.95")
 
 
+@Parameter(name="*", group="A run that was submitted")
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FollowFlags:
+    """Instead of TASKS MODEL."""
+
+    attach: str = ""
+    """follow this evaluation, or `last`, and report at its end: its command was ended, or had --detach."""
+    resume: str = ""
+    """the same of an evaluation that is paused: it goes on."""
+
+    @property
+    def run(self) -> str:
+        """The run; "" where a new one is asked for. Raises UnclearEvaluation for two."""
+        if self.attach and self.resume:
+            raise UnclearEvaluation("--attach and --resume both name a run", "give one of them")
+        return self.attach or self.resume
+
+
 async def evaluate(
     tasks: str | None = None,
     model: str | None = None,
@@ -74,6 +94,8 @@ async def evaluate(
     config: ConfigFlags = NO_CONFIG,
     report: Report = Report(),
     here: HereFlags = NO_HERE,
+    choice: TaskChoice = NO_CHOICE,
+    follow: FollowFlags = FollowFlags(),
 ) -> int:
     """Run every task of TASKS with MODEL and report reward and success.
 
@@ -83,33 +105,69 @@ async def evaluate(
     :param benchmark: tasks that ship with upcycle, in the place of TASKS: sheet-50.
     """
     from upcycle.cli.benchmarks import with_benchmark
-    from upcycle.cli.tasksets import load_source
-    from upcycle.run_client import follow_run, submit_run
 
     report.check()
+    choice.check()
     tasks, model = with_benchmark(benchmark, tasks, model)
     arguments = {"taskset": ("TASKS", tasks), "policy.model": ("MODEL", model)}
     given = sources_of(Purpose.EVAL, flags, config, arguments=arguments)
+    if follow.run:
+        return await _follow_again(follow, given, report)
     if here.is_asked(given):
         from upcycle.cli.eval_here import evaluate_external
 
-        return await evaluate_external(given, here, report)
+        return await evaluate_external(given, here, report, choice)
     if missing := " and ".join(name for path, (name, _) in arguments.items() if not given.value(path)):
         raise UnclearEvaluation(f"nothing to evaluate: {missing} missing", "give TASKS MODEL, or a --config")
     asked = given.run(Purpose.EVAL, eval_defaults(given))
+    choice.check_whole(asked.trainable)
     if report.dry_run:
-        return _dry_run(asked.taskset, report.as_json)
-    source = load_source(asked.taskset, asked.taskset_name)
+        return await _dry_run(asked.taskset, asked.taskset_name, choice, report.as_json)
+    return await _submit(asked, choice, report)
+
+
+async def _submit(asked: RunFile, choice: TaskChoice, report: Report) -> int:
+    from upcycle.cli.tasksets import load_source
+    from upcycle.run_client import submit_run
+
+    source = await choice.source_of(load_source(asked.taskset, asked.taskset_name))
     async with Platform() as platform:
         name = await source.register(platform)
         run = await submit_run(platform, spec_to_wire(replace(asked.run, taskset=name)))
         _launched(run, report.as_json)
-        if report.detach:
-            return Exit.OK
-        run = await follow_run(platform, run.run_id, CountsLine(), timeout_s=report.timeout_s)
-        results = await read_results(platform, run.run_id)
-        evaluated = await read_evaluation(platform, run.run_id, results)
-        drawn_by = await _drawn(platform, run, report.as_json) if asked.trainable else ""
+        return Exit.OK if report.detach else await _followed(platform, run.run_id, report)
+
+
+async def _follow_again(follow: FollowFlags, given: Sources, report: Report) -> int:
+    """Another command submitted the run."""
+    from upcycle.api.common.v1.common_pb2 import PURPOSE_EVAL
+    from upcycle.api.taskset.v1.service_pb2 import ResumeRunRequest
+    from upcycle.cli.runs import resolve_run
+
+    if given.values:
+        raise UnclearEvaluation(
+            f"a submitted run keeps what it has: {given.say(next(iter(given.values)))} was given too",
+            "leave out everything that says what to evaluate",
+        )
+    async with Platform() as platform:
+        run_id = await resolve_run(platform, follow.run)
+        run = (await read_results(platform, run_id)).run
+        if run.spec.purpose != PURPOSE_EVAL:
+            raise UnclearEvaluation(f"{run_id} trains", f"follow it with `upcycle why {run_id}`")
+        if follow.resume:
+            await platform.tasksets.ResumeRun(ResumeRunRequest(run_id=run_id), timeout=10)
+        _launched(run, report.as_json)
+        return await _followed(platform, run_id, report)
+
+
+async def _followed(platform: Platform, run_id: str, report: Report) -> int:
+    """Wait for the end of an evaluation and report; the exit status that it deserves."""
+    from upcycle.run_client import follow_run
+
+    run = await follow_run(platform, run_id, CountsLine(), timeout_s=report.timeout_s)
+    results = await read_results(platform, run_id)
+    evaluated = await read_evaluation(platform, run_id, results)
+    drawn_by = await _drawn(platform, run, report.as_json) if run.spec.trainable else ""
     episodes = runs_of(results)
     status = _say(run, coverage_of(episodes), report, failure_examples(episodes), evaluated)
     if drawn_by and not report.as_json:
@@ -127,17 +185,25 @@ async def _drawn(platform: Platform, run: "Run", as_json: bool) -> str:
     return drawn_text(run, found)
 
 
-def _dry_run(source: str, as_json: bool) -> int:
+async def _dry_run(source: str, name: str, choice: TaskChoice, as_json: bool) -> int:
+    """What would be played: all tasksets of a file, a registered one, or the chosen tasks of one."""
     from pathlib import Path
 
-    from upcycle.cli.tasksets import load_tasksets
+    from upcycle.cli.tasksets import TASKS_FILES, load_source, load_tasksets
+    from upcycle.tasks import Taskset
 
-    for taskset in load_tasksets(Path(source)).values():
-        name, split, tasks, digest = taskset.name, taskset.split, len(taskset.tasks), taskset.digest
+    if choice.is_asked or not source.endswith(TASKS_FILES):
+        found = await choice.source_of(load_source(source, name))
+        shown = [one for one in found.defined if one.name == found.name]
+        shown = shown or [await Taskset.from_api(found.name)]
+    else:
+        shown = list(load_tasksets(Path(source)).values())
+    for taskset in shown:
+        tasks, split, digest = len(taskset.tasks), taskset.split, taskset.digest
         if as_json:
-            print_json("dry_run", {"taskset": name, "split": split, "tasks": tasks, "digest": digest})
+            print_json("dry_run", {"taskset": taskset.name, "split": split, "tasks": tasks, "digest": digest})
         else:
-            human().print(f"{name}: {tasks} tasks, split {split}, {digest[:12]}")
+            human().print(f"{taskset.name}: {tasks} tasks, split {split}, {digest[:12]}", markup=False)
     return Exit.OK
 
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final, get_args, get_origin
 
 from cyclopts import Parameter
 
-from upcycle.run_config.flags import DEFAULTS_OF_EVAL, default_text, flags_of
+from upcycle.run_config.flags import ALSO, DEFAULTS_OF_EVAL, default_text, flags_of
 from upcycle.run_config.names import Purpose
 from upcycle.run_config.reading import RunFile, Sources, gather
 from upcycle.run_config.refusing import leaves
@@ -41,7 +41,7 @@ def flag_class(purpose: Purpose, name: str) -> Any:
         annotations[attribute(flag)] = Annotated[
             _kind(known[path]) | None,
             Parameter(
-                name=f"--{flag}",
+                name=[f"--{one}" for one in (flag, ALSO[purpose].get(path)) if one],
                 negative="",
                 help=_help(path, known[path], purpose),
                 consume_multiple=True,

@@ -31,6 +31,11 @@ _OF_PURPOSE: Final = {
     Purpose.TRAIN: {"sampling.seed": "sampling-seed"},
     Purpose.EVAL: {"taskset_name": "taskset"},
 }
+ALSO: Final[Mapping[Purpose, Mapping[str, str]]] = {
+    Purpose.TRAIN: {"group_size": "group-size"},
+    Purpose.EVAL: {"group_size": "group-size", "sampling.max_turns": "max-steps"},
+}
+"""A second name of a flag, by path: what other tools call it. A step of an evaluation is a turn."""
 _WITHOUT: Final = ("purpose", "policy.model", "training.loss_config")
 """Said by the command, by its argument MODEL, and by --set or a file alone."""
 _ABSENT: Final = {

@@ -34,6 +34,7 @@ BENCHMARKS: Final[Mapping[str, Benchmark]] = {
         Benchmark(
             "sheet-50", "sheet_50", "workbook", "50 spreadsheet tasks on workbooks that are recomputed"
         ),
+        Benchmark("repair-30", "repair_30", "repair", "30 small repositories with failing tests"),
     )
 }
 OTHER_NAMES: Final[Mapping[str, str]] = {"sheetbench-50": "sheet-50"}

@@ -54,7 +54,7 @@ def test_another_platforms_name_is_answered_with_what_it_is_here(capsys: pytest.
     ("arguments", "said"),
     [
         (("sheet-5", "m"), "no benchmark 'sheet-5' ships with upcycle; did you mean sheet-50?"),
-        (("zebra", "m"), "no benchmark 'zebra' ships with upcycle; there are: sheet-50"),
+        (("zebra", "m"), "no benchmark 'zebra' ships with upcycle; there are: sheet-50, repair-30"),
         (("sheet-50", "tasks.py", "m"), "--benchmark sheet-50 and TASKS tasks.py; name one of them"),
         (("sheet-50",), "MODEL missing"),
     ],

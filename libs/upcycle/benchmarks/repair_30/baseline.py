@@ -11,7 +11,7 @@ from upcycle.transcripts import Answer, Transcript, Turn
 
 from .drawing import NUM_HELD_OUT, drawn
 from .env import env, repair
-from .players import ANCHOR, PLAYERS, Calls, Player, calls_of
+from .players import ANCHOR, PLAYERS, Calls, Repairer, calls_of
 
 FILE: Final = Path(__file__).with_name("baseline.json")
 
@@ -28,7 +28,7 @@ async def played(number: int, calls: Calls) -> EvaluationResult:
         await play.close()
 
 
-def rewards(player: Player, numbers: Iterable[int]) -> dict[str, float]:
+def rewards(player: Repairer, numbers: Iterable[int]) -> dict[str, float]:
     """The reward of each task, by its number."""
     found = {number: asyncio.run(played(number, calls_of(player, number))) for number in numbers}
     return {str(number): round(result.score, 4) for number, result in found.items()}

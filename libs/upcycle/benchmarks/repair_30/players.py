@@ -13,7 +13,7 @@ Calls = tuple[tuple[str, dict[str, Any]], ...]
 
 
 @dataclass(frozen=True, slots=True)
-class Player:
+class Repairer:
     """skill: what it can do, in words. play: its calls of tools for a task, with its own chance."""
 
     name: str
@@ -21,7 +21,7 @@ class Player:
     play: Callable[[Broken, random.Random], Calls]
 
 
-def calls_of(player: Player, number: int) -> Calls:
+def calls_of(player: Repairer, number: int) -> Calls:
     """What a player does in one task; the same each time."""
     return player.play(drawn("held_out", number), random.Random(f"{ANCHOR}/{player.name}/{number}"))
 
@@ -54,9 +54,9 @@ def _everything(task: Broken, _: random.Random) -> Calls:
 
 
 PLAYERS: Final = (
-    Player("reader", "reads every file and writes nothing", _reads),
-    Player("commenter", "adds a comment to the file that is wrong", _comments),
-    Player("beginner", "repairs every second repository", _half_of_the_time),
-    Player("hasty", "repairs the first defect and stops", _the_first),
-    Player("expert", "repairs everything", _everything),
+    Repairer("reader", "reads every file and writes nothing", _reads),
+    Repairer("commenter", "adds a comment to the file that is wrong", _comments),
+    Repairer("beginner", "repairs every second repository", _half_of_the_time),
+    Repairer("hasty", "repairs the first defect and stops", _the_first),
+    Repairer("expert", "repairs everything", _everything),
 )

@@ -13,6 +13,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from upcycle.errors import DefinitionError, RewardInvalid
+from upcycle.judge_grader import Criterion, LLMJudgeGrader
 from upcycle.process_graders import (
     length_normalized,
     step_penalty,
@@ -27,8 +28,10 @@ from upcycle.ui_graders import box_overlap, ui_action
 
 __all__ = [
     "BashGrader",
+    "Criterion",
     "EvaluationResult",
     "Grader",
+    "LLMJudgeGrader",
     "Rubric",
     "SubScore",
     "box_overlap",

@@ -31,6 +31,10 @@ class Grader:
         value, info = self.score(answer)
         return SubScore(self.name, unit_interval(value, f"grader {self.name!r}"), self.weight, info)
 
+    async def ask(self, answer: str) -> SubScore:
+        """The same, for a grader that takes time. Raises what a call raises."""
+        return self(answer)
+
     def weighing(self, weight: float, *, required: bool = False, name: str = "") -> "Grader":
         """A copy with another weight, and optionally another name, or required (a 0 makes the score 0)."""
         return Grader(name or self.name, self.score, weight, required)
@@ -91,7 +95,13 @@ class Rubric:
 
     def grade(self, answer: str) -> EvaluationResult:
         """Run every grader. Raises RewardInvalid for a value outside [0, 1], and whatever a grader raises."""
-        subscores = tuple(one(answer) for one in self.graders)
+        return self._result(tuple(one(answer) for one in self.graders))
+
+    async def judged(self, answer: str) -> EvaluationResult:
+        """The same with graders that take time, such as `LLMJudgeGrader`, which are awaited."""
+        return self._result(tuple([await one.ask(answer) for one in self.graders]))
+
+    def _result(self, subscores: tuple[SubScore, ...]) -> EvaluationResult:
         gated = [
             one.name
             for one, verdict in zip(self.graders, subscores, strict=True)

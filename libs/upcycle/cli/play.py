@@ -61,12 +61,17 @@ def play(
 async def _play(
     task: "Task", host: "EnvironmentHost", player: "ChatPlayer", view: "PlayView", max_turns: int
 ) -> PlayedEpisode:
+    from upcycle.external.judging import Judges
     from upcycle.harness import TurnLimits
     from upcycle.playing.episode import play_episode
 
-    async with host.channel() as channel:
-        limits = PlayLimits(TurnLimits(max_turns))
-        return await play_episode(task, channel, player, limits, view, host.ended_how)
+    judges = Judges()
+    try:
+        async with host.channel() as channel:
+            limits = PlayLimits(TurnLimits(max_turns))
+            return await play_episode(task, channel, player, limits, view, host.ended_how, judges.ask)
+    finally:
+        await judges.close()
 
 
 def _check(script: str, agent: str, max_turns: int) -> None:

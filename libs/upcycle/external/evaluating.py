@@ -14,6 +14,7 @@ from upcycle.environment.channel.frames import ChannelClosed
 from upcycle.errors import Unavailable, UpcycleError
 from upcycle.external.asking import require_model
 from upcycle.external.dialects import Dialect
+from upcycle.external.judging import Judges
 from upcycle.external.naming import ExternalModel
 from upcycle.external.prices import Price, price_of
 from upcycle.external.server import PAUSES_S, ModelServer
@@ -86,18 +87,19 @@ async def evaluate_here(
     the environment raises. An episode whose agent gives up is missing, and its run says why.
     """
     price = price_of(model.model)
-    server = model.server(pauses_s=options.pauses_s)
+    server, judges = model.server(pauses_s=options.pauses_s), Judges(pauses_s=options.pauses_s)
     try:
         await require_model(model, server)
         hosts = {task.environment: hosts_of(task.environment) for task in tasks}
         try:
-            here = _Evaluation(model, server, hosts, options, run_id or new_run_id(), price)
+            here = _Evaluation(model, server, hosts, options, run_id or new_run_id(), price, judges)
             return await here.play(tasks, on_episode)
         finally:
             for host in hosts.values():
                 host.close()
     finally:
         await server.close()
+        await judges.close()
 
 
 class _Evaluation:
@@ -109,9 +111,10 @@ class _Evaluation:
         options: HereOptions,
         run_id: str,
         price: Price | None,
+        judges: Judges,
     ) -> None:
         self._model, self._server, self._hosts, self._options = model, server, hosts, options
-        self._run_id, self._price = run_id, price
+        self._run_id, self._price, self._judges = run_id, price, judges
         self._dialect: Dialect = model.dialect(model.model)
         self._slots = asyncio.Semaphore(options.max_concurrent)
 
@@ -139,7 +142,7 @@ class _Evaluation:
         try:
             async with host.channel() as channel:
                 kept.episode = await play_episode(
-                    task, channel, player, self._options.limits, kept, host.ended_how
+                    task, channel, player, self._options.limits, kept, host.ended_how, self._judges.ask
                 )
         except AgentRefused:
             raise

@@ -1,12 +1,23 @@
 """A registered model through our gateway, as any OpenAI client asks it."""
 
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from upcycle.external.dialects import OpenAIChat
 from upcycle.external.naming import NO_SCREEN, ExternalModel, external_model, is_external
 from upcycle.playing.errors import PlayRefused
 
+if TYPE_CHECKING:
+    from upcycle.platform import Addresses
+
 KEY: Final = "UPCYCLE_API_KEY"
+
+
+def gateway_at(addresses: "Addresses", slug: str, **sampling: float | None) -> ExternalModel:
+    """A model of a platform's gateway, which is not asked for it. Raises PlatformNotFound without a key."""
+    key = addresses.gateway_key()
+    given = {name: value for name, value in sampling.items() if value is not None}
+    headers = {"Authorization": f"Bearer {key}"}
+    return ExternalModel(f"gateway#{slug}", addresses.gateway_url, slug, KEY, OpenAIChat, headers, key, given)
 
 
 async def gateway_model(slug: str, **sampling: float | None) -> ExternalModel:
@@ -15,12 +26,8 @@ async def gateway_model(slug: str, **sampling: float | None) -> ExternalModel:
 
     if slug.partition("#")[0] in NO_SCREEN:
         external_model(slug)
-    addresses = find_addresses()
-    key, url = addresses.gateway_key(), addresses.gateway_url
-    given = {name: value for name, value in sampling.items() if value is not None}
-    headers = {"Authorization": f"Bearer {key}"}
-    model = ExternalModel(f"gateway#{slug}", url, slug, KEY, OpenAIChat, headers, key, given)
-    server = model.server()
+    model = gateway_at(find_addresses(), slug, **sampling)
+    url, server = model.url, model.server()
     try:
         status, answer = await server.get(OpenAIChat.model_path)
     finally:

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any, Final, TypeVar
 
 from upcycle.environment.channel import ChannelClosed, ChannelError, ControlChannel
-from upcycle.environment.channel.client import ChannelTimeout
+from upcycle.environment.channel.client import AskJudge, ChannelTimeout
 from upcycle.errors import InfrastructureError, RewardInvalid, UpcycleError
 from upcycle.harness import Ending, TakenTurn, ToolCall, ToolOutcome, TurnLimits, play_turns
 from upcycle.harness.chat import ChatDriver, ChatPlayer, EpisodeWatcher, TokenBudgets
@@ -111,11 +111,14 @@ async def play_episode(
     limits: PlayLimits,
     watcher: EpisodeOpened,
     ended_how: Callable[[], str],
+    judge: AskJudge | None = None,
 ) -> PlayedEpisode:
-    """Play one task. Raises what the player raises; what the environment does wrong is in the result."""
+    """Play one task. judge: asks what the scenario's judges ask, outside the environment.
+
+    Raises what the player raises; what the environment does wrong is in the result."""
     episode, started_s = PlayedEpisode(task), time.monotonic()
     try:
-        await _EpisodePlay(episode, channel, limits, ended_how).play(player, watcher)
+        await _EpisodePlay(episode, channel, limits, ended_how, judge).play(player, watcher)
     except _Broke as broke:
         episode.failure = broke.failure
     finally:
@@ -130,11 +133,13 @@ class _EpisodePlay:
         channel: ControlChannel,
         limits: PlayLimits,
         ended_how: Callable[[], str],
+        judge: AskJudge | None,
     ) -> None:
         self._episode = episode
         self._channel = channel
         self._limits = limits
         self._ended_how = ended_how
+        self._judge = judge
 
     async def play(self, player: ChatPlayer, watcher: EpisodeOpened) -> None:
         episode, limits, task = self._episode, self._limits, self._episode.task
@@ -148,7 +153,9 @@ class _EpisodePlay:
         episode.messages, episode.turns = driver.messages, driver.turns
         episode.ending = await play_turns(driver, limits.turns)
         transcript = episode.transcript.to_json()
-        grade = self._channel.grade(episode.ending.answer, transcript, timeout_s=limits.grade_s)
+        grade = self._channel.grade(
+            episode.ending.answer, transcript, timeout_s=limits.grade_s, judge=self._judge
+        )
         row = await self._guarded("grade", grade)
         try:
             episode.result = foreign_result(row) if self._is_foreign else evaluation_result(row)

@@ -3,6 +3,7 @@ process, or where it is served. What a forked one prints is kept, not shown as i
 
 import asyncio
 import contextlib
+import io
 import logging
 import os
 import signal
@@ -151,6 +152,8 @@ def be_the_environment(environment: "Environment", sock: socket.socket, output: 
         nothing = os.open(os.devnull, os.O_RDONLY)
         for target, source in ((0, nothing), (1, output), (2, output)):
             os.dup2(source, target)
+        if isinstance(sys.stdout, io.TextIOWrapper):
+            sys.stdout.reconfigure(line_buffering=True)  # the process may be killed before it ends
         logging.basicConfig(level=logging.WARNING, format="%(message)s", force=True)
         logging.getLogger("upcycle.environment").setLevel(logging.INFO)  # what a tool raised, with its lines
         asyncio.run(_serve(environment, sock))

@@ -3,7 +3,7 @@
 import asyncio
 import itertools
 import socket
-from collections.abc import Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Self
 from urllib.parse import urlsplit
@@ -14,6 +14,9 @@ from upcycle.environment.channel.lines import LineProtocol
 from upcycle.environment.channel.server import EXTENSION
 from upcycle.environment.tools import ToolResult, ToolSpec
 from upcycle.errors import UpcycleError
+from upcycle.judge_calls import JudgeQuestion, JudgeReply
+
+AskJudge = Callable[[JudgeQuestion], Awaitable[JudgeReply]]
 
 CONNECT_TIMEOUT_S = 10.0
 CALL_TIMEOUT_S = 60.0
@@ -143,13 +146,30 @@ class ControlChannel:
             )
 
     async def grade(
-        self, answer: Any, trajectory: Mapping[str, Any] | None = None, *, timeout_s: float = CALL_TIMEOUT_S
+        self,
+        answer: Any,
+        trajectory: Mapping[str, Any] | None = None,
+        *,
+        timeout_s: float = CALL_TIMEOUT_S,
+        judge: AskJudge | None = None,
     ) -> dict[str, Any]:
-        """Grade the task in progress; returns the evaluation as a row (`score`, `subscores`, …)."""
+        """Grade the task in progress; returns the evaluation as a row (`score`, `subscores`, …). judge: asks
+        a model what the scenario's judges ask; its time is not the environment's."""
         params: dict[str, Any] = {"answer": answer}
         if trajectory is not None and self._speaks_tools:
             params["trajectory"] = dict(trajectory)
-        return await self.call("tasks.grade", params, timeout_s=timeout_s)
+        if judge is None or not self._speaks_tools:
+            return await self.call("tasks.grade", params, timeout_s=timeout_s)
+        reply = await self.call("tasks.grade", {**params, "judges": True}, timeout_s=timeout_s)
+        while (asked := reply.get("judge")) is not None:
+            with understood("a question to a judge"):
+                question = JudgeQuestion(str(asked["model"]), str(asked["system"]), str(asked["user"]))
+            try:
+                said: dict[str, Any] = (await judge(question)).to_json()
+            except UpcycleError as error:
+                said = {"error": str(error)}
+            reply = await self.call("tasks.judged", {**said, "id": asked["id"]}, timeout_s=timeout_s)
+        return reply
 
     async def cancel(self, *, timeout_s: float = CALL_TIMEOUT_S) -> None:
         """Cancel the task; a start or grade in progress fails."""

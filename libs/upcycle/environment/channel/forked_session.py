@@ -49,7 +49,9 @@ class ForkedSession:
         self.has_task = True
         return reply
 
-    async def grade(self, answer: Any, trajectory: Mapping[str, Any] | None) -> dict[str, Any]:
+    async def grade(
+        self, answer: Any, trajectory: Mapping[str, Any] | None, *, judges: bool = False
+    ) -> dict[str, Any]:
         """The process stays for tools and the next task, until the connection is closed."""
         self._refuse_if_busy()
         if not self.has_task:
@@ -57,7 +59,12 @@ class ForkedSession:
             raise ChannelError(INVALID_REQUEST, "no task in progress; call tasks.start first")
         self.has_task = False
         params = {"answer": answer, **({"trajectory": dict(trajectory)} if trajectory else {})}
-        return await self._while_busy("tasks.grade", params)
+        return await self._while_busy("tasks.grade", {**params, "judges": True} if judges else params)
+
+    async def judged(self, params: Mapping[str, Any]) -> dict[str, Any]:
+        """In its process."""
+        self._refuse_if_busy()
+        return await self._while_busy("tasks.judged", params)
 
     async def cancel(self) -> dict[str, Any]:
         """A scenario that does not end within CANCEL_S is ended with its process."""

@@ -83,6 +83,7 @@ class Connection:
             "tasks.list": self._tasks_list,
             "tasks.start": self._tasks_start,
             "tasks.grade": self._tasks_grade,
+            "tasks.judged": self._tasks_judged,
             "tasks.cancel": self._tasks_cancel,
             "tools.list": self._tools_list,
             "tools.call": self._tools_call,
@@ -183,7 +184,11 @@ class Connection:
         if self._current().is_unused:
             idle, self._session = self._current(), self._server.sessions.resume_only()
             self._server.sessions.forget(idle)
-        return await self._current().grade(params["answer"], arguments_of(params, "trajectory"))
+        trajectory, judges = arguments_of(params, "trajectory"), params.get("judges") is True
+        return await self._current().grade(params["answer"], trajectory, judges=judges)
+
+    async def _tasks_judged(self, params: Frame) -> Frame:
+        return await self._current().judged(params)
 
     async def _tasks_cancel(self, _params: Frame) -> Frame:
         return await self._current().cancel()

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Final, Protocol
 from upcycle.environment.channel.frames import INVALID_PARAMS, INVALID_REQUEST, SERVER_ERROR, ChannelError
 from upcycle.environment.tools import ToolResult, bounded_text
 from upcycle.errors import InfrastructureError, UnknownName, UpcycleError
+from upcycle.judge_calls import JUDGE_CALLS, JudgeCalls
 from upcycle.scenario import ScenarioPlay
 from upcycle.transcripts import Answer, Transcript
 
@@ -46,8 +47,15 @@ class Session(Protocol):
         """Play a scenario to its prompt; a task already held is dropped."""
         ...
 
-    async def grade(self, answer: Any, trajectory: Mapping[str, Any] | None) -> dict[str, Any]:
-        """Grade the task with this answer; the task is over then."""
+    async def grade(
+        self, answer: Any, trajectory: Mapping[str, Any] | None, *, judges: bool = False
+    ) -> dict[str, Any]:
+        """Grade the task with this answer; the task is over then. judges: the caller asks judges; then the
+        result may be `{"judge": question}`, and `judged` goes on."""
+        ...
+
+    async def judged(self, params: Mapping[str, Any]) -> dict[str, Any]:
+        """Go on with what a judge said."""
         ...
 
     async def cancel(self) -> dict[str, Any]:
@@ -85,6 +93,8 @@ class LocalSession:
         self._environment = environment
         self._play: ScenarioPlay | None = None
         self._running: asyncio.Task[dict[str, Any]] | None = None
+        self._grading: asyncio.Task[dict[str, Any]] | None = None
+        self._judges: JudgeCalls | None = None
 
     @property
     def has_task(self) -> bool:
@@ -93,8 +103,8 @@ class LocalSession:
 
     @property
     def is_busy(self) -> bool:
-        """A start or grade is running."""
-        return self._running is not None
+        """A start or grade is running, or waits for a judge."""
+        return self._running is not None or self._grading is not None
 
     async def start(self, name: str, arguments: Mapping[str, Any]) -> dict[str, Any]:
         """Play a scenario to its prompt; a task already held is dropped. Raises ChannelError."""
@@ -102,12 +112,26 @@ class LocalSession:
         self.is_unused = False
         return await self._interruptible(self._start(name, arguments))
 
-    async def grade(self, answer: Any, trajectory: Mapping[str, Any] | None) -> dict[str, Any]:
-        """Grade the task with this answer; the task is over then. Raises ChannelError."""
+    async def grade(
+        self, answer: Any, trajectory: Mapping[str, Any] | None, *, judges: bool = False
+    ) -> dict[str, Any]:
+        """Grade the task with this answer; the task is over then. judges: the caller asks judges; then the
+        result may be `{"judge": question}`, and `judged` goes on. Raises ChannelError."""
         self._refuse_if_busy()
         if self._play is None:
             raise ChannelError(INVALID_REQUEST, "no task in progress; call tasks.start first")
-        return await self._interruptible(self._grade(answer, trajectory))
+        if not judges:
+            return await self._interruptible(self._grade(answer, trajectory))
+        self._judges = JudgeCalls()
+        self._grading = asyncio.ensure_future(self._grade(answer, trajectory, self._judges))
+        return await self._until_asked(self._grading, self._judges)
+
+    async def judged(self, params: Mapping[str, Any]) -> dict[str, Any]:
+        """Go on with what a judge said. Raises ChannelError where no judge was asked."""
+        grading, judges = self._grading, self._judges
+        if self._running is not None or grading is None or judges is None or not judges.answer(params):
+            raise ChannelError(INVALID_REQUEST, f"no judge was asked question {params.get('id')!r}")
+        return await self._until_asked(grading, judges)
 
     async def cancel(self) -> dict[str, Any]:
         """Interrupt a running start or grade and drop the task."""
@@ -142,9 +166,11 @@ class LocalSession:
 
     async def interrupt(self) -> None:
         """Stop a running start or grade, if any; its own caller gets an error."""
-        if self._running is not None:
-            self._running.cancel()
-            await asyncio.wait([self._running])
+        for task in (self._running, self._grading):
+            if task is not None:
+                task.cancel()
+                await asyncio.wait([task])
+        self._grading = None
 
     async def _start(self, name: str, arguments: Mapping[str, Any]) -> dict[str, Any]:
         await self._drop()
@@ -161,7 +187,10 @@ class LocalSession:
         self._play = play
         return {"prompt": prompt}
 
-    async def _grade(self, answer: Any, trajectory: Mapping[str, Any] | None) -> dict[str, Any]:
+    async def _grade(
+        self, answer: Any, trajectory: Mapping[str, Any] | None, judges: JudgeCalls | None = None
+    ) -> dict[str, Any]:
+        JUDGE_CALLS.set(judges)  # of this task alone
         play, self._play = self._play, None
         assert play is not None  # noqa: S101 - checked by grade
         transcript = Transcript.from_json(trajectory) if trajectory else None
@@ -181,6 +210,26 @@ class LocalSession:
             raise ChannelError(
                 INVALID_REQUEST, "a start or grade is running; wait for it or call tasks.cancel"
             )
+
+    async def _until_asked(
+        self, grading: "asyncio.Task[dict[str, Any]]", judges: JudgeCalls
+    ) -> dict[str, Any]:
+        async def asked_or_graded() -> dict[str, Any]:
+            asked = asyncio.ensure_future(judges.next())
+            try:
+                await asyncio.wait({grading, asked}, return_when=asyncio.FIRST_COMPLETED)
+            except asyncio.CancelledError:
+                grading.cancel()
+                await asyncio.wait([grading])
+                raise
+            finally:
+                asked.cancel()
+            if not grading.done():
+                return {"judge": asked.result()}
+            self._grading = None
+            return grading.result()
+
+        return await self._interruptible(asked_or_graded())
 
     async def _interruptible(self, work: Coroutine[Any, Any, dict[str, Any]]) -> dict[str, Any]:
         task = asyncio.ensure_future(work)

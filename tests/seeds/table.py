@@ -74,7 +74,7 @@ SHELL: Final = (
     Row("uv tool install upcycle --python 3.12 --with anthropic", Status.OUT, "uv"),
     Row("upcycle set HUD_API_KEY=***", Status.NOT_YET, "command set"),
     Row("upcycle init sentry-agent --preset blank", Status.RUNS),
-    Row("upcycle dev env:env -w env.py", Status.NOT_YET, "command dev"),
+    Row("upcycle dev env:env -w env.py", Status.RUNS),
     Row("upcycle eval tasks.py claude --gateway", Status.REFUSED, _BEHIND, asks_platform=True),
     Row("upcycle eval tasks.py claude --gateway --full", Status.REFUSED, _BEHIND, asks_platform=True),
     Row(
@@ -129,6 +129,9 @@ SHELL: Final = (
 )
 # These two have a platform whose model learns: tests/e2e/test_interactive_training.py.
 ELSEWHERE: Final = ("train.txt", "custom_loss.txt")
+
+LASTING: Final = ("upcycle dev env:env -w env.py",)
+"""Ends with Ctrl-C: tests/libs/upcycle_cli/test_dev.py."""
 
 
 def commands() -> list[str]:

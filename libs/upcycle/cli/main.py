@@ -23,6 +23,7 @@ COMMANDS = {
         "upcycle.cli.play:play",
         "Play one episode here, without the platform: you, a script, or an OpenAI URL.",
     ),
+    "dev": ("upcycle.cli.dev:dev", "Serve an environment over MCP; an edit is picked up at once."),
     "eval": ("upcycle.cli.evaluate:evaluate", "Measure a model on a taskset; the trajectories are kept."),
     "compare": (
         "upcycle.cli.compare:compare_runs",

@@ -1,10 +1,14 @@
 """Load an environment from a Python file: the one `Environment` it declares."""
 
+import traceback
 from pathlib import Path
+from typing import Final
 
 from upcycle.environment.core import Environment
-from upcycle.errors import DefinitionError, UnknownName
+from upcycle.errors import DefinitionError, UnknownName, UpcycleError
 from upcycle.modules import load_module
+
+_OURS: Final = str(Path(__file__).parents[1])
 
 
 def load_environment(path: Path | str, name: str | None = None) -> Environment:
@@ -25,3 +29,14 @@ def load_environment(path: Path | str, name: str | None = None) -> Environment:
     if len(found) != 1:
         raise DefinitionError(f"{path} declares {len(found)} environments ({known})", "name the one to load")
     return next(iter(found.values()))
+
+
+def why_not_loaded(error: Exception) -> str:
+    """What loading a file raised, with the lines of the author's files and without ours."""
+    frames = [
+        frame
+        for frame in traceback.extract_tb(error.__traceback__)
+        if not frame.filename.startswith((_OURS, "<frozen"))
+    ]
+    last = [f"{error}\n"] if isinstance(error, UpcycleError) else traceback.format_exception_only(error)
+    return "".join([*traceback.format_list(frames), *last]).rstrip()

@@ -12,7 +12,6 @@ from upcycle.errors import Unavailable, UnknownName
 
 if TYPE_CHECKING:
     from upcycle.environment.channel.session import Session
-    from upcycle.environment.core import Environment
 
 START_S: Final = 10.0
 STOP_S: Final = 5.0
@@ -45,9 +44,9 @@ class McpEndpoint:
     Starlette's placeholders; backend: whose tools a request means."""
 
     def __init__(
-        self, environment: "Environment", path: str, backend: Callable[[Any], ToolBackend], *, port: int = 0
+        self, title: str, version: str, path: str, backend: Callable[[Any], ToolBackend], *, port: int = 0
     ) -> None:
-        server = mcp_server(environment.name, environment.version, backend)
+        server = mcp_server(title, version, backend)
         self._app = server.streamable_http_app(stateless_http=True, streamable_http_path=path)
         self._port = port
         self._server: Any = None

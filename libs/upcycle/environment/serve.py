@@ -9,6 +9,7 @@ import argparse
 import asyncio
 import contextlib
 import signal
+import sys
 from contextlib import AsyncExitStack
 from functools import partial
 from pathlib import Path
@@ -18,7 +19,7 @@ from upcycle.environment.channel.forked_session import ForkedSession, SessionLim
 from upcycle.environment.channel.server import SESSION_IN_URL, ChannelServer
 from upcycle.environment.channel.session import LocalSession
 from upcycle.environment.channel.sessions import Sessions
-from upcycle.environment.loading import load_environment
+from upcycle.environment.loading import load_environment, why_not_loaded
 from upcycle.environment.session_forks import SessionForks, can_fork_sessions
 from upcycle.errors import Failed
 
@@ -57,7 +58,8 @@ async def _mcp(environment: "Environment", sessions: Sessions) -> Any:
     def backend(request: Any) -> SessionTools:
         return SessionTools(sessions.known(request.path_params[_SESSION]))
 
-    async with McpEndpoint(environment, f"/sessions/{{{_SESSION}}}/mcp", backend) as origin:
+    path = f"/sessions/{{{_SESSION}}}/mcp"
+    async with McpEndpoint(environment.name, environment.version, path, backend) as origin:
         url = f"{origin}/sessions/{SESSION_IN_URL}/mcp"
         environment.bind("mcp", MCP_PROTOCOL, url, transport="streamable-http")
         yield
@@ -69,6 +71,8 @@ async def _main(
     stop = asyncio.Event()
     for number in (signal.SIGINT, signal.SIGTERM):
         asyncio.get_running_loop().add_signal_handler(number, stop.set)
+    if arguments.until_stdin_closes:
+        asyncio.get_running_loop().add_reader(sys.stdin, stop.set)
     limits = SessionLimits(arguments.max_sessions, arguments.call_s, arguments.parked_s)
     if forks is None:
         sessions = Sessions(partial(LocalSession, environment), parked_s=limits.parked_s, max_live=1)
@@ -81,24 +85,31 @@ async def _main(
         raise Failed("the process that forks sessions has ended", "start the server again")
 
 
-def main() -> None:
-    """Entry point."""
+def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     default = SessionLimits()
-    parser.add_argument("path", type=Path, help="Python file that declares the Environment")
-    parser.add_argument("--name", help="which environment, if the file declares several")
-    parser.add_argument("--host", default="127.0.0.1")
-    parser.add_argument("--port", type=int, default=0, help="0: the system chooses; it is printed")
-    parser.add_argument("--no-mcp", action="store_true", help="do not offer the tools as an MCP server")
-    parser.add_argument("--max-sessions", type=int, default=default.max_sessions, help="processes at once")
-    parser.add_argument("--call-s", type=float, default=default.call_s, help="limit of one call, in seconds")
-    parser.add_argument(
-        "--parked-s", type=float, default=default.parked_s, help="a started task waits so long for its client"
-    )
-    arguments = parser.parse_args()
-    environment = load_environment(arguments.path, arguments.name)
+    add = parser.add_argument
+    add("path", type=Path, help="Python file that declares the Environment")
+    add("--name", help="which environment, if the file declares several")
+    add("--host", default="127.0.0.1")
+    add("--port", type=int, default=0, help="0: the system chooses; it is printed")
+    add("--no-mcp", action="store_true", help="do not offer the tools as an MCP server")
+    add("--max-sessions", type=int, default=default.max_sessions, help="processes at once")
+    add("--call-s", type=float, default=default.call_s, help="limit of one call, in seconds")
+    add("--parked-s", type=float, default=default.parked_s, help="a started task waits so long for a client")
+    add("--until-stdin-closes", action="store_true", help="end with the program that started it")
+    return parser.parse_args()
+
+
+def main() -> None:
+    """Entry point."""
+    arguments = _arguments()
+    try:
+        environment = load_environment(arguments.path, arguments.name)
+    except Exception as error:
+        sys.exit(why_not_loaded(error))
     # Before there is an event loop: a fork of a process with one would have it twice.
     forks = SessionForks.start(environment) if can_fork_sessions() else None
     try:

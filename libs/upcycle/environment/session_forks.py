@@ -202,6 +202,7 @@ def _be_the_fork_server(environment: "Environment", control: socket.socket) -> N
             die_with_parent(fork_server)
             os.setsid()
             os.close(control.fileno())
+            os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
             logging.basicConfig(level=logging.WARNING, format="%(message)s")
             logging.getLogger("upcycle.environment").setLevel(logging.INFO)  # what a tool raised
             asyncio.run(_speak(environment, socket.socket(fileno=descriptor)))

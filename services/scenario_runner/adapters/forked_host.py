@@ -13,6 +13,7 @@ from scenario_runner.adapters.channel_environment import (
     description_from,
     loss_of,
 )
+from scenario_runner.adapters.printed_output import end_of_output
 from scenario_runner.adapters.zygote_pool import FindSource, ZygotePool
 from scenario_runner.adapters.zygotes import Forked, WarmEnvironment, ZygoteOptions
 from scenario_runner.domain.environments import (
@@ -69,7 +70,7 @@ class ForkedHost:
             on_close=partial(zygote.end, forked),
             explain_loss=_explainer(zygote, forked),
             source_digest=zygote.source_digest,
-            process=EpisodeProcess(partial(zygote.output_of, forked), forked.ended.done),
+            process=EpisodeProcess(partial(end_of_output, forked.folder), forked.ended.done),
         )
         try:
             await environment.start(episode.scenario, json.loads(episode.args_json))
@@ -110,6 +111,6 @@ def _explainer(zygote: WarmEnvironment, forked: Forked) -> Callable[[], Any]:
             )
         if zygote.dead.done():
             return EnvironmentLost(f"the zygote of {zygote.source.path} died, and the episode with it")
-        return loss_of(forked.ended.result(), zygote.output_of(forked))
+        return loss_of(forked.ended.result(), end_of_output(forked.folder))
 
     return explain

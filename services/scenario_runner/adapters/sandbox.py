@@ -12,6 +12,7 @@ import tempfile
 from dataclasses import dataclass
 
 from scenario_runner.adapters import seccomp
+from scenario_runner.adapters.printed_output import FILE_NAME
 from upcycle.environment.forking import die_with_parent
 
 
@@ -75,7 +76,7 @@ class Sandbox:
 
     def _redirect_output(self, folder: str) -> None:
         nothing = os.open(os.devnull, os.O_RDONLY)
-        output = os.open(f"{folder}/output.txt", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+        output = os.open(f"{folder}/{FILE_NAME}", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
         for target, source in ((0, nothing), (1, output), (2, output)):
             os.dup2(source, target)
 

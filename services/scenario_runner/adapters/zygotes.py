@@ -179,15 +179,6 @@ class WarmEnvironment:
         self.kill()
         self._gone()
 
-    def output_of(self, forked: Forked, limit: int = 2000) -> str:
-        """The end of what an episode process printed, for error details."""
-        try:
-            with open(forked.folder / "output.txt", "rb") as printed:
-                printed.seek(max(0, os.fstat(printed.fileno()).st_size - limit))
-                return printed.read(limit).decode("utf-8", "replace").strip()
-        except FileNotFoundError:
-            return ""
-
     async def _sweep(self) -> None:
         """Remove the folders of ended episodes, in batches and in a thread, because disk calls block."""
         while self._litter:

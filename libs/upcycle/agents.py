@@ -1,60 +1,18 @@
 """Agents: a name for the policy that plays, and how it is sampled."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from upcycle.errors import UpcycleError
-from upcycle.evaluation import EvalContext, evaluate
 from upcycle.external.naming import is_external
-from upcycle.results import Run
-from upcycle.tasks import Taskset
+from upcycle.platform_agent import Agent
 
-if TYPE_CHECKING:
-    from upcycle.platform import Addresses, Platform
+__all__ = ["Agent", "create_agent"]
 
 _SAMPLING = ("temperature", "top_p", "max_turns", "max_tokens_per_turn", "max_tokens_per_episode", "seed")
 
 # Fields of `completion_kwargs` that ask for what the platform records anyway.
 _ALWAYS_ON = frozenset({"return_token_ids", "logprobs"})
-
-
-@dataclass(frozen=True, slots=True)
-class Agent:
-    """A model of the platform as a player. version: exactly this one; None: the promoted head.
-
-    sampling: fields of SamplingConfig (temperature, top_p, max_turns, …); what is unset takes the platform's
-    defaults.
-    """
-
-    model: str
-    version: int | None = None
-    sampling: Mapping[str, Any] = field(default_factory=dict)
-
-    async def run(self, context: EvalContext) -> Run:
-        """Play what the context holds; returns the first run, all are in `context.runs`."""
-        return await context.play(self)
-
-    async def evaluate(
-        self,
-        taskset: Taskset,
-        *,
-        group: int = 1,
-        runtime: "Platform | Addresses | None" = None,
-        label: str = "",
-        trainable: bool = False,
-        max_concurrent: int | None = None,
-    ) -> list[Run]:
-        """Play a taskset, each task `group` times; what `Taskset.run` calls. Raises as evaluate does."""
-        return await evaluate(
-            taskset,
-            self,
-            group=group,
-            runtime=runtime,
-            label=label,
-            trainable=trainable,
-            max_concurrent=max_concurrent,
-        )
 
 
 def create_agent(
@@ -76,7 +34,7 @@ def create_agent(
     """
     wanted = {**_from_completion_kwargs(completion_kwargs or {}), **sampling}
     if is_external(model):
-        from upcycle.external.agent import external_agent
+        from upcycle.external.agent import external_agent  # its HTTP client: for its users alone
 
         if version is not None:
             raise UpcycleError(f"agent {model!r} has no versions", "name its model: claude#MODEL")

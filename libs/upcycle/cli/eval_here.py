@@ -4,6 +4,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, Final
 
+from upcycle.cli.eval_flags import Report, unmet_bars
 from upcycle.cli.eval_here_flags import HereFlags
 from upcycle.cli.exits import Exit
 from upcycle.cli.failures_text import failure_examples, failures_json, failures_text
@@ -15,7 +16,6 @@ from upcycle.run_config.reading import Sources
 from upcycle.usage import Usage
 
 if TYPE_CHECKING:
-    from upcycle.cli.evaluate import Report
     from upcycle.external.evaluating import HereOptions, PlayedHere
     from upcycle.external.naming import ExternalModel
     from upcycle.tasks import Taskset
@@ -178,8 +178,6 @@ def usage_sum(runs: list[Run]) -> Usage:
 
 def _say(run_id: str, runs: list[Run], path: Path, report: "Report") -> int:
     """Print the result; the exit status that it deserves."""
-    from upcycle.cli.evaluate import unmet_bars
-
     coverage, failures, usage = coverage_of(runs), failure_examples(runs), usage_sum(runs)
     reward, success, mean = _means(coverage, runs)
     if report.as_json:

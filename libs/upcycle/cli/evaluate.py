@@ -1,25 +1,23 @@
 """`upcycle eval`."""
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Any, Final
 
-from cyclopts import Parameter
-
+from upcycle.cli.eval_flags import NO_FOLLOW, PLAIN, FollowFlags, Report, UnclearEvaluation, unmet_bars
 from upcycle.cli.eval_here_flags import NO_HERE, HereFlags
 from upcycle.cli.exits import Exit
 from upcycle.cli.failures_text import FailureExample, failure_examples, failures_json, failures_text
-from upcycle.cli.output import JsonFlag, human, print_json
+from upcycle.cli.output import human, print_json
 from upcycle.cli.report_text import report_lines
 from upcycle.cli.run_flags import NO_CONFIG, ConfigFlags, eval_defaults, flag_class, sources_of
 from upcycle.cli.task_choice import NO_CHOICE, TaskChoice
-from upcycle.errors import UpcycleError
 from upcycle.evaluation import read_results, runs_of
 from upcycle.platform import Platform
 from upcycle.reporting.episodes import EvaluatedRun
 from upcycle.reporting.reading import read_evaluation
 from upcycle.reporting.report import report_of
-from upcycle.results import MIN_COVERAGE, Coverage, coverage_of
+from upcycle.results import Coverage, coverage_of
 from upcycle.run_client import completed, scores
 from upcycle.run_config import Purpose
 from upcycle.run_config.reading import RunFile, Sources
@@ -35,56 +33,6 @@ EvalFlags: Any = flag_class(Purpose.EVAL, "EvalFlags")
 NO_FLAGS: Final = EvalFlags()
 
 
-class UnclearEvaluation(UpcycleError, ValueError):
-    """The options do not say what to evaluate."""
-
-    kind = "unclear_evaluation"
-
-
-@Parameter(name="*")
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Report:
-    """What to do with the result."""
-
-    min_success: float | None = None
-    """exit with 3 when a smaller share of all episodes, 0 to 1, succeeded; a missing one has not."""
-    min_coverage: float = MIN_COVERAGE
-    """exit with 3 when a smaller share of the episodes, 0 to 1, was graded."""
-    timeout_s: float = 3600.0
-    """give up watching after so many seconds."""
-    detach: bool = False
-    """print the run id and leave."""
-    dry_run: bool = False
-    """load and validate the tasks, submit nothing."""
-    as_json: JsonFlag = False
-    """JSON lines: `launch`, with --trainable `drawn_by`, then `done` with `coverage`, `report` and
-    `evaluation`: the episodes, which `upcycle compare` reads."""
-
-    def check(self) -> None:
-        """Raises UnclearEvaluation for a bar that is no share."""
-        for flag, share in (("--min-success", self.min_success), ("--min-coverage", self.min_coverage)):
-            if share is not None and not 0 <= share <= 1:
-                raise UnclearEvaluation(f"{flag} is {share:g}", "it is a share from 0 to 1, such as 0.95")
-
-
-@Parameter(name="*", group="A run that was submitted")
-@dataclass(frozen=True, slots=True, kw_only=True)
-class FollowFlags:
-    """Instead of TASKS MODEL."""
-
-    attach: str = ""
-    """follow this evaluation, or `last`, and report at its end: its command was ended, or had --detach."""
-    resume: str = ""
-    """the same of an evaluation that is paused: it goes on."""
-
-    @property
-    def run(self) -> str:
-        """The run; "" where a new one is asked for. Raises UnclearEvaluation for two."""
-        if self.attach and self.resume:
-            raise UnclearEvaluation("--attach and --resume both name a run", "give one of them")
-        return self.attach or self.resume
-
-
 async def evaluate(
     tasks: str | None = None,
     model: str | None = None,
@@ -92,10 +40,10 @@ async def evaluate(
     benchmark: str = "",
     flags: EvalFlags = NO_FLAGS,
     config: ConfigFlags = NO_CONFIG,
-    report: Report = Report(),
+    report: Report = PLAIN,
     here: HereFlags = NO_HERE,
     choice: TaskChoice = NO_CHOICE,
-    follow: FollowFlags = FollowFlags(),
+    follow: FollowFlags = NO_FOLLOW,
 ) -> int:
     """Run every task of TASKS with MODEL and report reward and success.
 
@@ -286,14 +234,3 @@ def _print_report(
     if failures:
         print(failures_text(failures))
     print(f"read them with: upcycle trajectories list --run {run.run_id}")
-
-
-def unmet_bars(coverage: Coverage, report: Report) -> list[str]:
-    """The bars that were not reached, in words."""
-    unmet = []
-    if coverage.share < report.min_coverage:
-        unmet.append(f"{coverage}: {coverage.share:.1%} is below --min-coverage {report.min_coverage:.1%}")
-    if report.min_success is not None and coverage.success_rate < report.min_success:
-        rate = f"{coverage.success_rate:.1%} of all {coverage.num_planned} episodes"
-        unmet.append(f"success {rate} is below --min-success {report.min_success:.1%}")
-    return unmet

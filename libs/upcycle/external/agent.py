@@ -5,12 +5,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 
-from upcycle.agents import Agent
 from upcycle.errors import UpcycleError
 from upcycle.external.evaluating import MAX_CONCURRENT, HereOptions, evaluate_here
 from upcycle.external.naming import ExternalModel, external_model
 from upcycle.harness import TurnLimits
 from upcycle.harness.chat import TokenBudgets
+from upcycle.platform_agent import Agent
 from upcycle.playing.episode import MAX_TURNS, PlayLimits
 from upcycle.results import Run
 

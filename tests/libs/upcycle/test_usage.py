@@ -8,6 +8,7 @@ from tests.libs.upcycle_cli.planner import evaluation, training
 from upcycle.api.common.v1 import common_pb2 as common
 from upcycle.api.taskset.v1 import taskset_pb2 as ts
 from upcycle.cli import evaluate, train
+from upcycle.cli.eval_flags import Report
 from upcycle.cli.runs import run_table
 from upcycle.results import Coverage
 from upcycle.usage import Usage
@@ -33,12 +34,12 @@ def test_the_last_lines_of_eval_and_train_have_the_usage(capsys: pytest.CaptureF
     measured, trained = evaluation("run-e"), training("run-t")
     measured.usage.CopyFrom(SECONDS)
     trained.usage.CopyFrom(PRICED)
-    evaluate._say(measured, WHOLE, evaluate.Report())
+    evaluate._say(measured, WHOLE, Report())
     train._print_done(trained, as_json=False)
     printed = capsys.readouterr().out.splitlines()
     assert str(usage_of([SECONDS])) in printed
     assert str(usage_of([PRICED])) in printed
-    evaluate._say(measured, WHOLE, evaluate.Report(as_json=True))
+    evaluate._say(measured, WHOLE, Report(as_json=True))
     train._print_done(trained, as_json=True)
     without, with_cost = (json.loads(line)["usage"] for line in capsys.readouterr().out.splitlines())
     assert without == {"engine_s": 12.34, "environment_s": 40.0, "trainer_s": 0.0}
@@ -49,10 +50,10 @@ def test_a_run_of_which_nothing_was_graded_has_no_reward_of_0(capsys: pytest.Cap
     broken, wrong = evaluation("run-e"), evaluation("run-w")
     broken.counts.CopyFrom(ts.RunCounts(requested=4, settled=4, by_state={"failed": 4}))
     wrong.counts.CopyFrom(ts.RunCounts(requested=4, settled=4, by_state={"evaluated": 4}))
-    evaluate._say(broken, Coverage(4, 4, 0, 0, {"timeout": 4}), evaluate.Report())
+    evaluate._say(broken, Coverage(4, 4, 0, 0, {"timeout": 4}), Report())
     printed = capsys.readouterr().out.splitlines()
     assert "run-e: success –, reward –, graded 0 of 4 tasks; 4 missing: timeout" in printed
-    evaluate._say(wrong, WHOLE, evaluate.Report())
+    evaluate._say(wrong, WHOLE, Report())
     assert "run-w: success 0.0%, reward 0.000, graded 4 of 4 tasks" in capsys.readouterr().out.splitlines()
     columns = {one.header: list(one.cells) for one in run_table([broken, wrong]).columns}  # type: ignore[attr-defined]
     assert (columns["reward"], columns["success"]) == (["–", "0.000"], ["–", "0.0%"])

@@ -1,0 +1,75 @@
+"""Flags of `upcycle eval` that say what becomes of the result, and the bars that a result may miss."""
+
+from dataclasses import dataclass
+from typing import Final
+
+from cyclopts import Parameter
+
+from upcycle.cli.output import JsonFlag
+from upcycle.errors import UpcycleError
+from upcycle.results import MIN_COVERAGE, Coverage
+
+
+class UnclearEvaluation(UpcycleError, ValueError):
+    """The options do not say what to evaluate."""
+
+    kind = "unclear_evaluation"
+
+
+@Parameter(name="*")
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Report:
+    """What to do with the result."""
+
+    min_success: float | None = None
+    """exit with 3 when a smaller share of all episodes, 0 to 1, succeeded; a missing one has not."""
+    min_coverage: float = MIN_COVERAGE
+    """exit with 3 when a smaller share of the episodes, 0 to 1, was graded."""
+    timeout_s: float = 3600.0
+    """give up watching after so many seconds."""
+    detach: bool = False
+    """print the run id and leave."""
+    dry_run: bool = False
+    """load and validate the tasks, submit nothing."""
+    as_json: JsonFlag = False
+    """JSON lines: `launch`, with --trainable `drawn_by`, then `done` with `coverage`, `report` and
+    `evaluation`: the episodes, which `upcycle compare` reads."""
+
+    def check(self) -> None:
+        """Raises UnclearEvaluation for a bar that is no share."""
+        for flag, share in (("--min-success", self.min_success), ("--min-coverage", self.min_coverage)):
+            if share is not None and not 0 <= share <= 1:
+                raise UnclearEvaluation(f"{flag} is {share:g}", "it is a share from 0 to 1, such as 0.95")
+
+
+@Parameter(name="*", group="A run that was submitted")
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FollowFlags:
+    """Instead of TASKS MODEL."""
+
+    attach: str = ""
+    """follow this evaluation, or `last`, and report at its end: its command was ended, or had --detach."""
+    resume: str = ""
+    """the same of an evaluation that is paused: it goes on."""
+
+    @property
+    def run(self) -> str:
+        """The run; "" where a new one is asked for. Raises UnclearEvaluation for two."""
+        if self.attach and self.resume:
+            raise UnclearEvaluation("--attach and --resume both name a run", "give one of them")
+        return self.attach or self.resume
+
+
+PLAIN: Final = Report()
+NO_FOLLOW: Final = FollowFlags()
+
+
+def unmet_bars(coverage: Coverage, report: Report) -> list[str]:
+    """The bars that were not reached, in words."""
+    unmet = []
+    if coverage.share < report.min_coverage:
+        unmet.append(f"{coverage}: {coverage.share:.1%} is below --min-coverage {report.min_coverage:.1%}")
+    if report.min_success is not None and coverage.success_rate < report.min_success:
+        rate = f"{coverage.success_rate:.1%} of all {coverage.num_planned} episodes"
+        unmet.append(f"success {rate} is below --min-success {report.min_success:.1%}")
+    return unmet

@@ -9,7 +9,7 @@ is called like a column has the column `args.NAME`.
 import csv
 import io
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Final
 
 from upcycle.errors import TasksetInvalid
@@ -35,13 +35,13 @@ def tasks_to_table(split: str, tasks: Iterable[Task]) -> str:
 def document_from_table(text: str, where: str) -> dict[str, Any]:
     """The taskset as the object of a .json file, without a name. Raises TasksetInvalid with file and line."""
     reader = csv.DictReader(io.StringIO(text, newline=""), strict=True)
-    columns = reader.fieldnames or []
+    columns = _columns(reader, where)
     if "scenario" not in columns or "environment" not in columns:
         raise TasksetInvalid(
             f"{where}:1: the columns are {', '.join(columns) or 'none'}",
             "the first line names them: scenario, environment, path and the scenario's arguments",
         )
-    if repeated := sorted(name for name in columns if columns.count(name) > 1):
+    if repeated := sorted(name for name in columns if list(columns).count(name) > 1):
         raise TasksetInvalid(f"{where}:1: column {repeated[0]!r} occurs twice", "name each column once")
     tasks, splits = [], dict[str, int]()
     try:
@@ -59,6 +59,13 @@ def document_from_table(text: str, where: str) -> dict[str, Any]:
             "make one file per split",
         )
     return {"split": next(iter(splits), "train"), "tasks": tasks}
+
+
+def _columns(reader: "csv.DictReader[str]", where: str) -> Sequence[str]:
+    try:
+        return reader.fieldnames or ()
+    except csv.Error as error:
+        raise TasksetInvalid(f"{where}:1: not CSV: {error}") from error
 
 
 def _row(split: str, task: Task) -> dict[str, str]:
@@ -82,9 +89,13 @@ def _cell(value: Any) -> str:
 
 def _value(cell: str) -> Any:
     try:
-        return json.loads(cell)
+        return json.loads(cell, parse_constant=_no_number)
     except ValueError:
         return cell
+
+
+def _no_number(word: str) -> Any:
+    raise ValueError(f"{word} is no JSON")
 
 
 def _task(cells: Mapping[str, str], line: str) -> dict[str, Any]:

@@ -295,18 +295,28 @@ def _load_taskset(path: Path, name: str | None) -> Taskset:
     if not path.is_file():
         raise UnknownName(f"no such file: {path}", "give a .py, .json, .jsonl or .csv file")
     if path.suffix == ".csv":
-        return _from_document(document_from_table(path.read_text(), str(path)), path, name)
+        return _from_document(document_from_table(_read(path), str(path)), path, name)
     if path.suffix == ".json":
-        return _from_document(_parse(path.read_text(), str(path)), path, name)
+        return _from_document(_parse(_read(path), str(path)), path, name)
     if path.suffix == ".jsonl":
-        lines = [line for line in path.read_text().splitlines() if line.strip()]
-        rows = [_parse(line, f"{path}:{number}") for number, line in enumerate(lines, start=1)]
+        lines = enumerate(_read(path).split("\n"), start=1)  # splitlines would also cut inside of strings
+        rows = [_parse(line, f"{path}:{number}") for number, line in lines if line.strip()]
         has_header = bool(rows) and isinstance(rows[0], dict) and "scenario" not in rows[0]
         header = rows[0] if has_header else {}
         return _from_document({**header, "tasks": rows[1:] if has_header else rows}, path, name)
     raise TasksetInvalid(
         f"{path}: cannot load a taskset from {path.suffix!r}", "use .py, .json, .jsonl or .csv"
     )
+
+
+def _read(path: Path) -> str:
+    """The text of a file; spreadsheets write a mark before it, which is left out. Raises TasksetInvalid."""
+    try:
+        return path.read_text(encoding="utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise TasksetInvalid(
+            f"{path} is not UTF-8: {error}", "save it as CSV UTF-8, or convert it"
+        ) from error
 
 
 def tasksets_in(path: Path) -> dict[str, Taskset]:

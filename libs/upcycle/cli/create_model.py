@@ -72,7 +72,7 @@ def _texts_of(path: Path) -> list[str]:
     if path.suffix != ".jsonl":
         return [text]
     try:
-        lines = [json.loads(line) for line in text.splitlines() if line.strip()]
+        lines = [json.loads(line) for line in text.split("\n") if line.strip()]
     except ValueError as error:
         raise ModelRefused(f"--text {path} is not JSON lines: {error}") from error
     return [one for line in lines for one in _texts_of_line(line)]

@@ -113,8 +113,8 @@ async def _followed(platform: Platform, run_id: str, report: Report) -> int:
     from upcycle.run_client import follow_run
 
     run = await follow_run(platform, run_id, CountsLine(), timeout_s=report.timeout_s)
-    results = await read_results(platform, run_id)
-    evaluated = await read_evaluation(platform, run_id, results)
+    results = await read_results(platform, run.run_id)
+    evaluated = await read_evaluation(platform, run.run_id, results)
     drawn_by = await _drawn(platform, run, report.as_json) if run.spec.trainable else ""
     episodes = runs_of(results)
     status = _say(run, coverage_of(episodes), report, failure_examples(episodes), evaluated)
@@ -137,8 +137,9 @@ async def _dry_run(source: str, name: str, choice: TaskChoice, as_json: bool) ->
     """What would be played: all tasksets of a file, a registered one, or the chosen tasks of one."""
     from pathlib import Path
 
-    from upcycle.cli.tasksets import TASKS_FILES, load_source, load_tasksets
+    from upcycle.cli.tasksets import load_source, load_tasksets
     from upcycle.tasks import Taskset
+    from upcycle.tasks_files import TASKS_FILES
 
     if choice.is_asked or not source.endswith(TASKS_FILES):
         found = await choice.source_of(load_source(source, name))
@@ -161,7 +162,7 @@ def _launched(run: "Run", as_json: bool) -> None:
     taskset = plain_name(run.spec.taskset)
     source = f", source {run.source_digest[:12]}" if run.source_digest else ""
     human().print(
-        f"run [bold]{run.run_id}[/bold] on {taskset}{source} (`upcycle why {run.run_id}` if it waits)"
+        f"run {run.run_id} on {taskset}{source} (`upcycle why {run.run_id}` if it waits)", markup=False
     )
 
 

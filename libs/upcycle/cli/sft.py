@@ -290,7 +290,7 @@ def shown(plan: SftPlan, model: str, *, as_json: bool) -> Iterator[Show]:
 
     def line(number: int, result: "StepResult", /) -> None:
         losses.append(loss_of(result))
-        text = f"step {number}/{count}  v{result.version}  loss {losses[-1]:.4f}  {sparkline(losses, 60)}"
+        text = f"step {number}/{count}  v{result.version}  loss {losses[-1]:.4f}  {sparkline(losses, 30)}"
         console.print(text, markup=False, end="\r" if console.is_terminal and number < count else "\n")
 
     def json_line(number: int, result: "StepResult", /) -> None:

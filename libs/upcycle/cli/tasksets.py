@@ -10,13 +10,13 @@ from typing import TYPE_CHECKING, Final
 import upcycle
 from upcycle.cli.output import human
 from upcycle.errors import DefinitionError, UpcycleError
+from upcycle.tasks_files import TASKS_FILES
 
 if TYPE_CHECKING:
     from upcycle.platform import Platform
     from upcycle.tasks import Taskset
 
 _NOT_OWN: Final = ("<", *sysconfig.get_paths().values(), str(Path(upcycle.__file__).parent))
-TASKS_FILES: Final = (".py", ".json", ".jsonl", ".csv")
 
 
 class AmbiguousTaskset(UpcycleError, ValueError):

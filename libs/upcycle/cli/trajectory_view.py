@@ -35,12 +35,17 @@ def render(
 ) -> RenderableType:
     """The whole trajectory, one panel per turn. failure: why it has no reward, with the traceback."""
     parts: list[RenderableType] = [_heading(summary, body)]
-    parts += [Text(f"{message.role}: {message.content}", style="dim") for message in body.prompt]
+    parts += [_text(f"{message.role}: {message.content}", "dim") for message in body.prompt]
     parts += [_turn(number, turn, with_tokens) for number, turn in enumerate(body.turns, start=1)]
     parts.append(_reward(summary))
     if failure:
-        parts.append(Text(terminal_text(failure), style="red"))
+        parts.append(_text(failure, "red"))
     return Group(*parts)
+
+
+def _text(text: str, style: str = "") -> Text:
+    """What an agent, a tool or an environment wrote, whole."""
+    return Text(terminal_text(text, max_chars=len(text)), style=style)
 
 
 def _heading(summary: "TrajectorySummary", body: "TrajectoryBody") -> Text:
@@ -70,15 +75,15 @@ def _turn(number: int, turn: "Turn", with_tokens: bool) -> Panel:
     if with_tokens and turn.sampled_texts:
         parts.append(token_strip(turn.sampled_texts, turn.sampled_logprobs))
     elif turn.text:
-        parts.append(Text(turn.text))
+        parts.append(_text(turn.text))
     results = {result.call_id: result for result in turn.tool_results}
     for call in turn.tool_calls:
-        parts.append(Text(f"→ {call.name}({call.arguments_json})", style="cyan"))
+        parts.append(_text(f"→ {call.name}({call.arguments_json})", "cyan"))
         if (result := results.get(call.call_id)) is not None:
             style = "red" if result.is_error else "blue"
-            parts.append(Text(f"← {result.content}  [{result.duration_s * 1e3:.1f} ms]", style=style))
+            parts.append(_text(f"← {result.content}  [{result.duration_s * 1e3:.1f} ms]", style))
     if turn.parse_error:
-        parts.append(Text(f"unreadable: {turn.parse_error}", style="red"))
+        parts.append(_text(f"unreadable: {turn.parse_error}", "red"))
     return Panel(Group(*parts), title=_turn_title(number, turn), title_align="left", border_style="dim")
 
 
@@ -93,7 +98,7 @@ def token_strip(texts: Sequence[str], logprobs: Iterable[float]) -> Text:
     """Sampled tokens, coloured by the probability the policy gave them."""
     strip = Text()
     for text, logprob in zip(texts, logprobs, strict=True):
-        strip.append(text, style=sureness_style(logprob))
+        strip.append(terminal_text(text), style=sureness_style(logprob))
     mean = math.fsum(logprobs) / max(len(texts), 1)
     strip.append(f"   mean logprob {mean:.3f}", style="dim")
     return strip
@@ -113,12 +118,12 @@ def _reward(summary: "TrajectorySummary") -> RenderableType:
     for subscore in summary.subscores:
         _add_subscore(tree, subscore)
     if summary.HasField("failure"):
-        failed = tree.add(Text(f"{summary.failure.kind}: {summary.failure.rule}", style="red"))
-        failed.add(Text(summary.failure.detail))
+        failed = tree.add(_text(f"{summary.failure.kind}: {summary.failure.rule}", "red"))
+        failed.add(_text(summary.failure.detail))
     return tree
 
 
 def _add_subscore(tree: Tree, subscore: "Subscore") -> None:
-    branch = tree.add(Text(f"{subscore.name} {subscore.value:.3f} × {subscore.weight:g}  {subscore.info}"))
+    branch = tree.add(_text(f"{subscore.name} {subscore.value:.3f} × {subscore.weight:g}  {subscore.info}"))
     for child in subscore.children:
         _add_subscore(branch, child)

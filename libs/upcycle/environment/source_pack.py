@@ -2,6 +2,7 @@
 
 import io
 import zipfile
+import zlib
 from pathlib import Path, PurePosixPath
 from typing import Final
 
@@ -10,6 +11,9 @@ from upcycle.errors import SourceRefused
 
 _ENTRY: Final = "entry "
 _EPOCH: Final = (1980, 1, 1, 0, 0, 0)
+_DAMAGED: Final = (
+    zipfile.BadZipFile, zlib.error, ValueError, EOFError, NotImplementedError, RuntimeError, OSError,
+)  # fmt: skip
 
 
 def pack_source(source: SourceFiles) -> bytes:
@@ -37,7 +41,7 @@ def unpack_source(packed: bytes, root: Path, limits: SourceLimits = LIMITS) -> S
                     f"{limits.total_bytes}"
                 )
             files = {_safe(row.filename): archive.read(row) for row in rows}
-    except (zipfile.BadZipFile, ValueError, EOFError, NotImplementedError, RuntimeError, OSError) as error:
+    except _DAMAGED as error:
         if isinstance(error, SourceRefused):
             raise
         raise SourceRefused(f"a packed source cannot be read: {error}") from error

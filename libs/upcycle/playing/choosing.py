@@ -7,8 +7,9 @@ from typing import Final
 
 from upcycle.playing.errors import PlayRefused
 from upcycle.tasks import Task, Taskset
+from upcycle.tasks_files import TASKS_FILES
 
-_SUFFIXES: Final = (".py", ".jsonl", ".json")
+_SUFFIXES: Final = sorted(TASKS_FILES, key=len, reverse=True)  # .jsonl before .json
 _SHOWN: Final = 5
 
 
@@ -23,7 +24,7 @@ def split_source(source: str) -> tuple[Path, str]:
             return Path(before + suffix), slug
     if path.suffix not in _SUFFIXES:
         raise PlayRefused(
-            f"{source!r} is no tasks file", "give tasks.py, or tasks.py:slug (also .json and .jsonl)"
+            f"{source!r} is no tasks file", "give tasks.py, or tasks.py:slug (also .json, .jsonl and .csv)"
         )
     return path, ""
 

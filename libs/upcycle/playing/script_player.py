@@ -112,7 +112,7 @@ def _lines(path: Path) -> list[tuple[int, str]]:
         text = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise PlayRefused(f"script {path} cannot be read: {error}") from error
-    return [(number, line) for number, line in enumerate(text.splitlines(), start=1) if line.strip()]
+    return [(number, line) for number, line in enumerate(text.split("\n"), start=1) if line.strip()]
 
 
 def _line(line: str, where: str) -> AssistantTurn:

@@ -1,4 +1,4 @@
-"""Why a project is not written, or not whole."""
+"""Why a project is not written."""
 
 from upcycle.errors import Failed, UpcycleError
 
@@ -10,6 +10,6 @@ class ProjectRefused(UpcycleError, ValueError):
 
 
 class DemonstrationsFailed(Failed):
-    """The project is written; its demonstrations are not."""
+    """The demonstrations could not be written; nothing is."""
 
     kind = "demonstrations_failed"

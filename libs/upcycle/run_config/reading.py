@@ -18,8 +18,8 @@ from upcycle.run_config.limits import shown
 from upcycle.run_config.model import CONFIG, RunSpec
 from upcycle.run_config.names import Purpose, Say
 from upcycle.run_config.refusing import RunConfigInvalid, checked, leaves
+from upcycle.tasks_files import TASKS_FILES
 
-TASKS_FILES: Final = (".py", ".json", ".jsonl")
 _KEY: Final = re.compile(r"""^\s*((?:[\w-]+|"[^"]*"|'[^']*')(?:\s*\.\s*(?:[\w-]+|"[^"]*"|'[^']*'))*)\s*=""")
 _HEADER: Final = re.compile(r"^\s*\[+\s*([^\[\]]+?)\s*\]+")
 _POSITION: Final = re.compile(r"\(at line (\d+), column \d+\)")

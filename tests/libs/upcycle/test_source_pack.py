@@ -61,3 +61,14 @@ def test_an_archive_above_the_limits_is_refused_before_it_is_unpacked() -> None:
     for limits in (SourceLimits(total_bytes=1_000_000), SourceLimits(num_files=0)):
         with pytest.raises(SourceRefused, match="limits"):
             unpack_source(pack_source(bomb), Path("/"), limits)
+
+
+def test_no_damaged_byte_is_more_than_refused() -> None:
+    packed = pack_source(SOURCE)
+    for place in range(len(packed)):
+        damaged = bytearray(packed)
+        damaged[place] ^= 0xFF
+        try:
+            unpack_source(bytes(damaged), Path("/b"))
+        except SourceRefused:
+            continue

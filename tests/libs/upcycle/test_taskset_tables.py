@@ -62,11 +62,13 @@ def test_a_csv_that_a_person_wrote(tmp_path: Path) -> None:
         ('scenario,environment,q\nask,shop,"1\n', "mine.csv:1: not CSV"),
         ("scenario,environment,split\na,e,train\na,e,held_out\n", "mine.csv:3: splits held_out and train"),
         ("scenario,environment\n", "has 0 tasks"),
+        ('scenario,"environment\n', "mine.csv:1: not CSV"),
+        ("scenario,environment,q\nask,shop,caf\udce9\n", "is not UTF-8"),
     ],
 )
 def test_a_csv_that_is_no_taskset_is_refused_with_its_line(tmp_path: Path, text: str, said: str) -> None:
     path = tmp_path / "mine.csv"
-    path.write_text(text)
+    path.write_text(text, errors="surrogateescape")
     with pytest.raises(TasksetInvalid) as refused:
         Taskset.from_file(path)
     assert said in str(refused.value)
@@ -95,3 +97,18 @@ def test_a_taskset_of_a_scenario_survives_a_csv(tmp_path: Path) -> None:
     taskset = Taskset("small", [ask.task(query="12", limit=4), ask.task(query="é, ü")])
     taskset.to_file(tmp_path / "t.csv")
     assert Taskset.from_file(tmp_path / "t.csv", "small").digest == taskset.digest
+
+
+def test_a_csv_of_a_spreadsheet_and_lines_with_odd_separators_are_read(tmp_path: Path) -> None:
+    table = tmp_path / "t.csv"
+    table.write_text("scenario,environment,q\nask,shop,NaN\n", encoding="utf-8-sig")
+    assert Taskset.from_file(table).tasks[0].args == {"q": "NaN"}
+    whole = shop({"n": "a\u2028b\u0085c"})
+    whole.to_file(tmp_path / "t.jsonl")
+    assert Taskset.from_file(tmp_path / "t.jsonl").tasks[0].args == {"n": "a\u2028b\u0085c"}
+
+
+def test_a_line_that_is_no_json_is_named_by_its_number_in_the_file(tmp_path: Path) -> None:
+    (tmp_path / "t.jsonl").write_text("\n\n{")
+    with pytest.raises(TasksetInvalid, match=r"t\.jsonl:3"):
+        Taskset.from_file(tmp_path / "t.jsonl")

@@ -185,6 +185,7 @@ async def test_an_evaluation_that_may_train_plays_the_newest_weights_and_names_w
 ) -> None:
     said, where = planner
     done = evaluation("run-e")
+    done.spec.trainable = True
     said.answer, said.watched = done, [done]
     status, out, err = await upcycle(where, "eval", "sums", "m", "--group", "4", "--trainable")
     assert status == 0, err

@@ -62,6 +62,23 @@ def test_turns_calls_results_and_rewards_are_shown_as_they_are() -> None:
         assert part in text
 
 
+def test_no_control_character_of_an_episode_reaches_the_terminal() -> None:
+    """Title, colours and C1 of whoever wrote: prompt, policy, tool, grader."""
+    evil = "\x1b]0;owned\x07\x9b2Jkept"
+    hostile = turn()
+    hostile.text = hostile.parse_error = evil
+    hostile.sampled_texts[:] = [evil, evil]
+    hostile.tool_calls[0].arguments_json = hostile.tool_results[0].content = evil
+    body = pb.TrajectoryBody(prompt=[pb.Message(role="user", content=evil)], turns=[hostile])
+    failure = pb.PolicyFailure(kind="answer_error", rule="raised", detail=evil)
+    summary = pb.TrajectorySummary(
+        graded=True, failure=failure, subscores=[pb.Subscore(name=evil, info=evil)]
+    )
+    text = shown(summary, body)
+    assert text.count("kept") == 9
+    assert not {"\x1b", "\x07", "\x9b"} & set(text)
+
+
 @pytest.mark.parametrize(
     ("entry", "words"),
     [

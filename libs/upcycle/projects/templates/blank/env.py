@@ -4,6 +4,7 @@ import random
 from typing import Literal
 
 from upcycle import Environment, EvaluationResult, SubScore
+from upcycle.scenario import Reference
 
 Split = Literal["train", "held_out"]
 
@@ -28,23 +29,27 @@ def stock(item: str) -> str:
 @env.scenario("pack")
 async def pack(split: Split, seed: int):
     """Look up how many there are, and say how many boxes they fill."""
-    rng = random.Random(f"{split}/{seed}")
-    item, count = rng.choice(_drawn_from(split))
+    item, count = _asked_for(split, seed)
+    others = random.Random(seed)
     _stock.clear()
-    _stock.update({one: rng.randint(20, 99) for one in ITEMS} | {item: count})
+    _stock.update({one: others.randint(20, 99) for one in ITEMS} | {item: count})
     answer = yield f"Pack all {item}, {PER_BOX} in a box. How many boxes? Answer with the number alone."
     yield evaluation(str(answer), -(-count // PER_BOX))
 
 
-def _drawn_from(split: Split) -> list[tuple[str, int]]:
-    """Item and count. One pair in five is held out: no training task has it."""
+@pack.gold
+def packed(split: Split, seed: int) -> Reference:
+    """The right answer, after one look; for `upcycle check`."""
+    item, count = _asked_for(split, seed)
+    return Reference(str(-(-count // PER_BOX)), [("stock", {"item": item})])
+
+
+def _asked_for(split: Split, seed: int) -> tuple[str, int]:
+    """Item and count of a task. One pair in five is held out: no training task has it."""
+    pairs = [(place, item, count) for place, item in enumerate(ITEMS) for count in range(20, 100)]
     wanted = split == "held_out"
-    return [
-        (item, count)
-        for place, item in enumerate(ITEMS)
-        for count in range(20, 100)
-        if ((place + count) % 5 == 0) == wanted
-    ]
+    fitting = [(item, count) for place, item, count in pairs if ((place + count) % 5 == 0) == wanted]
+    return random.Random(f"{split}/{seed}").choice(fitting)
 
 
 def evaluation(answer: str, boxes: int) -> EvaluationResult:

@@ -13,6 +13,8 @@ from upcycle.reporting.episodes import EvaluatedRun, evaluation_in
 from upcycle.reporting.reading import read_evaluation
 from upcycle.statistics.intervals import Estimate
 
+MIN_TASKS: Final = 10
+"""Below, an interval holds less than it promises where the rewards are skewed."""
 FILES: Final = (".json", ".jsonl")
 
 
@@ -87,7 +89,10 @@ def points(estimate: Estimate) -> str:
 
 
 def verdict(overall: PairedScore) -> str:
-    """What the interval of the reward says, in a sentence."""
+    """What the interval of the reward says, in a sentence; of few tasks, that it says nothing."""
+    if overall.num_rewards < MIN_TASKS:
+        found = f"{overall.num_rewards} tasks with a reward on both sides"
+        return f"{found}, at least {MIN_TASKS} say which is better"
     ends = overall.reward.interval if overall.reward is not None else None
     if ends is None:
         return "no interval of the reward: whether one of them is better cannot be said"

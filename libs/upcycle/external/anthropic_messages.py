@@ -43,9 +43,8 @@ class AnthropicMessages:
             body["tools"] = [_tool(function_of(tool)) for tool in tools]
         return body
 
-    def understood(self, refusal: str) -> bool:
+    def learn(self, refusal: str) -> None:
         """There is one form."""
-        return False
 
     def read(self, answer: Any) -> Answered:
         """Raises NoTurn."""

@@ -58,9 +58,10 @@ class Dialect(Protocol):
         """The request. sampling: temperature, top_p, where they are given."""
         ...
 
-    def understood(self, refusal: str) -> bool:
-        """Whether the same request is worth another try after a 400 with this text; the dialect has changed
-        its form then."""
+    def learn(self, refusal: str) -> None:
+        """Write requests in another form from here on, where a 400 with this text asks for one. Episodes
+        share a dialect: a request that was refused is worth another try when its body would be another
+        one now."""
         ...
 
     def read(self, answer: Any) -> Answered:
@@ -89,12 +90,10 @@ class OpenAIChat:
         body = {"model": self.model, "messages": list(messages), **sampling, self._tokens_field: max_tokens}
         return {**body, "tools": list(tools)} if tools else body
 
-    def understood(self, refusal: str) -> bool:
+    def learn(self, refusal: str) -> None:
         """Newer models know only max_completion_tokens."""
-        if self._tokens_field == "max_tokens" and "max_completion_tokens" in refusal:
+        if "max_completion_tokens" in refusal:
             self._tokens_field = "max_completion_tokens"
-            return True
-        return False
 
     def read(self, answer: Any) -> Answered:
         """Raises NoTurn."""

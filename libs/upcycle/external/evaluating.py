@@ -5,8 +5,10 @@ once. Nothing of it can be trained on: there are no tokens and no log-probabilit
 """
 
 import asyncio
+import traceback
 import uuid
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -16,18 +18,21 @@ from upcycle.external.asking import require_model
 from upcycle.external.dialects import Dialect
 from upcycle.external.judging import Judges
 from upcycle.external.naming import ExternalModel
+from upcycle.external.player import ModelPlayer
 from upcycle.external.prices import Price, price_of
 from upcycle.external.server import PAUSES_S, ModelServer
 from upcycle.playing.blame import Blame, blame_for
-from upcycle.playing.episode import EpisodeOpened, PlayedEpisode, PlayLimits, play_episode
+from upcycle.playing.episode import EpisodeOpened, PlayedEpisode, PlayFailure, PlayLimits, play_episode
 from upcycle.playing.errors import AgentRefused, PlayerFailed
 from upcycle.playing.forking import EpisodeHosts, hosts_of
 from upcycle.results import Run
-from upcycle.task_rows import Task
+from upcycle.task_rows import EnvironmentRef, Task
 from upcycle.usage import Usage
 
 MAX_CONCURRENT: Final = 8
 """Episodes at once, by default."""
+OUR_BUG: Final = "sampler_error"
+"""The word of docs/reference/failures.md for a bug of what plays."""
 
 
 class _Kept(EpisodeOpened):
@@ -84,37 +89,39 @@ async def evaluate_here(
 
     on_episode: called as each episode ends. Raises PlayRefused before any work for a key or a model that the
     server refuses, Unavailable where nothing answers, AgentRefused where that happens later, and what loading
-    the environment raises. An episode whose agent gives up is missing, and its run says why.
+    the environment raises. An episode whose agent gives up, or that cannot be played, is missing, and its
+    run says why.
     """
     price = price_of(model.model)
     server, judges = model.server(pauses_s=options.pauses_s), Judges(pauses_s=options.pauses_s)
     try:
         await require_model(model, server)
-        hosts = {task.environment: hosts_of(task.environment) for task in tasks}
-        try:
-            here = _Evaluation(model, server, hosts, options, run_id or new_run_id(), price, judges)
+        here = _Evaluation(model, server, judges, options, run_id or new_run_id(), price)
+        with ExitStack() as ending:
+            for environment in dict.fromkeys(task.environment for task in tasks):
+                here.hosts[environment] = await asyncio.to_thread(hosts_of, environment)
+                ending.callback(here.hosts[environment].close)
             return await here.play(tasks, on_episode)
-        finally:
-            for host in hosts.values():
-                host.close()
     finally:
         await server.close()
         await judges.close()
 
 
 class _Evaluation:
+    """hosts: where the episodes of each environment are played; filled before `play`."""
+
     def __init__(
         self,
         model: ExternalModel,
         server: ModelServer,
-        hosts: Mapping[Any, EpisodeHosts],
+        judges: Judges,
         options: HereOptions,
         run_id: str,
         price: Price | None,
-        judges: Judges,
     ) -> None:
-        self._model, self._server, self._hosts, self._options = model, server, hosts, options
-        self._run_id, self._price, self._judges = run_id, price, judges
+        self.hosts = dict[EnvironmentRef, EpisodeHosts]()
+        self._model, self._server, self._judges, self._options = model, server, judges, options
+        self._run_id, self._price = run_id, price
         self._dialect: Dialect = model.dialect(model.model)
         self._slots = asyncio.Semaphore(options.max_concurrent)
 
@@ -136,37 +143,47 @@ class _Evaluation:
         return [run.result() for run in runs]
 
     async def _play(self, task: Task, episode_id: str) -> PlayedHere:
-        player = self._model.player(self._server, self._dialect)
-        hosts, host = self._hosts[task.environment], await self._hosts[task.environment].new()
-        kept, gave_up, blame = _Kept(task), "", Blame()
+        """A failure that belongs to this episode alone leaves the others as they are."""
+        player, kept, stopped = self._model.player(self._server, self._dialect), _Kept(task), None
         try:
-            async with host.channel() as channel:
-                kept.episode = await play_episode(
-                    task, channel, player, self._options.limits, kept, host.ended_how, self._judges.ask
-                )
+            blame = await self._blame(kept, player)
         except AgentRefused:
             raise
         except (PlayerFailed, Unavailable, ChannelClosed) as error:
-            gave_up, blame = error.kind, Blame(failure=error.kind, detail=str(error))
-        finally:
-            await asyncio.to_thread(host.end)
-        episode = kept.episode
-        if episode.failure is not None:
-            blame = await blame_for(episode, hosts, self._options.limits, host.output())
+            during = "environment" if isinstance(error, ChannelClosed) else "agent"
+            stopped = PlayFailure(during, error.kind, str(error))
+            blame = Blame(failure=error.kind, detail=str(error))
+        except Exception as error:
+            said = f"{type(error).__name__}: {error}"
+            stopped = PlayFailure("playing", OUR_BUG, said, traceback.format_exc())
+            blame = Blame(failure=OUR_BUG, detail=stopped.traceback.rstrip())
         tokens = player.tokens
         usage = Usage(
             cost=self._price.of(tokens) if self._price else None,
             prompt_tokens=tokens.prompt,
             completion_tokens=tokens.completion,
         )
-        return _played(episode, episode_id, self._run_id, blame, usage, self._model.name, gave_up)
+        run = _run_of(kept.episode, self._run_id, episode_id, blame, usage)
+        return PlayedHere(run, _row_of(kept.episode, run, stopped, self._model.name))
+
+    async def _blame(self, kept: _Kept, player: ModelPlayer) -> Blame:
+        """Play the episode; whose failure it is, where there is one."""
+        task, limits = kept.episode.task, self._options.limits
+        hosts = self.hosts[task.environment]
+        host = await hosts.new()
+        try:
+            async with host.channel() as channel:
+                kept.episode = await play_episode(
+                    task, channel, player, limits, kept, host.ended_how, self._judges.ask
+                )
+        finally:
+            await asyncio.to_thread(host.end)
+        return await blame_for(kept.episode, hosts, limits, host.output())
 
 
-def _played(
-    episode: PlayedEpisode, episode_id: str, run_id: str, blame: Blame, usage: Usage, agent: str, gave_up: str
-) -> PlayedHere:
+def _run_of(episode: PlayedEpisode, run_id: str, episode_id: str, blame: Blame, usage: Usage) -> Run:
     result = episode.result
-    run = Run(
+    return Run(
         task_slug=episode.task.slug,
         reward=result.score if result else 0.0,
         success=bool(result and result.success),
@@ -180,10 +197,24 @@ def _played(
         usage=usage,
         failure_detail=blame.detail,
     )
-    tokens = {"prompt_tokens": usage.prompt_tokens, "completion_tokens": usage.completion_tokens}
-    row = {"run_id": run_id, "episode_id": episode_id, "agent": agent, **episode.to_json(), **tokens}
+
+
+def _row_of(episode: PlayedEpisode, run: Run, stopped: PlayFailure | None, agent: str) -> Mapping[str, Any]:
+    """Reward and success as they count: 0 for a failure of the policy, none for a missing episode."""
+    usage = run.usage
+    row = {
+        "run_id": run.run_id,
+        "episode_id": run.episode_id,
+        "agent": agent,
+        **episode.to_json(),
+        "reward": None if run.is_error else run.reward,
+        "success": None if run.is_error else run.success,
+        "policy_failure": run.policy_failure,
+        "prompt_tokens": usage.prompt_tokens,
+        "completion_tokens": usage.completion_tokens,
+    }
     if usage.cost is not None:
         row["cost"] = usage.cost
-    if gave_up:
-        row["failure"] = {"during": "agent", "kind": gave_up, "message": blame.detail, "traceback": ""}
-    return PlayedHere(run, row)
+    if stopped is not None:
+        row["failure"] = stopped.to_json()
+    return row

@@ -45,9 +45,8 @@ class GeminiContent:
             body["tools"] = [{"functionDeclarations": [_declared(function_of(tool)) for tool in tools]}]
         return body
 
-    def understood(self, refusal: str) -> bool:
+    def learn(self, refusal: str) -> None:
         """There is one form."""
-        return False
 
     def read(self, answer: Any) -> Answered:
         """Raises NoTurn, also for a prompt that the server blocks."""

@@ -28,6 +28,15 @@ def forget_keys() -> None:
         os.environ.pop(name, None)
 
 
+MIN_KEY_CHARS: Final = 12
+"""A shorter key is a word that a local server wants to see, such as `test`: it stands in honest answers."""
+
+
 def hidden(text: str, key: str) -> str:
     """The text without the key: a server may repeat it in what it refuses."""
     return text.replace(key, HIDDEN) if key else text
+
+
+def hidden_in_answer(text: str, key: str) -> str:
+    """An answer without the key, where it is long enough to be a secret."""
+    return hidden(text, key) if len(key) >= MIN_KEY_CHARS else text

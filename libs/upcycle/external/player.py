@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from upcycle.external.dialects import Answered, Dialect, NoTurn, Tokens
-from upcycle.external.server import ModelServer, shown
+from upcycle.external.server import ModelServer
 from upcycle.harness.chat import ChatReply, Messages
 from upcycle.playing.errors import PlayerFailed
 
@@ -29,13 +29,15 @@ class ModelPlayer:
 
     async def _ask(self, messages: Messages, tools: Messages, max_tokens: int) -> Answered:
         dialect, server = self._dialect, self._server
+        body = dialect.body(messages, tools, max_tokens, self._sampling, self._kept)
         while True:
-            body = dialect.body(messages, tools, max_tokens, self._sampling, self._kept)
             status, answer = await server.post(dialect.path, body)
             if status == 200:
                 try:
                     return dialect.read(answer)
                 except NoTurn as error:
-                    raise PlayerFailed(f"{server.url} sent {shown(str(error))}") from error
-            if not dialect.understood(answer):
-                raise PlayerFailed(f"{server.url} answered {status}: {shown(answer)}")
+                    raise PlayerFailed(f"{server.url} sent {server.shown(str(error))}") from error
+            dialect.learn(answer)
+            refused, body = body, dialect.body(messages, tools, max_tokens, self._sampling, self._kept)
+            if body == refused:
+                raise PlayerFailed(f"{server.url} answered {status}: {server.shown(answer)}")

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Final
 
 from upcycle.errors import Unavailable
-from upcycle.external.keys import hidden
+from upcycle.external.keys import hidden, hidden_in_answer
 from upcycle.playing.errors import AgentRefused, PlayerFailed
 
 if TYPE_CHECKING:
@@ -48,21 +48,22 @@ class ModelServer:
         self._client: httpx2.AsyncClient | None = None
 
     async def post(self, path: str, body: Mapping[str, Any]) -> tuple[int, Any]:
-        """200 and the JSON of the answer, or 400 and its text. Raises Unavailable where nothing answers,
-        AgentRefused for a key, a permission or a model that is refused, PlayerFailed for the rest."""
+        """200 and the JSON of the answer, or 400 and its text as it came. Raises Unavailable where nothing
+        answers, AgentRefused for a key, a permission or a model that is refused, PlayerFailed for the
+        rest."""
         pauses_s = list(self._pauses_s)
         while True:
             response = await self._send("POST", path, body)
-            status, text = response.status_code, hidden(response.text, self._key)
+            status, text = response.status_code, response.text
             if status in BUSY and pauses_s:
                 await asyncio.sleep(self._pause_s(response, pauses_s.pop(0)))
             elif status == 200:
-                return 200, self._json(text)
+                return 200, self._json(hidden_in_answer(text, self._key))
             elif status == 400:
                 return 400, text
             else:
                 refusal = AgentRefused if status in _REFUSALS else PlayerFailed
-                raise refusal(f"{self.url} answered {status}: {shown(text)}", self._hint(status))
+                raise refusal(f"{self.url} answered {status}: {self.shown(text)}", self._hint(status))
 
     async def get(self, path: str) -> tuple[int, Any]:
         """Status and JSON, None where it is no JSON; asked once. Raises Unavailable."""
@@ -71,6 +72,10 @@ class ModelServer:
             return response.status_code, response.json()
         except ValueError:
             return response.status_code, None
+
+    def shown(self, text: str) -> str:
+        """One line of what it said, without the key."""
+        return " ".join(hidden(text, self._key).split())[:_SHOWN_CHARS]
 
     async def close(self) -> None:
         """Close its connections."""
@@ -94,10 +99,14 @@ class ModelServer:
             raise Unavailable(said, hint="is the server running?") from error
 
     def _json(self, text: str) -> Any:
+        """Without halves of characters: nothing that is written or sent on can hold one."""
         try:
-            return json.loads(text)
+            answer = json.loads(text)
+            if "\\ud" in text.lower():
+                answer = json.loads(json.dumps(answer, ensure_ascii=False).encode("utf-8", "replace"))
         except (ValueError, RecursionError) as error:
-            raise PlayerFailed(f"{self.url} sent no JSON: {shown(text)!r}") from error
+            raise PlayerFailed(f"{self.url} sent no JSON: {self.shown(text)!r}") from error
+        return answer
 
     def _pause_s(self, response: "httpx2.Response", otherwise_s: float) -> float:
         """As the server asks. Raises PlayerFailed where that is too long."""
@@ -130,8 +139,3 @@ def retry_after_s(header: str, now_s: float) -> float | None:
         return max(0.0, email.utils.parsedate_to_datetime(header).timestamp() - now_s)
     except (ValueError, TypeError):
         return None
-
-
-def shown(text: str) -> str:
-    """One line of what a server said."""
-    return " ".join(text.split())[:_SHOWN_CHARS]

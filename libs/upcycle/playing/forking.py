@@ -12,7 +12,7 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from typing import Final, Protocol
 
-from upcycle.environment.channel import ControlChannel
+from upcycle.environment.channel import ChannelClosed, ControlChannel
 from upcycle.environment.loading import load_environment
 from upcycle.errors import DefinitionError
 from upcycle.external.keys import without_keys
@@ -63,7 +63,7 @@ class ForkServer:
     def __init__(self, environment: EnvironmentRef) -> None:
         self._control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._control.settimeout(ANSWER_S)
-        self._lock = threading.Lock()
+        self._lock, self._name = threading.Lock(), environment.name
         variables = without_keys(os.environ) | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
         arguments = [str(theirs.fileno()), environment.path, environment.name]
         self._process = subprocess.Popen(
@@ -86,10 +86,17 @@ class ForkServer:
         return await asyncio.to_thread(self._fork)
 
     def ask(self, record: str, descriptors: tuple[int, ...] = ()) -> str:
-        """One record and its answer."""
+        """One record and its answer. Raises ChannelClosed, from then on at once, where there is none."""
         with self._lock:
-            socket.send_fds(self._control, [record.encode()], descriptors)
-            return self._control.recv(MAX_RECORD_BYTES).decode()
+            try:
+                socket.send_fds(self._control, [record.encode()], descriptors)
+                answer = self._control.recv(MAX_RECORD_BYTES)
+            except OSError as error:
+                self._control.close()
+                raise self._ended() from error
+        if not answer:
+            raise self._ended()
+        return answer.decode()
 
     def close(self) -> None:
         """With everything that it forked."""
@@ -100,11 +107,20 @@ class ForkServer:
             self._process.kill()
             self._process.wait()
 
+    def _ended(self) -> ChannelClosed:
+        status = self._process.poll()
+        how = "says nothing" if status is None else f"ended with status {status}"
+        return ChannelClosed(f"the process that forks environment {self._name!r} {how}")
+
     def _fork(self) -> "ServedFork":
         ours, theirs = socket.socketpair()
         read_end, write_end = os.pipe()
         try:
             pid = int(self.ask("fork", (theirs.fileno(), write_end)))
+        except ChannelClosed:
+            ours.close()
+            os.close(read_end)
+            raise
         finally:
             theirs.close()
             os.close(write_end)

@@ -35,6 +35,11 @@ class PairedScore:
     lost: int
     tied: int
 
+    @property
+    def num_rewards(self) -> int:
+        """The tasks with a graded episode on both sides."""
+        return self.won + self.lost + self.tied
+
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
@@ -123,7 +128,7 @@ def _score(name: str, pairs: Sequence[_Pair]) -> PairedScore:
         num_tasks=len(pairs),
         a_success=sum(pair.head_rate for pair in counts) / len(counts),
         b_success=sum(pair.candidate_rate for pair in counts) / len(counts),
-        success=difference_estimate([pair.difference for pair in counts]),
+        success=difference_estimate([pair.difference for pair in counts], bounds=(-1, 1)),
         reward=difference_estimate(rewards) if rewards else None,
         won=won,
         lost=lost,

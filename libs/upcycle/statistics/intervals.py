@@ -1,8 +1,9 @@
 """Two-sided intervals of one evaluation and of a difference, clustered by task.
 
-A mean, and a mean of paired differences: percentile bootstrap over tasks, the method of the promotion gate. A
-success rate: Wilson's interval at the effective number of attempts, because resampling 20 solved tasks of 20
-would say 100 % with certainty.
+A mean, and a mean of paired differences: percentile bootstrap over tasks, widened by Student's t, because few
+tasks know little of their own spread: without it 2 tasks miss the truth in 4 of 10 intervals, and 10 in 1 of
+10. The promotion gate has its own, one-sided bound. A success rate: Wilson's interval at the effective number
+of attempts, because resampling 20 solved tasks of 20 would say 100 % with certainty.
 """
 
 import math
@@ -11,6 +12,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from upcycle.statistics.paired import normal_quantile, resampled, stretched, wilson
+from upcycle.statistics.student import t_quantile
 
 CONFIDENCE: Final = 0.95
 SEED: Final = 0
@@ -55,13 +57,21 @@ def mean_estimate(
         return Estimate(value)
     means = resampled(tasks, _ratio, seed=SEED, reps=_reps(len(tasks)))
     rank = max(0, math.ceil((1 - confidence) / 2 * len(means)) - 1)
-    low, high = (stretched(value, means[at], len(tasks)) for at in (rank, len(means) - 1 - rank))
+    tail = (1 + confidence) / 2
+    wider = t_quantile(tail, len(tasks) - 1) / normal_quantile(tail)
+    ends = (stretched(value, means[at], len(tasks)) for at in (rank, len(means) - 1 - rank))
+    low, high = (value + wider * (end - value) for end in ends)
     return Estimate(value, Interval(max(bounds[0], low), min(bounds[1], high)))
 
 
-def difference_estimate(differences: Sequence[float], confidence: float = CONFIDENCE) -> Estimate:
-    """The mean of one difference per task. Raises ValueError without a task."""
-    return mean_estimate([TaskTotal(difference, 1) for difference in differences], confidence)
+def difference_estimate(
+    differences: Sequence[float],
+    confidence: float = CONFIDENCE,
+    bounds: tuple[float, float] = (-math.inf, math.inf),
+) -> Estimate:
+    """The mean of one difference per task. bounds: between which each lies. Raises ValueError without a
+    task."""
+    return mean_estimate([TaskTotal(difference, 1) for difference in differences], confidence, bounds)
 
 
 def rate_estimate(tasks: Sequence[TaskTotal], confidence: float = CONFIDENCE) -> Estimate:

@@ -28,6 +28,13 @@ def keys() -> str:
     return repr(dict(os.environ))
 
 
+@env.tool()
+def orphan() -> str:
+    """End the process that forked this one."""
+    os.kill(os.getppid(), 9)
+    return "done"
+
+
 @env.scenario("count")
 async def count(item: str, wanted: str, fails: str = ""):
     if fails == "prompt":

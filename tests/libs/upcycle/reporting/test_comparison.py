@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from tests.libs.upcycle.reporting.rows import episode, evaluation
 
-from upcycle.cli.compare import comparison_lines
+from upcycle.cli.compare import comparison_lines, verdict
 from upcycle.cli.exits import Exit
 from upcycle.cli.main import run
 from upcycle.reporting.comparison import NotComparable, compare
@@ -84,8 +84,18 @@ def test_the_text_names_both_and_says_what_the_interval_says() -> None:
     assert lines[0] == "A  run-a: m v0 on sums@1, group 1, success 40.0%"
     assert lines[2] == "B − A over 5 tasks, 95 % intervals clustered by task:"
     assert lines[3].startswith("success +20.0 points [-")
-    assert "no difference is shown: the interval of the reward holds 0" in lines
+    assert "5 tasks with a reward on both sides, at least 10 say which is better" in lines
     assert any(line.split()[:3] == ["y", "2", "-50.0"] and line.endswith("0    1     1") for line in lines)
+
+
+def test_which_is_better_is_said_of_ten_tasks_and_of_no_fewer() -> None:
+    def said(num_tasks: int) -> str:
+        low, high = ({f"x{at}": reward + at / 100 for at in range(num_tasks)} for reward in (0.1, 0.5))
+        high["x0"] = 0.4
+        return verdict(compare(solved("a", dict(low)), solved("b", dict(high))).overall)
+
+    assert said(10) == "B is better: the interval of the reward lies above 0"
+    assert said(9).startswith("9 tasks")
 
 
 def test_another_sampling_is_said() -> None:

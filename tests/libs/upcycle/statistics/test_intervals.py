@@ -14,6 +14,7 @@ from upcycle.statistics.intervals import (
     rate_estimate,
 )
 from upcycle.statistics.paired import bootstrap_lower
+from upcycle.statistics.student import t_quantile
 
 
 def tasks(*totals: float, attempts: int) -> list[TaskTotal]:
@@ -50,8 +51,9 @@ def test_one_task_has_no_interval() -> None:
 
 
 def test_a_mean_of_two_tasks_is_resampled_by_task() -> None:
-    # Draws of {0, 1}: means 0, ½, 1 with 1/4, 1/2, 1/4, so the ends are 0 and 1, widened by sqrt(2/1).
-    half = 0.5 * math.sqrt(2)
+    # Draws of {0, 1}: means 0, ½, 1 with 1/4, 1/2, 1/4, so the ends are 0 and 1, widened by sqrt(2/1), and by
+    # t with one degree of freedom, tan(0.475 π) = 12.706, where the normal quantile is 1.960.
+    half = 0.5 * math.sqrt(2) * math.tan(0.475 * math.pi) / 1.9599640
     assert ends(mean_estimate(tasks(0, 8, attempts=8))) == pytest.approx((0.5 - half, 0.5 + half))
     assert mean_estimate(tasks(0, 8, attempts=8), bounds=(0, 1)).interval == Interval(0, 1)
 
@@ -65,11 +67,36 @@ def test_equal_tasks_have_no_interval_of_the_mean() -> None:
     assert difference_estimate([0.25] * 30) == Estimate(0.25)
 
 
-def test_the_interval_of_a_difference_is_the_gates_bound_on_both_sides() -> None:
+def test_the_interval_of_a_difference_is_the_gates_bound_on_both_sides_widened_by_t() -> None:
     differences = [random.Random(7).choice([-0.5, 0.0, 0.25, 1.0]) for _ in range(3)] + [0.5, -0.25] * 9
     low, high = ends(difference_estimate(differences, 0.9))
-    assert low == bootstrap_lower(differences, 0.05, seed=0, reps=4000)
-    assert high == -bootstrap_lower([-one for one in differences], 0.05, seed=0, reps=4000)
+    below = bootstrap_lower(differences, 0.05, seed=0, reps=4000)
+    above = -bootstrap_lower([-one for one in differences], 0.05, seed=0, reps=4000)
+    mean, wider = sum(differences) / 21, 1.72472 / 1.64485  # t with 20 degrees of freedom, of a table
+    assert (low, high) == pytest.approx(
+        (mean + wider * (below - mean), mean + wider * (above - mean)), abs=1e-4
+    )
+
+
+def test_a_difference_of_success_stays_between_its_bounds() -> None:
+    assert difference_estimate([-1, 1], bounds=(-1, 1)).interval == Interval(-1, 1)
+
+
+@pytest.mark.parametrize(
+    ("freedom", "t"),  # of a table: two-sided 95 %
+    [(1, 12.7062), (2, 4.30265), (3, 3.18245), (9, 2.26216), (30, 2.04227), (31, 2.03951), (120, 1.97993)],
+)
+def test_t_is_that_of_the_tables(freedom: int, t: float) -> None:
+    assert t_quantile(0.975, freedom) == pytest.approx(t, abs=5e-5)
+
+
+@pytest.mark.parametrize("num_tasks", [3, 10])
+def test_two_equal_models_differ_in_about_one_interval_of_twenty(num_tasks: int) -> None:
+    rng, missed = random.Random(3), 0
+    for _ in range(200):
+        low, high = ends(difference_estimate([rng.gauss(0, 1) for _ in range(num_tasks)]))
+        missed += not low <= 0 <= high
+    assert missed <= 20  # 10 expected, standard deviation 3; 40 of 3 tasks without t
 
 
 def test_no_task_is_no_estimate() -> None:

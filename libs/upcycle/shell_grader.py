@@ -22,11 +22,13 @@ class BashGrader(Grader):
 
     It runs in the episode's process, with PATH, HOME, LANG, TMPDIR and no other variable, and gets the answer
     on its standard input. What it starts is killed with it. It trusts the files that it runs: keep the
-    tests where no tool of the agent writes. Raises DefinitionError for an empty command.
+    tests where no tool of the agent writes. Keep timeout_s below the 50 s that a grade may take in the fleet:
+    an endless loop of the agent's program is 0 then, and not a broken environment. Raises DefinitionError for
+    an empty command.
     """
 
     def __init__(
-        self, command: str, *, cwd: Path | str | None = None, timeout_s: float = 60.0, name: str = "bash"
+        self, command: str, *, cwd: Path | str | None = None, timeout_s: float = 30.0, name: str = "bash"
     ) -> None:
         if not command.strip() or timeout_s <= 0:
             raise DefinitionError(

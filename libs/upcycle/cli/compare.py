@@ -75,6 +75,8 @@ def comparison_lines(a: EvaluatedRun, b: EvaluatedRun, done: Comparison) -> Iter
     yield from table(rows)
     if done.num_ungraded:
         yield f"{done.num_ungraded} tasks have no graded episode on one side: they count for success alone"
+    if not a.source_digest:
+        yield "the source that judged them is not known: that it was the same is not checked"
     if done.differing:
         yield f"they were sampled differently (A, B): {one_line('; '.join(done.differing), 200)}"
     if overall.success.interval is None and overall.num_tasks > 1:

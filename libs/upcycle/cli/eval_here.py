@@ -1,6 +1,7 @@
 """`upcycle eval` of an agent that is no model of the platform: in this process."""
 
-from dataclasses import asdict
+import time
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, Final
 
@@ -9,10 +10,14 @@ from upcycle.cli.eval_here_flags import HereFlags
 from upcycle.cli.exits import Exit
 from upcycle.cli.failures_text import failure_examples, failures_json, failures_text
 from upcycle.cli.output import human, print_json
+from upcycle.cli.run_flags import eval_defaults
 from upcycle.cli.task_choice import NO_CHOICE, TaskChoice
 from upcycle.playing.errors import PlayRefused
+from upcycle.reporting.episodes import EpisodeRow, EvaluatedRun
+from upcycle.reporting.report import report_of
 from upcycle.results import Coverage, Run, coverage_of
-from upcycle.run_config.reading import Sources
+from upcycle.run_config import Purpose
+from upcycle.run_config.reading import RunFile, Sources
 from upcycle.usage import Usage
 
 if TYPE_CHECKING:
@@ -29,53 +34,82 @@ _USED: Final = frozenset(
 
 
 async def evaluate_external(
-    given: Sources, here: HereFlags, report: "Report", choice: TaskChoice = NO_CHOICE
+    given: Sources, here: HereFlags, report: Report, choice: TaskChoice = NO_CHOICE
 ) -> int:
     """Play the tasks and report; the exit status. Raises PlayRefused before any work for what cannot be
     played."""
     from upcycle.external.evaluating import evaluate_here, new_run_id
 
-    _check(given, report)
-    if choice.remote:
-        raise PlayRefused(
-            "--remote is for models that the platform plays", "leave it out: this agent plays here"
-        )
-    sampling = {name: given.value(f"sampling.{name}") for name in _SAMPLING}
-    options = _options(given, sampling)
-    taskset = choice.of(await _taskset(given))
+    _check(given, report, choice)
+    asked = _asked(given)
+    sampling = _sampling(given, asked)
+    options = _options(given, asked, sampling)
+    taskset = choice.of(await _taskset(asked))
     if report.dry_run:
         return _dry_run(taskset, report.as_json)
     model = await _model(given, here, sampling)
     run_id = new_run_id()
     path = here.trajectories or FOLDER / run_id / "trajectories.jsonl"
     path.parent.mkdir(parents=True, exist_ok=True)
-    with path.open("w", encoding="utf-8") as lines:
-        progress = _Progress(lines, len(taskset.tasks) * options.group)
+    with path.open("a", encoding="utf-8") as lines:
+        progress = _Progress(lines, taskset, options.group)
         _launched(run_id, taskset, model, options, report.as_json)
+        began_s = time.monotonic()
         runs = await evaluate_here(taskset.tasks, model, options, run_id=run_id, on_episode=progress)
-    return _say(run_id, runs, path, report)
+    evaluated = EvaluatedRun(
+        run_id=run_id,
+        taskset=taskset.name,
+        taskset_digest=taskset.digest,
+        source_digest=_source_digest(taskset),
+        model=model.name,
+        versions=(),
+        group=options.group,
+        sampling={name: value for name, value in sampling.items() if value is not None},
+        duration_s=time.monotonic() - began_s,
+        episodes=tuple(sorted(progress.rows, key=lambda row: row.episode_id)),
+    )
+    return _say(evaluated, runs, path, report)
 
 
-def _check(given: Sources, report: "Report") -> None:
+def _asked(given: Sources, without: str = "max_concurrent") -> RunFile:
+    """Checked as a run is that the platform plays; who plays is checked later. without: a path whose rule
+    holds there alone: a group is planned there as a whole. Raises RunConfigInvalid."""
+    values = {path: one for path, one in given.values.items() if path not in ("policy.model", without)}
+    return replace(given, values=values).run(Purpose.EVAL, {**eval_defaults(given), "policy.model": "agent"})
+
+
+def _check(given: Sources, report: Report, choice: TaskChoice) -> None:
+    if choice.remote:
+        raise PlayRefused(
+            "--remote is for models that the platform plays", "leave it out: this agent plays here"
+        )
     unused = [path for path in given.values if path not in _USED]
     if unused:
         raise PlayRefused(
             f"{given.say(unused[0])} is for models that the platform plays",
             "leave it out: this agent plays here",
         )
+    if report.timeout_s != Report().timeout_s:
+        raise PlayRefused("--timeout-s is for models that the platform plays", "end this one with Ctrl-C")
     if report.detach:
         raise PlayRefused("--detach leaves a run to the platform", "leave it out: this agent plays here")
     if not given.value("taskset"):
         raise PlayRefused("nothing to evaluate: TASKS missing", "upcycle eval tasks.py claude")
 
 
-def _options(given: Sources, sampling: dict[str, Any]) -> "HereOptions":
+def _sampling(given: Sources, asked: RunFile) -> dict[str, Any]:
+    """What was given; None for the rest, which has other defaults than a run."""
+    chosen = {name: f"sampling.{name}" in given.values for name in _SAMPLING}
+    return {name: getattr(asked.sampling, name) if chosen[name] else None for name in _SAMPLING}
+
+
+def _options(given: Sources, asked: RunFile, sampling: dict[str, Any]) -> "HereOptions":
     from upcycle.external.agent import limits_of
     from upcycle.external.evaluating import MAX_CONCURRENT, HereOptions
 
     limits = limits_of({name: sampling[name] for name in _SAMPLING[2:]})
-    at_once = given.value("max_concurrent")
-    return HereOptions(given.value("group_size", 1), MAX_CONCURRENT if at_once is None else at_once, limits)
+    at_once = _asked(given, without="group_size").max_concurrent
+    return HereOptions(asked.group_size, MAX_CONCURRENT if at_once is None else at_once, limits)
 
 
 async def _model(given: Sources, here: HereFlags, sampling: dict[str, Any]) -> "ExternalModel":
@@ -94,11 +128,11 @@ async def _model(given: Sources, here: HereFlags, sampling: dict[str, Any]) -> "
     return external_model(name, **chosen)
 
 
-async def _taskset(given: Sources) -> "Taskset":
+async def _taskset(asked: RunFile) -> "Taskset":
     from upcycle.cli.tasksets import load_source
     from upcycle.tasks import Taskset
 
-    source = load_source(given.value("taskset"), given.value("taskset_name") or "")
+    source = load_source(asked.taskset, asked.taskset_name)
     for taskset in source.defined:
         if taskset.name == source.name:
             return taskset
@@ -138,16 +172,24 @@ def _source_digest(taskset: "Taskset") -> str:
 
 
 class _Progress:
-    """Writes each episode as it ends, and says how far it is."""
+    """Writes each episode as it ends, and says how far it is. What an earlier command wrote stays until the
+    first one. rows: of the evaluation, in the order in which they ended."""
 
-    def __init__(self, lines: IO[str], num_planned: int) -> None:
-        self._lines, self._num_planned = lines, num_planned
+    def __init__(self, lines: IO[str], taskset: "Taskset", group: int) -> None:
+        self.rows: list[EpisodeRow] = []
+        self._lines, self._num_planned = lines, len(taskset.tasks) * group
+        self._digests = {task.slug: task.digest for task in taskset.tasks}
         self._runs: list[Run] = []
         self._console = human()
 
     def __call__(self, played: "PlayedHere") -> None:
         import json
 
+        from upcycle.reporting.here import episode_row
+
+        if not self._runs:
+            self._lines.truncate(0)
+        self.rows.append(episode_row(played, self._digests[played.run.task_slug]))
         self._lines.write(json.dumps(dict(played.row), ensure_ascii=False) + "\n")
         self._lines.flush()
         self._runs.append(played.run)
@@ -176,17 +218,21 @@ def usage_sum(runs: list[Run]) -> Usage:
     )
 
 
-def _say(run_id: str, runs: list[Run], path: Path, report: "Report") -> int:
+def _say(evaluated: EvaluatedRun, runs: list[Run], path: Path, report: Report) -> int:
     """Print the result; the exit status that it deserves."""
     coverage, failures, usage = coverage_of(runs), failure_examples(runs), usage_sum(runs)
     reward, success, mean = _means(coverage, runs)
     if report.as_json:
         share = {**asdict(coverage), "share": coverage.share}
         result = {"reward_mean": mean, "success_rate": coverage.success_rate, "usage": asdict(usage)}
-        names = {"run_id": run_id, "trajectories": str(path)}
-        print_json("done", {**names, **result, "coverage": share, "failures": failures_json(failures)})
+        names = {"run_id": evaluated.run_id, "trajectories": str(path)}
+        found = report_of(evaluated)
+        read = {"report": found.to_json() if found else None, "evaluation": evaluated.to_json()}
+        print_json(
+            "done", {**names, **result, "coverage": share, "failures": failures_json(failures), **read}
+        )
     else:
-        print(f"{run_id}: success {success}, reward {reward}, {coverage}")
+        print(f"{evaluated.run_id}: success {success}, reward {reward}, {coverage}")
         print(usage)
         if failures:
             print(failures_text(failures))

@@ -8,6 +8,8 @@ from upcycle.external.server import ModelServer
 from upcycle.playing.errors import PlayRefused
 
 _SHOWN: Final = 5
+_KEY_INVALID: Final = "API_KEY_INVALID"
+"""Gemini's reason for a wrong key, in a 400."""
 
 
 async def require_model(model: ExternalModel, server: ModelServer) -> None:
@@ -15,8 +17,8 @@ async def require_model(model: ExternalModel, server: ModelServer) -> None:
     server that does not say which models it has is taken as it is."""
     dialect = model.dialect(model.model)
     status, answer = await server.get(dialect.model_path)
-    if status == 401:
-        raise PlayRefused(f"{server.url} answered 401: {server.key_hint}")
+    if status == 401 or (status == 400 and _KEY_INVALID in str(answer)):
+        raise PlayRefused(f"{server.url} answered {status}: {server.key_hint}")
     if status == 404 and dialect.model_path.endswith(model.model):
         raise PlayRefused(f"{server.url} has no model {model.model!r}", f"name another: {_named(model)}")
     known = dialect.models_in(answer) if status == 200 else []

@@ -23,7 +23,7 @@ from upcycle.external.prices import Price, price_of
 from upcycle.external.server import PAUSES_S, ModelServer
 from upcycle.playing.blame import Blame, blame_for
 from upcycle.playing.episode import EpisodeOpened, PlayedEpisode, PlayFailure, PlayLimits, play_episode
-from upcycle.playing.errors import AgentRefused, PlayerFailed
+from upcycle.playing.errors import AgentRefused, PlayerFailed, PlayRefused
 from upcycle.playing.forking import EpisodeHosts, hosts_of
 from upcycle.results import Run
 from upcycle.task_rows import EnvironmentRef, Task
@@ -88,9 +88,9 @@ async def evaluate_here(
     """Play each task `group` times; the runs of a task stand side by side.
 
     on_episode: called as each episode ends. Raises PlayRefused before any work for a key or a model that the
-    server refuses, Unavailable where nothing answers, AgentRefused where that happens later, and what loading
-    the environment raises. An episode whose agent gives up, or that cannot be played, is missing, and its
-    run says why.
+    server refuses, and for a foreign environment with tools, Unavailable where nothing answers, AgentRefused
+    where that happens later, and what loading the environment raises. An episode whose agent gives up, or
+    that cannot be played, is missing, and its run says why.
     """
     price = price_of(model.model)
     server, judges = model.server(pauses_s=options.pauses_s), Judges(pauses_s=options.pauses_s)
@@ -138,7 +138,7 @@ class _Evaluation:
             async with asyncio.TaskGroup() as playing:
                 attempts = range(self._options.group)
                 runs = [playing.create_task(one(task, index)) for task in tasks for index in attempts]
-        except* AgentRefused as refused:
+        except* (AgentRefused, PlayRefused) as refused:
             raise refused.exceptions[0] from None
         return [run.result() for run in runs]
 
@@ -147,7 +147,7 @@ class _Evaluation:
         player, kept, stopped = self._model.player(self._server, self._dialect), _Kept(task), None
         try:
             blame = await self._blame(kept, player)
-        except AgentRefused:
+        except (AgentRefused, PlayRefused):
             raise
         except (PlayerFailed, Unavailable, ChannelClosed) as error:
             during = "environment" if isinstance(error, ChannelClosed) else "agent"

@@ -13,6 +13,7 @@ KEY_VARIABLES: Final = (
     "ANTHROPIC_API_KEY",
     "GEMINI_API_KEY",
     "GOOGLE_API_KEY",
+    "MODEL_GATEWAY_BOOTSTRAP_KEY",
 )
 HIDDEN: Final = "[key]"
 

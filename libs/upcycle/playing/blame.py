@@ -1,13 +1,16 @@
 """Whose failure an episode is that was played here: the words and rules of docs/reference/failures.md."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Final
+from typing import Any, Final
 
 from upcycle.errors import InfrastructureError, UpcycleError
 from upcycle.playing.episode import PlayedEpisode, PlayLimits
 from upcycle.playing.forking import EpisodeHosts
 
 _TOOL: Final = "tool "
+_EMPTY: Final[Mapping[str, Any]] = {"turns": [{"text": "", "tool_calls": []}]}
+"""One empty turn, as the fleet tries it."""
 _MAX_OUTPUT_CHARS: Final = 4_000
 
 
@@ -43,14 +46,17 @@ async def blame_for(episode: PlayedEpisode, hosts: EpisodeHosts, limits: PlayLim
 
 
 async def _grades_nothing(episode: PlayedEpisode, hosts: EpisodeHosts, limits: PlayLimits) -> bool:
-    from upcycle.rewards import evaluation_result
+    from upcycle.rewards import evaluation_result, foreign_result
 
     host, task = await hosts.new(), episode.task
     try:
         async with host.channel() as channel:
             await channel.start(task.scenario, task.args, timeout_s=limits.start_s)
-            evaluation_result(await channel.grade("", {"turns": []}, timeout_s=limits.grade_s))
-    except UpcycleError:
+            row = await channel.grade("", _EMPTY, timeout_s=limits.grade_s)
+            welcome = channel.welcome
+            is_foreign = welcome is not None and not welcome.speaks_tools
+            (foreign_result if is_foreign else evaluation_result)(row)
+    except (UpcycleError, TypeError, ValueError):
         return False
     finally:
         host.end()

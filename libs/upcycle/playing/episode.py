@@ -10,11 +10,13 @@ from upcycle.environment.channel.client import AskJudge, ChannelTimeout
 from upcycle.errors import InfrastructureError, RewardInvalid, UpcycleError
 from upcycle.harness import Ending, TakenTurn, ToolCall, ToolOutcome, TurnLimits, play_turns
 from upcycle.harness.chat import ChatDriver, ChatPlayer, EpisodeWatcher, TokenBudgets
+from upcycle.playing.errors import PlayRefused
 from upcycle.rewards import EvaluationResult, evaluation_result, foreign_result
 from upcycle.task_rows import Task
 from upcycle.transcripts import ToolUse, Transcript, Turn
 
 T = TypeVar("T")
+_MCP: Final = "mcp"
 
 MAX_TURNS: Final = 32
 """More than a run's default (8): a person looks around."""
@@ -28,7 +30,7 @@ class PlayLimits:
     tokens: TokenBudgets = field(default_factory=TokenBudgets)
     start_s: float = 30.0
     tool_s: float = 30.0
-    grade_s: float = 60.0
+    grade_s: float = 50.0
     tool_result_bytes: int = 256 * 1024
 
 
@@ -115,7 +117,8 @@ async def play_episode(
 ) -> PlayedEpisode:
     """Play one task. judge: asks what the scenario's judges ask, outside the environment.
 
-    Raises what the player raises; what the environment does wrong is in the result."""
+    Raises what the player raises, and PlayRefused for a foreign environment with tools; what the environment
+    does wrong is in the result."""
     episode, started_s = PlayedEpisode(task), time.monotonic()
     try:
         await _EpisodePlay(episode, channel, limits, ended_how, judge).play(player, watcher)
@@ -170,7 +173,19 @@ class _EpisodePlay:
         return welcome is not None and not welcome.speaks_tools
 
     async def _tools(self) -> list[Any]:
-        if self._is_foreign:
+        welcome = self._channel.welcome
+        if welcome is not None and not welcome.speaks_tools:
+            offered = [
+                one
+                for one in welcome.bindings
+                if isinstance(one, Mapping) and str(one.get("protocol", "")).startswith(_MCP)
+            ]
+            if offered:
+                raise PlayRefused(
+                    f"environment {welcome.name!r} offers its tools over MCP, and no episode that is played "
+                    "here attaches them",
+                    "play it on the platform: upcycle eval TASKS with a registered model",
+                )
             return []
         return list(await self._guarded("tools", self._channel.list_tools(timeout_s=self._limits.start_s)))
 

@@ -40,6 +40,8 @@ async def count(item: str, wanted: str, fails: str = ""):
     if fails == "prompt":
         raise RuntimeError("no shop today")
     answer = yield f"How much {item}?"
+    if fails == "last turn":
+        assert not answer.trajectory.turns[-1].text
     if fails == "answer" and answer:
         raise KeyError(answer)
     yield 1.0 if answer == wanted else 0.0

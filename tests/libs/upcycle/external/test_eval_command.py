@@ -39,7 +39,7 @@ def test_claude_evaluates_a_taskset(
 ) -> None:
     monkeypatch.setenv("ANTHROPIC_API_KEY", KEY)
     monkeypatch.setenv("UPCYCLE_AGENT_PRICES", f"{MODEL}=1000/10000")
-    status = run(["eval", "tasks.py", "claude", "--group", "2", "--max-concurrent", "3"])
+    status = run(["eval", "tasks.py", "claude", "--group", "2", "--max-concurrent", "1"])
     printed = capsys.readouterr()
     assert status == 0, printed.err
     assert f"claude#{MODEL}, in this process" in printed.err
@@ -71,6 +71,41 @@ def test_json_lines_say_the_same(
     assert (done["success_rate"], done["coverage"]["share"], done["trajectories"]) == (0.5, 1.0, "t.jsonl")
     assert done["usage"]["prompt_tokens"] == 400
     assert Path("t.jsonl").read_text().count("\n") == 2
+    assert (done["report"]["overall"]["num_tasks"], done["evaluation"]["model"]) == (2, f"claude#{MODEL}")
+    rows = [(row["task_slug"], row["reward"], row["ended"]) for row in done["evaluation"]["episodes"]]
+    assert rows == [("milk", 0.0, "answered"), ("tea", 1.0, "answered")]
+
+
+def test_two_of_them_compare(
+    claude: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("ANTHROPIC_API_KEY", KEY)
+    for name in ("a.json", "b.json"):
+        assert run(["eval", "tasks.py", "claude", "--json"]) == 0
+        Path(name).write_text(capsys.readouterr().out)
+    assert run(["compare", "a.json", "b.json"]) == 0
+    assert "success +0.0 points" in capsys.readouterr().out
+
+
+def test_a_file_names_tasks_beside_it_and_a_refused_key_leaves_yesterdays_lines(
+    claude: Any, shop: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (shop / "sub").mkdir()
+    for name in ("env.py", "tasks.py"):
+        (shop / name).rename(shop / "sub" / name)
+    (shop / "sub" / "eval.toml").write_text('taskset = "tasks.py"\n[policy]\nmodel = "claude"\n')
+    Path("t.jsonl").write_text("yesterday\n")
+    monkeypatch.setenv("ANTHROPIC_API_KEY", "expired-expired")
+    command = ["eval", "--config", "sub/eval.toml", "--trajectories", "t.jsonl"]
+    assert run(command) == 2
+    assert "answered 401: the key is not accepted" in capsys.readouterr().err
+    assert Path("t.jsonl").read_text() == "yesterday\n"
+    monkeypatch.setenv("ANTHROPIC_API_KEY", KEY)
+    assert run(command) == 0
+    assert [json.loads(line)["reward"] is None for line in Path("t.jsonl").read_text().splitlines()] == [
+        False,
+        False,
+    ]
 
 
 @pytest.mark.parametrize(
@@ -83,11 +118,14 @@ def test_json_lines_say_the_same(
         (["tasks.py", "gemini_cua", "--gateway"], 2, "agent 'gemini_cua' needs a screen"),
         (["tasks.py", "incident", "--agent", "claude"], 2, "both name the agent"),
         (["tasks.py", "claude", "--trainable"], 2, "--trainable is for models that the platform plays"),
+        (["tasks.py", "claude", "--timeout-s", "9"], 2, "--timeout-s is for models that the platform plays"),
+        (["tasks.py", "claude", "--set", "sampling.max_turns=abc"], 2, "sampling.max_turns"),
         (["tasks.py", "claude", "--detach"], 2, "--detach leaves a run to the platform"),
         (["--agent", "claude"], 2, "TASKS missing"),
         (["tasks.py", "--gateway"], 2, "MODEL missing"),
-        (["tasks.py", "claude", "--group", "0"], 2, "group is 0"),
-        (["tasks.py", "claude", "--max-turns", "0"], 2, "max_turns is 0"),
+        (["tasks.py", "claude", "--group", "0"], 2, "--group"),
+        (["tasks.py", "claude", "--max-concurrent", "0"], 2, "--max-concurrent"),
+        (["tasks.py", "claude", "--max-turns", "0"], 2, "--max-turns"),
         (["tasks.py", "--agent", "openai:http://127.0.0.1:9/v1#m"], 4, "127.0.0.1:9/v1 does not answer"),
         (["nothing.py", "claude"], 2, "nothing.py"),
     ],

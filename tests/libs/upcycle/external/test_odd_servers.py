@@ -1,5 +1,7 @@
 """Servers that refuse a field, echo half an emoji, and take any key; fork servers that die."""
 
+import asyncio
+import inspect
 import json
 import os
 import threading
@@ -9,13 +11,16 @@ from typing import Any
 import pytest
 from tests.support.model_servers import KEY, MODEL, Asked, Said, Turn, openai_shaped, serving
 
+from scenario_runner.settings import ScenarioRunnerSettings
 from upcycle import Taskset
 from upcycle.external import evaluating
 from upcycle.external.evaluating import HereOptions, PlayedHere, evaluate_here
 from upcycle.external.naming import ExternalModel, external_model
-from upcycle.playing.episode import play_episode
+from upcycle.playing.episode import PlayLimits, play_episode
+from upcycle.playing.errors import PlayRefused
 from upcycle.playing.forking import ForkServer, hosts_of
-from upcycle.task_rows import EnvironmentRef
+from upcycle.shell_grader import BashGrader
+from upcycle.task_rows import EnvironmentRef, Task, canonical_json
 
 REFUSED = "Unsupported parameter: 'max_tokens'. Use 'max_completion_tokens' instead."
 
@@ -122,3 +127,60 @@ async def test_an_environment_is_loaded_once_and_away_from_the_event_loop(
         runs = await evaluate_here(tasks.tasks, model_at(server.url))
     assert [run.failure_detail for run in runs] == ["", ""]
     assert loaded == [(tasks.tasks[0].environment, False)]
+
+
+async def test_a_failure_of_the_policy_counts_as_it_is_written(tasks: Taskset) -> None:
+    def policy(results: list[str]) -> Turn:
+        return Turn("", ("stock", {"item": "gone"}))
+
+    seen: list[PlayedHere] = []
+    with serving(openai_shaped(policy)) as server:
+        (run,) = await evaluate_here(tasks.tasks[:1], model_at(server.url), on_episode=seen.append)
+    row = seen[0].row
+    assert (run.reward, run.policy_failure) == (0.0, "process_ended")
+    assert (row["reward"], row["success"], row["policy_failure"]) == (0.0, False, "process_ended")
+
+
+async def test_a_wrong_key_of_gemini_is_said_before_any_episode(tasks: Taskset) -> None:
+    details = [{"@type": "type.googleapis.com/google.rpc.ErrorInfo", "reason": "API_KEY_INVALID"}]
+    with serving(lambda asked: Said(400, {"error": {"code": 400, "details": details}})) as server:
+        environ = {"GEMINI_BASE_URL": server.url, "GEMINI_API_KEY": KEY}
+        with pytest.raises(PlayRefused, match="answered 400: the key is not accepted"):
+            await evaluate_here(tasks.tasks, external_model("gemini#m", environ=environ))
+
+
+def test_what_is_played_here_has_the_limits_of_the_fleet() -> None:
+    here, fleet = PlayLimits(), ScenarioRunnerSettings.model_fields
+    limits = [fleet[name].default for name in ("start_timeout_s", "tool_timeout_s", "grade_timeout_s")]
+    assert [here.start_s, here.tool_s, here.grade_s] == limits
+    assert inspect.signature(BashGrader).parameters["timeout_s"].default < here.grade_s
+
+
+async def test_a_scenario_that_fails_on_the_answer_is_tried_on_one_empty_turn_as_in_the_fleet(
+    tasks: Taskset,
+) -> None:
+    arguments = canonical_json({"item": "tea", "wanted": "3", "fails": "last turn"})
+    with serving(openai_shaped(lambda results: Turn("3"))) as server:
+        asked = [replace(tasks.tasks[0], args_json=arguments)]
+        (run,) = await evaluate_here(asked, model_at(server.url))
+    assert (run.failure, run.policy_failure) == ("", "answer_error")
+
+
+async def test_a_foreign_environment_with_tools_is_refused_by_name() -> None:
+    hello = {"session_id": "s", "env": {"name": "theirs"}, "bindings": [{"protocol": "mcp/2025-06-18"}]}
+
+    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        while line := await reader.readline():
+            call = json.loads(line)
+            result = hello if call["method"] == "hello" else {"prompt": "hi"}
+            frame = {"jsonrpc": "2.0", "id": call["id"], "result": result}
+            writer.write(json.dumps(frame).encode() + b"\n")
+        writer.close()
+
+    served = await asyncio.start_server(answer, "127.0.0.1", 0)
+    url = f"tcp://127.0.0.1:{served.sockets[0].getsockname()[1]}"
+    task = Task(EnvironmentRef("theirs", url=url), "sum", "{}", "a")
+    refused = pytest.raises(PlayRefused, match="environment 'theirs' offers its tools over MCP")
+    with serving(openai_shaped(lambda results: Turn("3"))) as server, refused:
+        await evaluate_here([task], model_at(server.url))
+    served.close()

@@ -71,6 +71,13 @@ def test_another_source_is_refused_by_its_digest() -> None:
         compare(A, solved("run-b", {"x1": 1.0}, source_digest=""))
 
 
+def test_two_sources_that_are_not_known_compare_and_it_is_said() -> None:
+    first, second = (solved(name, {"x1": 1.0, "x2": 0.5}, source_digest="") for name in ("a", "b"))
+    said = "the source that judged them is not known: that it was the same is not checked"
+    assert said in list(comparison_lines(first, second, compare(first, second)))
+    assert said not in list(comparison_lines(A, B, compare(A, B)))
+
+
 def test_other_tasks_are_refused_by_name() -> None:
     with pytest.raises(NotComparable, match="only A has x2, x3, y1 and 1 more; only B has z"):
         compare(A, solved("run-b", {"x1": 1.0, "z": 1.0}))

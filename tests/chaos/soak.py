@@ -109,8 +109,14 @@ async def soak(args: argparse.Namespace, folder: Path, postgres: PostgresServer 
     return {**line, "hung": len(runs.hung) + len(runs.paused), "runs": dict(runs.finished)}
 
 
+def verdict(line: Mapping[str, Any]) -> bool:
+    """Whether nothing grows, no run hung or paused itself, none ended but completed, and episodes settled."""
+    went_well = line["settled"] > 0 and set(line["runs"]) <= {"completed"}
+    return went_well and not line["grows"] and not line["hung"]
+
+
 def main(argv: Sequence[str] | None = None) -> int:
-    """Exit status: 0 when nothing would double in a day and no run hung or paused itself; 2: refused."""
+    """Exit status: 0 when nothing would double in a day, and what was trained went well; 2: refused."""
     parser = argparse.ArgumentParser(prog="make soak", description=__doc__)
     parser.add_argument("--minutes", type=float, default=30.0)
     add_arrangement(parser)
@@ -123,7 +129,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         postgres = resources.enter_context(PostgresServer()) if args.backend == "postgres" else None
         line = asyncio.run(soak(args, Path(folder), postgres))
     print(json.dumps(line))
-    return 1 if line["grows"] or line["hung"] else 0
+    return 0 if verdict(line) else 1
 
 
 if __name__ == "__main__":

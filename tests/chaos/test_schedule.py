@@ -7,7 +7,7 @@ from itertools import islice
 import pytest
 from tests.chaos import soak
 from tests.chaos.__main__ import main, parse, refusal
-from tests.chaos.campaign import not_reached, verdict
+from tests.chaos.campaign import not_reached
 from tests.chaos.schedule import HOLD_S, SEEDS_FOR_ALL, schedule
 
 TARGETS = {
@@ -15,7 +15,6 @@ TARGETS = {
     "freeze": ["scenario_runner", "scenario_runner-2"],
     "cut": ["grpo_trainer>s3", "rollout_sampler-2>nats"],
 }
-CLEAN = {"lost": 0, "trained_twice": 0, "stale_served": 0, "in_flight": 0, "hung": 0}
 
 
 def test_the_same_seed_breaks_the_same_things_for_as_long() -> None:
@@ -75,8 +74,3 @@ def test_two_replicas_on_sqlite_are_refused_with_the_reason(
 
 def test_one_replica_on_sqlite_is_not_refused() -> None:
     assert refusal(parse([])) is None
-
-
-def test_each_broken_promise_fails_the_campaign() -> None:
-    assert verdict(CLEAN)
-    assert not any(verdict({**CLEAN, broken: 1}) for broken in CLEAN)

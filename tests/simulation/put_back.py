@@ -14,6 +14,8 @@ class Bug:
     was: str
     put_back: str
     also: tuple[str, str, str] | None = None
+    is_rare: bool = False
+    """Found once in thousands of histories, which takes longer than a test may."""
 
 
 _PLANNING: Final = "services/scenario_runner/usecases/planning.py"
@@ -104,5 +106,25 @@ BUGS: Final = (
         "services/scenario_runner/usecases/ending.py",
         "    if not is_certain and unit.num_in_step(",
         "    if False and unit.num_in_step(",
+    ),
+    Bug(
+        "two planners read one durable, each a part of the facts (found by this simulator, seed 10946)",
+        "services/scenario_runner/handlers.py",
+        ", is_ours=reading.is_ours)",
+        ")",
+        also=(
+            "services/scenario_runner/handlers.py",
+            "apply_facts(unit, facts), check=reading.check)",
+            "apply_facts(unit, facts))",
+        ),
+        is_rare=True,
+    ),
+    Bug(
+        "a run that was stopped during a step that came too late has no last checkpoint (found by this "
+        "simulator, seed 16025)",
+        "services/grpo_trainer/runs/session.py",
+        "            await self._early_end.before_void_step(self.spec.model, self.spec.run_id)\n",
+        "",
+        is_rare=True,
     ),
 )

@@ -101,7 +101,7 @@ def next_commands(project: NewProject) -> list[tuple[str, str]]:
         ("upcycle models create model --tiny --text demonstrations.jsonl", "a tiny model that knows nothing"),
         (f"upcycle up --model {name} --model-dir model", "start the platform, in another terminal"),
         (
-            f"upcycle train {name} --sft demonstrations.jsonl --epochs 3 --batch 16 --learning-rate 3e-3",
+            f"upcycle train {name} --sft demonstrations.jsonl --epochs 4 --batch 16 --learning-rate 3e-3",
             "learn from the demonstrations (SFT)",
         ),
         ("upcycle train --config run.toml", "learn from rewards (GRPO), and promote what is better"),

@@ -12,14 +12,23 @@ from tests.simulation.services import PLANNER_DB, STORE_DB, Infrastructure
 
 from event_bus.topology import EVENTS
 from trajectory_store.domain.facts import LedgerState
+from trajectory_store.domain.ledger import label_of
 
-_LEDGER: Final = "SELECT episode_id, state, in_conflict, trained_twice FROM episodes"
+_LEDGER: Final = "SELECT episode_id, state, in_conflict, trained_twice, run_id, reason FROM episodes"
+_SUMS: Final = "SELECT run_id, state, reason, count FROM ledger_counts WHERE count != 0"
+_ALARMS: Final = "SELECT run_id, conflicts, trained_twice FROM ledger_alarms"
 _RUNS: Final = "SELECT run_id, state FROM run"
 _PLANNED: Final = "SELECT episode_id, state FROM episode"
 _GRADED: Final = (
     "SELECT run_id, num_graded, (SELECT count(*) FROM episode AS one"
     " WHERE one.run_id = run.run_id AND graded_at IS NOT NULL) FROM run"
 )
+_KEPT: Final = (
+    "SELECT run.run_id, run.final_counts, count(*), sum(one.state IN ('planned', 'graded')),"
+    " sum(one.state = 'trained') FROM run JOIN episode AS one ON one.run_id = run.run_id"
+    " WHERE run.final_counts != '' AND run.purpose = 'train' GROUP BY run.run_id"
+)
+"""The counts that GetRun gives of a training run that is over; its episodes, the unsettled, the trained."""
 _TWICE: Final = (
     "SELECT group_id, member FROM episode WHERE state IN ('planned', 'graded', 'trained', 'evaluated')"
     " GROUP BY group_id, member HAVING count(*) > 1"
@@ -66,15 +75,22 @@ class PromiseWatch:
         """What must hold once a run is over and everything was delivered. Raises Broken."""
         if (difference := self.difference()) is not None:
             raise Broken("LEDGER", difference)
+        for run_id, kept, *counted in self._rows(PLANNER_DB, _KEPT):
+            by_state = json.loads(kept)["by_state"]
+            num_open = sum(by_state.get(state, 0) for state in ("planned", "graded"))
+            if [sum(by_state.values()), num_open, by_state.get("trained", 0)] != counted:
+                raise Broken("COUNTS", f"{run_id} is over with {by_state}, and has {counted}")
 
     def difference(self) -> str | None:
         """The first episode about whose end planner and ledger disagree."""
         ledger = {row[0]: _LEDGER_STATES[row[1]] for row in self._rows(STORE_DB, _LEDGER)}
         for episode_id, state in self._rows(PLANNER_DB, _PLANNED):
-            have = ledger.get(episode_id, "unknown")
+            have = ledger.pop(episode_id, "unknown")
             # The planner may cancel what ended at the same moment: the ledger keeps what came first.
             if have != state and not (state == "cancelled" and have in ("failed", "evaluated", "excluded")):
                 return f"{episode_id} is {state} for the planner, {have} in the ledger"
+        for episode_id, state in ledger.items():
+            return f"{episode_id} is unknown to the planner, {state} in the ledger"
         return None
 
     def on_stored(self, message: StoredMessage, stream: str) -> None:
@@ -115,12 +131,31 @@ class PromiseWatch:
     def on_counted(self) -> None:
         """The ledger committed."""
         with self.noted():
-            for episode_id, state, in_conflict, trained_twice in self._rows(STORE_DB, _LEDGER):
+            rows: Counter[tuple[str, int, str]] = Counter()
+            for episode_id, state, in_conflict, is_twice, run_id, reason in self._rows(STORE_DB, _LEDGER):
                 if in_conflict:
                     raise Broken("CONFLICT", f"{episode_id} has two ends in the ledger")
-                if trained_twice:
+                if is_twice:
                     raise Broken("TRAINED TWICE", f"{episode_id} in the ledger")
                 self._one_end(f"ledger {episode_id}", _LEDGER_STATES[state])
+                rows[run_id, state, reason if state in _WITH_REASON else ""] += 1
+            self._equation(rows)
+
+    def _equation(self, rows: Counter[tuple[str, int, str]]) -> None:
+        """What GetLedger adds up for a run is what its rows are, after each commit and without a difference:
+        both are written in one transaction. A grade that races a cancellation, where planner and ledger may
+        differ, is one row and one count here."""
+        sums: Counter[tuple[str, int, str]] = Counter()
+        for run_id, state, reason, count in self._rows(STORE_DB, _SUMS):
+            sums[run_id, state, reason] += count
+        for key in sorted({*rows, *sums}):
+            if rows[key] != sums[key]:
+                what = f"{sums[key]} {label_of(LedgerState(key[1]), key[2])}"
+                raise Broken("EQUATION", f"{key[0]} counts {what} in the ledger, and has {rows[key]}")
+        for run_id, conflicts, trained_twice in self._rows(STORE_DB, _ALARMS):
+            if conflicts or trained_twice:
+                seen = f"{conflicts} conflicts and {trained_twice} trained twice"
+                raise Broken("EQUATION", f"{run_id} counts {seen} in the ledger, and no row has them")
 
     @contextmanager
     def noted(self) -> Iterator[None]:
@@ -165,6 +200,7 @@ class PromiseWatch:
         return self._given.databases[service].rows(statement)
 
 
+_WITH_REASON: Final = frozenset({LedgerState.EXCLUDED, LedgerState.FAILED})
 _OPEN: Final = frozenset({"planned", "graded", "requested", "recorded"})
 _LEDGER_STATES: Final = {
     LedgerState.REQUESTED: "planned",

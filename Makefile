@@ -100,12 +100,12 @@ nightly: $(VENV)/.dev ## the long studies: learning, chaos, parity, benchmarks, 
 	$(MAKE) chaos DURATION_S=600
 	$(MAKE) chaos DURATION_S=600 REPLICAS=2 BACKEND=postgres BUS=3
 	$(MAKE) parity
-	$(MAKE) bench
 	$(MAKE) test-vllm
 	$(MAKE) test-docker
 	$(MAKE) compose-test
 	$(MAKE) upgrade-test
 	$(MAKE) soak MINUTES=30
+	$(MAKE) bench
 
 .PHONY: examples
 examples: $(VENV)/.dev ## run what the documentation shows

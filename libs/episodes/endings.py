@@ -37,7 +37,8 @@ MISSING: Final[Mapping[EpisodeFailure, str]] = {
     "prompt each time (a fresh instance did at once), or whatever is answered: a fresh instance raised on an "
     "empty answer too. Played once",
     EpisodeFailure.ENVIRONMENT_LOST: "a process or host of the platform died: the runner, the zygote, or an "
-    "environment before any call of the policy",
+    "environment before any call of the policy. Or no grader asked for the reward before the lease of its "
+    "environment ended",
     EpisodeFailure.EXTERNAL_FAILURE: "a scenario or tool raised an exception that its environment declares "
     "as one of its outside world (`external_errors`: ConnectionError, a lost MCP server, "
     "upcycle.InfrastructureError)",

@@ -20,18 +20,14 @@ from scenario_runner.domain.runs import FINAL_RUN_STATES, OPEN_RUN_STATES, RunSt
 from scenario_runner.domain.sources import in_words
 
 _OF_ENVIRONMENT = frozenset(
-    {
-        EpisodeFailure.SCENARIO_ERROR,
-        EpisodeFailure.REWARD_INVALID,
-        EpisodeFailure.ENVIRONMENT_BROKEN,
-        EpisodeFailure.TIMEOUT,
-    }
+    {EpisodeFailure.SCENARIO_ERROR, EpisodeFailure.REWARD_INVALID, EpisodeFailure.ENVIRONMENT_BROKEN}
 )
 """Failures that the code of the environment caused."""
 
+_KEEPS_SOURCE = "this one keeps the source that it was submitted with"
+
 SILENCE_S = 10.0
 """Seconds after which a consumer that asks for nothing is worth naming."""
-
 
 UNSETTLED_S = 60.0
 """Seconds after which a complete group that the trainer does not have is announced again."""
@@ -137,7 +133,11 @@ def _paused(facts: RunFacts) -> Iterator[WaitReason]:
     if run.state is RunState.PAUSED:
         what = run.failure or f"run {run.run_id} is paused: nothing new is dispatched"
         first = "mend what fails, then " if run.failure else ""
-        yield WaitReason("you", what, 0, 0.0, f"{first}resume it: upcycle runs resume {run.run_id}")
+        remedy = f"{first}resume it: upcycle runs resume {run.run_id}"
+        if run.failure and run.source_digest and _most_failed(facts) in _OF_ENVIRONMENT:
+            cancel = f"cancel it (upcycle runs cancel {run.run_id})"
+            remedy = f"{cancel}, mend the environment and submit a new run: {_KEEPS_SOURCE}"
+        yield WaitReason("you", what, 0, 0.0, remedy)
 
 
 def _learning_nothing(facts: RunFacts) -> Iterator[WaitReason]:
@@ -379,17 +379,22 @@ def _unfed(facts: RunFacts, offered: int, prompts: int) -> Iterator[WaitReason]:
         yield WaitReason("you", what, 0, 0.0, remedy)
 
 
-def _failing(facts: RunFacts) -> Iterator[WaitReason]:
+def _most_failed(facts: RunFacts) -> str:
     failures = facts.waits.failures
+    return max(failures, key=lambda one: failures[one], default="")
+
+
+def _failing(facts: RunFacts) -> Iterator[WaitReason]:
+    run, failures, kind = facts.view.run, facts.waits.failures, _most_failed(facts)
     num_failed = sum(failures.values())
     num_graded = facts.view.counts.requested - num_failed - facts.waits.queued - facts.waits.opened
     if not failures or num_failed <= num_graded:
         return
-    kind = max(failures, key=lambda one: failures[one])
     what = f"{failures[kind]} episodes failed with {kind}; the newest: {facts.waits.last_failure[:300]}"
-    is_scenario = kind in _OF_ENVIRONMENT
-    owner = "environment" if is_scenario else "platform"
-    remedy = (
-        "mend the scenario and register it again" if is_scenario else "see the log of the service it names"
-    )
+    owner, remedy = "platform", "see the log of the service it names"
+    if kind in _OF_ENVIRONMENT:
+        owner, remedy = "environment", "mend the environment"
+        remedy += f" and submit a new run: {_KEEPS_SOURCE}" if run.source_digest else ""
+    elif kind == EpisodeFailure.TIMEOUT:
+        remedy = "see what it waited for: an engine, a slot, the store, or a scenario that hangs"
     yield WaitReason(owner, what, failures[kind], 0.0, remedy)

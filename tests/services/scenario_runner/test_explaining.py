@@ -292,6 +292,34 @@ def test_a_paused_run_waits_for_its_user_first() -> None:
     assert summary == "you: run run-1 is paused: nothing new is dispatched"
 
 
+@pytest.mark.parametrize(
+    ("kind", "source", "failing", "paused"),
+    [
+        (
+            "environment_broken",
+            "5" * 64,
+            "submit a new run: this one keeps the source",
+            "cancel it (upcycle runs",
+        ),
+        ("environment_broken", "", "mend the environment", "mend what fails, then resume it"),
+        ("timeout", "5" * 64, "see what it waited for", "mend what fails, then resume it"),
+        ("environment_lost", "5" * 64, "see the log of the service", "mend what fails, then resume it"),
+    ],
+)
+def test_what_to_do_about_failures_depends_on_what_failed(
+    kind: str, source: str, failing: str, paused: str
+) -> None:
+    """An environment is mended for the next run; one without a source, or the platform, for this one."""
+    healthy = run_facts(waits=PlanWaits(failures={kind: 170, "grader_error": 1}, last_failure="s: no db"))
+    run = replace(healthy.view.run, source_digest=source, failure="paused itself: 33 of the last 64")
+    going_on, _ = explain(replace(healthy, view=replace(healthy.view, run=run)))
+    stopped = replace(healthy.view, run=replace(run, state=RunState.PAUSED))
+    (first, *_), _ = explain(replace(healthy, view=stopped))
+    assert [failing in one.remedy for one in going_on if kind in one.what] == [True]
+    assert paused in first.remedy
+    assert ("resume" in first.remedy) is not first.remedy.startswith("cancel it")
+
+
 def test_an_alarm_of_the_trainer_comes_last() -> None:
     session = SessionFact("waiting", "", 1.0, 2, alarms=("mismatch KL 0.2 is above 0.1 for 9 updates",))
     reasons, summary = explain(run_facts(session=session))

@@ -143,7 +143,7 @@ class DemoReport:
             "trace_id": self.trace_id,
             "seed": self.seed,
             "wall_s": {key: round(value, 2) for key, value in asdict(self.wall_s).items()},
-            "usage": {key: round(value, 4) for key, value in asdict(self.usage).items() if value is not None},
+            "usage": {key: round(value, 4) for key, value in self.usage.of_machines().items()},
         }
 
     def shortfalls(self) -> list[str]:

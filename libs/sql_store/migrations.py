@@ -17,6 +17,8 @@ from sql_store.database import Database, take_turn
 from sql_store.errors import MigrationFailed
 
 _HOME: Final = "adapters.migrations"
+_IDLE_MS: Final = 120_000
+"""How long a migration may do nothing on Postgres between two statements."""
 
 
 class MigratedDatabase(Database):
@@ -89,6 +91,10 @@ def _config(folder: Path) -> Config:
 
 
 def _upgrade(connection: Connection, folder: Path, version_table: str, wanted: str) -> str:
+    if (
+        connection.dialect.name == "postgresql"
+    ):  # between two statements Python reads and compiles the scripts
+        connection.exec_driver_sql(f"SET LOCAL idle_in_transaction_session_timeout = {_IDLE_MS}")
     take_turn(connection, "migrate")
     config = _config(folder)
     try:

@@ -20,6 +20,8 @@ from upcycle.errors import DefinitionError, UnknownName
 
 _PINNED: Final[dict[str, bytes]] = {}
 """Content by path, instead of what lies there."""
+_PLAIN_FOLDERS: Final[set[Path]] = set()
+"""Folders outside of any package from which files were loaded."""
 
 
 def pin_sources(root: Path, files: Mapping[str, bytes]) -> None:
@@ -102,6 +104,7 @@ def load_module(path: Path) -> ModuleType:
         raise DefinitionError(f"{path} is not a Python file", "environments are declared in .py files")
     module = importlib.util.module_from_spec(spec)
     _make_importable(resolved.parent)
+    _forget_namesakes(resolved.parent)
     sys.modules[name] = module
     try:
         spec.loader.exec_module(module)
@@ -133,5 +136,17 @@ def package_of(path: Path) -> tuple[Path | None, str]:
 
 
 def _make_importable(folder: Path) -> None:
-    if str(folder) not in sys.path:
-        sys.path.insert(0, str(folder))
+    """First in the search: of two projects, each with its env.py, the one that is loaded means its own."""
+    if str(folder) in sys.path:
+        sys.path.remove(str(folder))
+    sys.path.insert(0, str(folder))
+
+
+def _forget_namesakes(folder: Path) -> None:
+    """Let `import env` in a file of this folder find the env.py beside it, where another plain folder's was
+    imported before. Who imported that one keeps it."""
+    for name in [path.stem for path in folder.glob("*.py")]:
+        file = getattr(sys.modules.get(name), "__file__", None)
+        if file and Path(file).parent in _PLAIN_FOLDERS - {folder}:
+            del sys.modules[name]
+    _PLAIN_FOLDERS.add(folder)

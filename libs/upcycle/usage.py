@@ -25,5 +25,10 @@ class Usage:
         took = tokens if self.prompt_tokens or self.completion_tokens else seconds + trainer
         return took + ("" if self.cost is None else f", cost {self.cost:.4g}")
 
+    def of_machines(self) -> dict[str, float]:
+        """Seconds of the platform's machines, and their cost where there are prices."""
+        seconds = {name: getattr(self, name) for name in ("engine_s", "environment_s", "trainer_s")}
+        return seconds if self.cost is None else {**seconds, "cost": self.cost}
+
 
 NONE: Final = Usage()

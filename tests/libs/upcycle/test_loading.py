@@ -100,3 +100,15 @@ def test_serving_prints_its_port_and_ends_on_sigterm(environment_file: Path) -> 
     finally:
         process.kill()
         process.communicate()
+
+
+def test_of_two_projects_each_means_its_own_env(tmp_path: Path) -> None:
+    """As `upcycle init` writes them: tasks.py imports env.py beside it."""
+    for name in ("first", "second"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "env.py").write_text(SOURCE.format(name=name))
+        (tmp_path / name / "tasks.py").write_text("from env import env\n")
+    loaded = [load_environment(tmp_path / name / "tasks.py").name for name in ("first", "second")]
+    assert loaded == ["first", "second"]
+    (tmp_path / "first" / "more.py").write_text("from env import env\n")
+    assert load_environment(tmp_path / "first" / "more.py").name == "first"

@@ -1,10 +1,10 @@
 """Batches in stream order, for projections.
 
 First deliveries reach the handler in stream order as long as one process reads the durable (`is_ours`: of
-several, one at a time): a batch that
-failed is nacked whole and nothing newer is fetched before it is due again; after a start or a
-reconnect the reader first lets the deliveries that an earlier connection left unanswered run out, because
-the server sends those first.
+several, one at a time): a batch that failed is nacked whole and nothing newer is fetched before it is due
+again; if a part of it does not come back then, because its nack was lost, what came waits for that part.
+After a start or a reconnect the reader first lets the deliveries that an earlier connection left unanswered
+run out, because the server sends those first.
 """
 
 import asyncio
@@ -54,9 +54,10 @@ class BatchConsumer:
         deps: ConsumerDeps,
         *,
         batch_size: int,
-        is_ours: Callable[[], bool] = lambda: True,
+        is_ours: Callable[[], bool] | None = None,
     ) -> None:
-        """is_ours: whether this process is the one that reads now; asked before each fetch."""
+        """is_ours: whether this process is the one that reads now; asked before each fetch. None: several
+        processes may read at once, each a part."""
         self._spec = spec
         self._is_ours = is_ours
         self._decoder = decoder
@@ -68,6 +69,8 @@ class BatchConsumer:
         self._last = ""
         self._epoch = -1
         """Of the connection on which it read last; -1: it has to let leftovers run out first."""
+        self._owed: set[int] = set()
+        """Stream sequences of the batch that failed last: nothing newer is handled before them."""
         self._subscription: JetStreamContext.PullSubscription | None = None
 
     def failing(self) -> str | None:
@@ -94,8 +97,9 @@ class BatchConsumer:
 
     async def _next(self, connection: BusConnection) -> list[Msg]:
         """The next messages; none while another process reads, or none came."""
-        if not self._is_ours():
+        if self._is_ours is not None and not self._is_ours():
             self._epoch = -1
+            self._owed.clear()
             await asyncio.sleep(_PAUSE_S)
             return []
         try:
@@ -133,6 +137,8 @@ class BatchConsumer:
         return await self._deps.in_flight.run(work(), f"{self._spec.durable}/batch")
 
     async def _handle(self, raws: Sequence[Msg]) -> float:
+        if self._passes_over(raws):
+            return await self._nack(raws, self._spec.ack_wait_s)
         pairs: list[Pair] = []
         for index, raw in enumerate(raws):
             try:
@@ -145,6 +151,18 @@ class BatchConsumer:
                 return pause_s + await self._failed(raws[index:], error)
         return await self._run(pairs) if pairs else 0.0
 
+    def _passes_over(self, raws: Sequence[Msg]) -> bool:
+        """Whether a part of the batch that failed is not among these, though newer ones are. It is waited for
+        once: the server sends it again after `ack_wait`, unless it is gone."""
+        came, owed = set(_sequences(raws)), self._owed
+        self._owed = set()
+        missing = owed - came
+        if self._is_ours is None or not missing or min(missing) > max(came):
+            return False
+        extra = {"consumer": self._spec.durable, "missing": sorted(missing), "wait_s": self._spec.ack_wait_s}
+        _LOG.info("waiting_for_leftovers", extra=extra)
+        return True
+
     async def _run(self, pairs: Sequence[Pair]) -> float:
         raws = [raw for raw, _ in pairs]
         durable = self._spec.durable
@@ -156,7 +174,7 @@ class BatchConsumer:
                 async with in_work(raws, self._spec):
                     await self._handler([delivery for _, delivery in pairs])
         except Unavailable as unavailable:
-            return await self._nack(raws, retry_after_s(unavailable, self._deps.timings))
+            return await self._again(raws, retry_after_s(unavailable, self._deps.timings))
         except PoisonMessage as poison:
             return await self._isolate(pairs, poison)
         except Exception as error:
@@ -175,16 +193,19 @@ class BatchConsumer:
             return 0.0 if await self._dead_letter(raw, poison.reason) else await self._failed([raw], poison)
         for index in range(len(pairs)):
             if pause_s := await self._run(pairs[index : index + 1]):
-                await self._nack([raw for raw, _ in pairs[index + 1 :]], pause_s)
-                return pause_s
+                return await self._again([raw for raw, _ in pairs[index + 1 :]], pause_s)
         return 0.0
+
+    async def _again(self, raws: Sequence[Msg], delay_s: float) -> float:
+        self._owed.update(_sequences(raws))
+        return await self._nack(raws, delay_s)
 
     async def _failed(self, raws: Sequence[Msg], error: Exception) -> float:
         self._failures += 1
         self._last = " ".join(str(error).split())[:_MAX_WORDS]
         if self._failures == 1:
             self._failing_since = f"{utc_now():%Y-%m-%d %H:%M:%S} UTC"
-        return await self._nack(raws, retry_delay_s(self._failures, self._deps.timings))
+        return await self._again(raws, retry_delay_s(self._failures, self._deps.timings))
 
     async def _nack(self, raws: Sequence[Msg], delay_s: float) -> float:
         for raw in raws:
@@ -203,3 +224,7 @@ class BatchConsumer:
             return False
         await raw.term()
         return True
+
+
+def _sequences(raws: Sequence[Msg]) -> list[int]:
+    return [raw.metadata.sequence.stream for raw in raws]

@@ -78,7 +78,7 @@ class Projection:
     handlers: EventHandlers[Any]
     fold: Fold[Any]
     batch_size: int
-    is_ours: Callable[[], bool]
+    is_ours: Callable[[], bool] | None
 
     async def handle(self, deliveries: Sequence[Delivery[Any]]) -> None:
         """One batch."""
@@ -142,7 +142,7 @@ class EventRouter(NatsRouter):
         handlers: EventHandlers[R],
         *,
         batch_size: int = 100,
-        is_ours: Callable[[], bool] = lambda: True,
+        is_ours: Callable[[], bool] | None = None,
     ) -> Callable[[Fold[R]], Fold[R]]:
         """Decorates what folds the messages of a durable in stream order, up to `batch_size` at a time: each
         with what `handlers` make of it. Raises BusError when a type that the durable reads has no function.

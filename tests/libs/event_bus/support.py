@@ -114,7 +114,7 @@ def subscribe_batch(
     handler: BatchHandler,
     *,
     batch_size: int = 100,
-    is_ours: Callable[[], bool] = lambda: True,
+    is_ours: Callable[[], bool] | None = None,
 ) -> None:
     """A router with one projection."""
     router, handlers = EventRouter(), EventHandlers[None]()

@@ -6,6 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+from nats.aio.msg import Msg
 from tests.conftest import NatsFactory
 from tests.libs.event_bus.support import (
     FAST,
@@ -20,7 +21,8 @@ from tests.libs.event_bus.support import (
 from tests.local_servers import NatsServer
 from tests.support.waiting import until
 
-from event_bus import BusSettings, ConsumerSpec, Delivery, EventBus, PoisonMessage
+from event_bus import BusSettings, ConsumerSpec, Delivery, EventBus, PoisonMessage, batches
+from event_bus.incoming import nack
 from event_bus.pulls import fetched
 from upcycle.errors import Unavailable
 
@@ -334,3 +336,32 @@ async def test_of_two_readers_the_one_whose_turn_it_is_gets_all_in_order(server:
     assert first.done + second.done == wanted
     assert first.done
     assert "20" in second.done
+
+
+async def test_a_batch_waits_for_the_part_of_a_failed_one_whose_nack_was_lost(
+    server: NatsServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else `run.stopping` passes a grade that stands before it."""
+    spec, got, lost = projection(ack_wait_s=2.0), Batches(), list[int]()
+
+    async def nack_but_the_second(raw: Msg, durable: str, delay_s: float) -> None:
+        if raw.metadata.sequence.stream == 2 and not lost:
+            lost.append(2)
+        else:
+            await nack(raw, durable, delay_s)
+
+    def away(details: list[str]) -> None:
+        if len(got.seen) == 1:
+            raise Unavailable("the database is away", retry_after_s=0.1)
+
+    got.trouble = away  # type: ignore[method-assign]
+    monkeypatch.setattr(batches, "nack", nack_but_the_second)
+    async with running(server) as bus:
+        await publish(bus, ["a", "b", "c"])
+    async with running(
+        server, spec, setup=lambda bus: subscribe_batch(bus, spec, got, is_ours=lambda: True)
+    ) as bus:
+        await until(lambda: bool(lost))
+        await publish(bus, ["d"])
+        await until(lambda: len(got.done) >= 4)
+    assert got.done == ["a", "b", "c", "d"]

@@ -1,6 +1,7 @@
 """What one Python file refers to, as its text says: the modules it imports, the data it declares."""
 
 import ast
+import threading
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,6 +12,9 @@ from upcycle.modules import package_of
 
 MAX_PARSED_BYTES: Final = 2 << 20
 """A longer file is data in Python's clothes, and its imports are not followed."""
+_PARSING: Final = threading.Lock()
+"""Of two threads that build trees at once in CPython 3.11, one may get a SystemError: they count their depth
+together (python/cpython issue 106905)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,7 +31,8 @@ def references_of(content: bytes, path: Path, root: Path) -> References:
     if len(content) > MAX_PARSED_BYTES:
         return References()
     try:
-        tree = ast.parse(content)
+        with _PARSING:
+            tree = ast.parse(content)
         nodes = list(ast.walk(tree))
     except (SyntaxError, ValueError, RecursionError, MemoryError):
         return References()  # loading it says what is wrong, with its line

@@ -63,7 +63,7 @@ def test_turns_calls_results_and_rewards_are_shown_as_they_are() -> None:
 
 
 def test_no_control_character_of_an_episode_reaches_the_terminal() -> None:
-    """Title, colours and C1 of whoever wrote: prompt, policy, tool, grader."""
+    """Title, colours and C1, from each who may write: prompt, policy, tool, grader."""
     evil = "\x1b]0;owned\x07\x9b2Jkept"
     hostile = turn()
     hostile.text = hostile.parse_error = evil

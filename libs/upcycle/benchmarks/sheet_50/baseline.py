@@ -1,64 +1,25 @@
 """What the scripted players earn: `python -m upcycle.benchmarks.sheet_50.baseline` writes baseline.json."""
 
-import asyncio
 import json
-from collections.abc import Iterable
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
-from upcycle import EvaluationResult
-from upcycle.transcripts import Answer, Transcript, Turn
+from upcycle.benchmarks.calibration import Calibration
 
 from .env import NUM_TASKS, drawn, env, workbook
-from .players import ANCHOR, PLAYERS, Player, calls_of
-from .reference import Calls
+from .players import ANCHOR, PLAYERS, calls_of
 
 FILE: Final = Path(__file__).with_name("baseline.json")
 
 
-async def played(number: int, calls: Calls) -> EvaluationResult:
-    """The reward of calls of tools in one task, in this process."""
-    play = workbook.play({"number": number})
-    try:
-        await play.start()
-        for name, arguments in calls:
-            await env.call_tool(name, arguments)
-        return await play.grade(Answer("", Transcript((Turn(""),))))
-    finally:
-        await play.close()
+def family_of(number: int) -> str:
+    """Of the task of this number."""
+    return drawn(number)[0].family
 
 
-def rewards(player: Player, numbers: Iterable[int]) -> dict[str, float]:
-    """The reward of each task, by its number."""
-    found = {number: asyncio.run(played(number, calls_of(player, number))) for number in numbers}
-    return {str(number): round(result.score, 4) for number, result in found.items()}
-
-
-def table() -> dict[str, Any]:
-    """Every player on every task. people: how many of the players are people."""
-    rows = []
-    for player in PLAYERS:
-        earned = rewards(player, range(NUM_TASKS))
-        families: dict[str, list[float]] = {}
-        for number, reward in earned.items():
-            families.setdefault(drawn(int(number))[0].family, []).append(reward)
-        rows.append(
-            {
-                "player": player.name,
-                "skill": player.skill,
-                "reward": _mean(list(earned.values())),
-                "success": _mean([float(reward == 1) for reward in earned.values()]),
-                "families": {name: _mean(values) for name, values in families.items()},
-                "rewards": earned,
-            }
-        )
-    return {"benchmark": "sheet-50", "anchor": ANCHOR, "people": 0, "players": rows}
-
-
-def _mean(values: list[float]) -> float:
-    return round(sum(values) / len(values), 4)
-
+CALIBRATION: Final = Calibration("sheet-50", ANCHOR, env, workbook, PLAYERS, NUM_TASKS, calls_of, family_of)
+played, rewards = CALIBRATION.played, CALIBRATION.rewards
 
 if __name__ == "__main__":
-    FILE.write_text(json.dumps(table(), indent=1) + "\n")
+    FILE.write_text(json.dumps(CALIBRATION.table(), indent=1) + "\n")
     print(f"wrote {FILE}")

@@ -143,6 +143,7 @@ LOSSES = (
     sa.select(
         sa.func.coalesce(EPISODE.c.opened_at, EPISODE.c.dispatched_at, EPISODE.c.requested_at),
         EPISODE.c.settled_at,
+        EPISODE.c.opened_at.is_not(None),
     )
     .where(*_FAILED, EPISODE.c.reason == EpisodeFailure.ENVIRONMENT_LOST.value)
     .order_by(EPISODE.c.settled_at.desc())

@@ -23,6 +23,7 @@ from scenario_runner.adapters.sql_source_groups import SourceGroups
 from scenario_runner.adapters.tables import EPISODE, GROUP, RUN
 from scenario_runner.domain.explain import PlanWaits
 from scenario_runner.domain.learning import WithoutStep
+from scenario_runner.domain.plan import Loss
 from scenario_runner.domain.runs import Counts, EpisodeRow, EpisodeState, GroupRow, RunRecord, RunState
 from scenario_runner.wire import published
 from scenario_runner.wire import runs as wire
@@ -290,11 +291,10 @@ class PlanUnit(SqlAnnouncements):
         found |= {"complete_groups": len(complete), "complete_s": complete_s}
         return PlanWaits(**found, failures=failures, last_failure=last)
 
-    def losses(self, run_id: str) -> list[tuple[datetime, datetime]]:
-        """Of the 2,048 episodes that were lost last with their process, newest first: when each began to be
-        played (was dispatched, where nothing noted its beginning) and when it was lost."""
+    def losses(self, run_id: str) -> list[Loss]:
+        """The 2,048 episodes that were lost last with their process, newest first."""
         rows = self._read(statements.LOSSES, run_id_=run_id)
-        return [(began_at, lost_at) for began_at, lost_at in rows]
+        return [Loss(began_at, lost_at, bool(opened)) for began_at, lost_at, opened in rows]
 
     def outbox_waiting(self, model: str) -> int:
         """Announcements about a model that are not published yet."""

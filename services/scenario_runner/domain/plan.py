@@ -20,6 +20,7 @@ MAX_ATTEMPTS = 3
 """Plays of one member of a group before it has failed for good."""
 
 ONE_RESTART: Final = timedelta(minutes=10)
+LOST_WHILE_OPENING: Final = timedelta(minutes=1)
 PLAYED_ONCE: Final = frozenset({EpisodeFailure.ENVIRONMENT_BROKEN})
 """Failures that would come again: their member is not played again."""
 
@@ -113,18 +114,32 @@ def how_it_ended(failure: str) -> str:
     return ENDED if failure in ATTRIBUTABLE else FAILED
 
 
-def lost_at_once(losses: Sequence[tuple[datetime, datetime]], num_newest: int, now: datetime) -> int:
-    """How many of the newest losses were being played already when the first was lost: episodes that
-    are played when a fleet restarts fail together, and count as one event.
+@dataclass(frozen=True, slots=True)
+class Loss:
+    """An episode that was lost with its process."""
 
-    losses: when each began to be played and when it was lost, newest first. The first is that of the last ten
-    minutes, or of the newest ones where they reach further back: many played at once may end between two
-    looks, few long ones may take hours.
+    began_at: datetime
+    """When it began to be played; when it was dispatched, where its environment never opened."""
+    lost_at: datetime
+    opened: bool
+    """Whether its environment opened."""
+
+
+def lost_at_once(losses: Sequence[Loss], num_newest: int, now: datetime) -> int:
+    """How many of the newest losses were under way already when the first was lost: episodes that are
+    played when a fleet restarts fail together, and count as one event. Where the environment never opened,
+    only those that were lost within a minute of the first: later ones waited, and failed by themselves.
+
+    losses: newest first. The first is that of the last ten minutes, or of the newest ones where they reach
+    further back: many played at once may end between two looks, few long ones may take hours.
     """
     newest = losses[:num_newest]
-    recent = [loss for loss in losses if loss[1] >= now - ONE_RESTART]
-    first = min((lost_at for _, lost_at in (*newest, *recent)), default=now)
-    return sum(began_at < first for began_at, _ in newest)
+    recent = [loss for loss in losses if loss.lost_at >= now - ONE_RESTART]
+    first = min((loss.lost_at for loss in (*newest, *recent)), default=now)
+    return sum(
+        loss.began_at < first and (loss.opened or loss.lost_at <= first + LOST_WHILE_OPENING)
+        for loss in newest
+    )
 
 
 def after_failure(attempt: int, run_state: RunState, *, group_is_open: bool) -> Refill | Shorten | None:

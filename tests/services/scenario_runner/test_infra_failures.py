@@ -12,7 +12,7 @@ from tests.services.scenario_runner.planning import (
     train_spec,
 )
 
-from scenario_runner.domain.plan import ONE_RESTART, lost_at_once
+from scenario_runner.domain.plan import LOST_WHILE_OPENING, ONE_RESTART, Loss, lost_at_once
 from scenario_runner.domain.runs import EpisodeState, RunState
 from scenario_runner.usecases.views import view_of
 from upcycle.run_config import RunSpec
@@ -143,6 +143,19 @@ async def test_losses_that_are_far_apart_pause_the_run(planner: PlannerHarness) 
     assert (await planner.run()).state is RunState.PAUSED
 
 
+async def test_a_fleet_that_dies_at_each_opening_pauses_the_run(planner: PlannerHarness) -> None:
+    """Its episodes were dispatched together and wait: none was being played when the first was lost."""
+    await planner.begin(big(), num_tasks=50)
+    await lose(planner, 8, attempt=0)
+    for _ in range(4):
+        planner.now += LOST_WHILE_OPENING
+        assert (await planner.run()).state is RunState.RUNNING
+        await lose(planner, 8, attempt=0)
+    assert (await planner.run()).state is RunState.RUNNING
+    await lose(planner, 1, attempt=0)
+    assert (await planner.run()).state is RunState.PAUSED
+
+
 @pytest.mark.parametrize(
     ("began_and_lost", "num_newest", "at_once"),
     [
@@ -155,5 +168,16 @@ async def test_losses_that_are_far_apart_pause_the_run(planner: PlannerHarness) 
     ],
 )
 def test_what_was_lost_at_once(began_and_lost: list[tuple[int, int]], num_newest: int, at_once: int) -> None:
-    losses = [(START + timedelta(seconds=a), START + timedelta(seconds=b)) for a, b in began_and_lost]
-    assert lost_at_once(losses, num_newest, START + timedelta(seconds=1000)) == at_once
+    assert lost_at_once(some_losses(began_and_lost), num_newest, START + timedelta(seconds=1000)) == at_once
+
+
+def test_what_never_opened_was_lost_at_once_only_within_a_minute() -> None:
+    losses = some_losses([(1, 65), (1, 64), (1, 4)])
+    assert lost_at_once(losses, 3, START + timedelta(seconds=100)) == 3
+    waited = [replace(loss, opened=False) for loss in losses]
+    assert lost_at_once(waited, 3, START + timedelta(seconds=100)) == 2
+
+
+def some_losses(began_and_lost: list[tuple[int, int]]) -> list[Loss]:
+    """Losses of opened environments, in seconds since the start."""
+    return [Loss(START + timedelta(seconds=a), START + timedelta(seconds=b), True) for a, b in began_and_lost]

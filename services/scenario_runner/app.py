@@ -15,7 +15,7 @@ from retention.up_to_date import UpToDate
 from scenario_runner.adapters.bus_outcomes import BusOutcomes
 from scenario_runner.adapters.forked_host import ForkedHost
 from scenario_runner.adapters.hosts import Hosts
-from scenario_runner.adapters.peers import BusGauge, GrpcRegistry, PeerFacts
+from scenario_runner.adapters.peers import BusGauge, GrpcLineages, GrpcRegistry, PeerFacts
 from scenario_runner.adapters.planned_episodes import SqlPlannedEpisodes
 from scenario_runner.adapters.sandbox import Limits
 from scenario_runner.adapters.source_store import SourceStore
@@ -32,11 +32,12 @@ from scenario_runner.servicer.environments import EnvironmentServicer
 from scenario_runner.servicer.statuses import ENVIRONMENT_STATUSES, TASKSET_STATUSES
 from scenario_runner.servicer.tasksets import TasksetServicer
 from scenario_runner.settings import ScenarioRunnerSettings
+from scenario_runner.usecases.catalog import Tasksets
 from scenario_runner.usecases.explaining import ExplainRun
 from scenario_runner.usecases.leases import LeaseRules, Leases
 from scenario_runner.usecases.planning import PlanRules
 from scenario_runner.usecases.references import FindReferences
-from scenario_runner.usecases.registering import RegisterTaskset, SourceRules, Tasksets
+from scenario_runner.usecases.registering import RegisterTaskset, SourceRules
 from scenario_runner.usecases.retaining import RemoveRuns
 from scenario_runner.usecases.submitting import KeepSource, Runs, SubmitRun
 from scenario_runner.usecases.task_claims import ClaimTasks
@@ -62,7 +63,7 @@ NEVER_OVERTAKEN: Final = (RunSubmitted,)
 be decided, before that."""
 _DRAIN_SHARE: Final = 0.75
 """Of the time to stop: what episodes get to end, before the server stops answering them."""
-_IDEMPOTENT: Final = ("GetModel", "GetVersion", *ASKED_AGAIN)
+_IDEMPOTENT: Final = ("GetModel", "GetVersion", "ListModels", "ListCheckpoints", *ASKED_AGAIN)
 
 
 def build_app(settings: ScenarioRunnerSettings, server: GrpcServer | None = None) -> Service:
@@ -148,7 +149,8 @@ def _add_planner(
     service.add(OutboxRelay(database, bus, never_overtaken=NEVER_OVERTAKEN))
     service.add(Worker("planner", loop.run))
     service.add(Worker("sweeps", sweeps.run))
-    servicer = _taskset_servicer(settings, plan, hosts, loop, submit, explain)
+    lineages = GrpcLineages(registry)
+    servicer = _taskset_servicer(settings, plan, hosts, loop, submit, explain, lineages)
     server.add(add_TasksetServiceServicer_to_server, servicer, TASKSET_STATUSES)
     _add_retention(service, settings, plan, registry, server, UpToDate(NAME, bus.unread, now=utc_now))
 
@@ -160,10 +162,11 @@ def _taskset_servicer(
     loop: PlannerLoop,
     submit: SubmitRun,
     explain: ExplainRun,
+    lineages: GrpcLineages,
 ) -> TasksetServicer:
     return TasksetServicer(
         RegisterTaskset(plan, hosts, SourceRules(settings.environment_roots, settings.allow_tcp)),
-        Tasksets(plan),
+        Tasksets(plan, hosts.files_now, lineages),
         submit,
         Runs(plan, wake=loop.wake),
         explain,

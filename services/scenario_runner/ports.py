@@ -2,7 +2,7 @@
 registry have one, and a double in tests.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any, Protocol
 
 from scenario_runner.domain.environments import (
@@ -73,3 +73,11 @@ class Registry(Protocol):
 
     async def head_version(self, model: str) -> int:
         """The promoted version, from which a training run starts. Raises NotFound, Unavailable."""
+
+
+class Lineages(Protocol):
+    """What checkpoint_registry has that goes back to a taskset."""
+
+    async def of_taskset(self, taskset: str, run_ids: Collection[str]) -> Sequence[str]:
+        """Gates that judge by a taskset, checkpoints that were judged by it or come from runs on it: each in
+        a few words. Raises Unavailable."""

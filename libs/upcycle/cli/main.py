@@ -42,6 +42,12 @@ COMMANDS = {
     "restore": ("upcycle.cli.backup:restore", "Make a new platform what a backup was."),
     "doctor": ("upcycle.cli.doctor:doctor", "Check what this machine and the platform offer."),
 }
+TASKSET_COMMANDS = {
+    "list": ("upcycle.cli.taskset_commands:list_tasksets", "What is registered."),
+    "show": ("upcycle.cli.taskset_commands:show", "Tasks, sides, environment, revisions of one."),
+    "diff": ("upcycle.cli.taskset_commands:diff", "Tasks added, removed, changed between two."),
+    "delete": ("upcycle.cli.taskset_commands:delete", "Delete one that nothing refers to."),
+}
 TRAJECTORY_COMMANDS = {
     "list": ("upcycle.cli.trajectories:list_trajectories", "Newest trajectories."),
     "show": ("upcycle.cli.trajectories:show", "Turns, tool calls, reward tree, token log-probabilities."),
@@ -71,6 +77,7 @@ def build_app() -> cyclopts.App:
     app = cyclopts.App(name="upcycle", help=PURPOSE, help_epilogue=TABLE, version=version("upcycle"))
     _add(app, COMMANDS)
     for name, help_text, commands in (
+        ("tasksets", "What is played.", TASKSET_COMMANDS),
         ("trajectories", "What was sampled.", TRAJECTORY_COMMANDS),
         ("models", "Models, checkpoints, heads.", MODEL_COMMANDS),
         ("docs", "This documentation.", DOCS_COMMANDS),

@@ -2,7 +2,7 @@
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Final, TypeVar
@@ -40,6 +40,7 @@ from upcycle.errors import Unavailable
 from upcycle.moments import moment_of
 from upcycle.rpc import RemoteNotFound, RemoteRefused, peer_errors
 from upcycle.run_config import PolicyChoice
+from upcycle.tasks import plain_name
 
 if TYPE_CHECKING:
     from upcycle.api.registry.v1.service_pb2_grpc import RegistryServiceAsyncStub
@@ -81,6 +82,33 @@ class GrpcRegistry:
     async def _model(self, model: str) -> registry_pb2.Model:
         with _nothing_submitted(f"look up model {model!r}"):
             return (await self._stub.GetModel(service_pb2.GetModelRequest(model=model))).model
+
+
+class GrpcLineages:
+    """Implements ports.Lineages. Asks model by model: for a person's command, not for a loop."""
+
+    def __init__(self, peer: Peer) -> None:
+        self._stub: RegistryServiceAsyncStub = RegistryServiceStub(peer.channel)
+
+    async def of_taskset(self, taskset: str, run_ids: Collection[str]) -> list[str]:
+        """Raises Unavailable."""
+        found: list[str] = []
+        with peer_errors("nothing is deleted before the registry says what refers to it", ()):
+            models = (await self._stub.ListModels(service_pb2.ListModelsRequest())).models
+            for model in models:
+                if plain_name(model.gate_taskset) == taskset:
+                    found.append(f"the gate of model {model.model}")
+                wanted = service_pb2.ListCheckpointsRequest(model=model.model)
+                checkpoints = (await self._stub.ListCheckpoints(wanted)).checkpoints
+                found += [why for one in checkpoints if (why := _why_kept(one, taskset, run_ids))]
+        return found
+
+
+def _why_kept(checkpoint: registry_pb2.Checkpoint, taskset: str, run_ids: Collection[str]) -> str:
+    name = f"checkpoint {checkpoint.checkpoint_id} of {checkpoint.model}"
+    if checkpoint.run_id in run_ids or not checkpoint.sources.keys().isdisjoint(run_ids):
+        return f"{name} (trained on its runs)"
+    return f"{name} (judged by it)" if plain_name(checkpoint.gate.taskset) == taskset else ""
 
 
 @contextmanager

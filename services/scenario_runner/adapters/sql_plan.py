@@ -17,6 +17,7 @@ from identities import events as event_ids
 from identities.entities import group_of_episode
 from scenario_runner.adapters import plan_statements as statements
 from scenario_runner.adapters.sql_announcements import SqlAnnouncements
+from scenario_runner.adapters.sql_catalog import Catalog
 from scenario_runner.adapters.sql_retention import OldRuns
 from scenario_runner.adapters.sql_rows import episode_of, run_of, slots_of
 from scenario_runner.adapters.sql_source_groups import SourceGroups
@@ -105,6 +106,7 @@ class PlanUnit(SqlAnnouncements):
         """Whose rows this transaction writes."""
         self.source_groups = SourceGroups(connection, self.changed_runs)
         self.old_runs = OldRuns(connection)
+        self.catalog = Catalog(connection)
         self._runs: dict[str, RunRecord | None] = {}
         self._final_counts: dict[str, str] = {}
         self._members: dict[str, dict[str, EpisodeRow]] = {}

@@ -37,18 +37,20 @@ class SqlTasksets:
 
     def taskset(self, name: str) -> RegisteredTaskset | None:
         """Without its tasks: the newest revision of a name, or exactly that of `name@n`."""
-        revisions = sa.select(TASKSET).where(owned(TASKSET, name=name)).order_by(TASKSET.c.revision.desc())
+        is_there = TASKSET.c.deleted_at.is_(None)
+        revisions = sa.select(TASKSET).where(owned(TASKSET, name=name), is_there)
+        revisions = revisions.order_by(TASKSET.c.revision.desc())
         row = self._sql.execute(revisions.limit(1)).mappings().first()
         if row is None and (exact := _REVISION.fullmatch(name)):
             that = owned(TASKSET, name=exact["name"], revision=int(exact["revision"]))
-            row = self._sql.execute(sa.select(TASKSET).where(that)).mappings().first()
+            row = self._sql.execute(sa.select(TASKSET).where(that, is_there)).mappings().first()
         return taskset_of(row) if row else None
 
     def tasksets(self) -> list[RegisteredTaskset]:
         """The newest revision of each, without its tasks."""
         newest = (
             sa.select(TASKSET.c.name, sa.func.max(TASKSET.c.revision).label("revision"))
-            .where(owned(TASKSET))
+            .where(owned(TASKSET), TASKSET.c.deleted_at.is_(None))
             .group_by(TASKSET.c.name)
             .subquery()
         )

@@ -11,7 +11,7 @@ TASKSET = sa.Table(
     METADATA,
     *columns("tenant storage_key name digest split source", sa.String),
     *columns("revision num_tasks", sa.BigInteger),
-    *columns("registered_at", UtcDateTime),
+    *columns("registered_at deleted_at", UtcDateTime),
 )
 TASK = sa.Table(
     "task",

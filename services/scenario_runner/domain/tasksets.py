@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from datetime import datetime
 
 from episodes import Split
 from scenario_runner.domain.environments import EnvironmentSource
@@ -36,6 +37,27 @@ class RegisteredTaskset:
     def key(self) -> str:
         """What its tasks are stored under, and what names exactly this revision: `name`, then `name@2`, …"""
         return self.name if self.revision == 1 else f"{self.name}@{self.revision}"
+
+
+@dataclass(frozen=True, slots=True)
+class TasksetFacts:
+    """A registered taskset without its tasks. sides: how many of them are on which side. source_digest: of
+    the environment's code as it lies there now, "" where it is not known."""
+
+    taskset: RegisteredTaskset
+    registered_at: datetime
+    sides: Mapping[Split, int] = field(default_factory=dict)
+    source_digest: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class TasksetUser:
+    """A run that plays a taskset, or is gated on it. is_gone: retention removed its groups and episodes."""
+
+    run_id: str
+    model: str
+    is_gone: bool = False
+    is_gated: bool = False
 
 
 @dataclass(frozen=True, slots=True)

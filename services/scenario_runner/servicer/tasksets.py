@@ -10,10 +10,12 @@ import grpc
 import grpc.aio
 from opentelemetry import propagate, trace
 
+from episodes.identity import SPLIT_NUMBERS
 from scenario_runner.domain.explain import WaitReason
 from scenario_runner.domain.runs import FINAL_RUN_STATES, Prices, RunView
+from scenario_runner.usecases.catalog import Tasksets
 from scenario_runner.usecases.explaining import ExplainRun
-from scenario_runner.usecases.registering import RegisterTaskset, Tasksets
+from scenario_runner.usecases.registering import RegisterTaskset
 from scenario_runner.usecases.submitting import Runs, SubmitRun, TraceContext
 from scenario_runner.usecases.task_claims import ClaimTasks
 from scenario_runner.usecases.views import INTERVAL_S
@@ -70,15 +72,34 @@ class TasksetServicer(TasksetServiceServicer):
         return pb.ClaimTasksResponse(claimed=claimed)
 
     async def GetTaskset(self, request: pb.GetTasksetRequest, context: Context) -> pb.GetTasksetResponse:
-        """With its tasks."""
+        """With its tasks, and on request with the side of each."""
+        if request.with_summaries:
+            taskset, sides, revisions = await self._tasksets.describe(request.name)
+            return pb.GetTasksetResponse(
+                taskset=wire.taskset_to_wire(taskset),
+                revisions=map(wire.facts_to_wire, revisions),
+                task_splits=[SPLIT_NUMBERS[side] for side in sides],
+            )
         return pb.GetTasksetResponse(taskset=wire.taskset_to_wire(await self._tasksets.get(request.name)))
 
     async def ListTasksets(
         self, request: pb.ListTasksetsRequest, context: Context
     ) -> pb.ListTasksetsResponse:
         """Without their tasks."""
+        if request.with_summaries:
+            return pb.ListTasksetsResponse(
+                summaries=map(wire.facts_to_wire, await self._tasksets.described())
+            )
         tasksets = await self._tasksets.all()
         return pb.ListTasksetsResponse(tasksets=[wire.taskset_to_wire(one) for one in tasksets])
+
+    async def DeleteTaskset(
+        self, request: pb.DeleteTasksetRequest, context: Context
+    ) -> pb.DeleteTasksetResponse:
+        """Every revision of one that nothing refers to."""
+        return pb.DeleteTasksetResponse(
+            revisions=map(wire.facts_to_wire, await self._tasksets.delete(request.name))
+        )
 
     async def SubmitRun(self, request: pb.SubmitRunRequest, context: Context) -> pb.SubmitRunResponse:
         """Accept a run, once per request id."""

@@ -4,8 +4,9 @@ import asyncio
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from difflib import get_close_matches
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 from urllib.parse import urlsplit
 
 from episodes import Split
@@ -25,7 +26,10 @@ from service_kit.errors import InvalidRequest
 from upcycle.errors import TasksetInvalid
 from upcycle.shipped import only_measures
 from upcycle.task_rows import canonical_args, check_name, task_digest
-from upcycle.tasks import MAX_TASKS, REVISION_SUFFIX, taskset_digest
+from upcycle.tasks import MAX_TASKS, REVISION_SUFFIX, plain_name, taskset_digest
+
+_SHOWN: Final = 20
+"""Names in an error message."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,32 +122,22 @@ class RegisterTaskset:
         return replace(source, path=str(path))
 
 
-class Tasksets:
-    """Read what is registered."""
-
-    def __init__(self, plan: SqlPlan) -> None:
-        self._plan = plan
-
-    async def get(self, name: str) -> RegisteredTaskset:
-        """With its tasks: the newest revision of a name, or that of `name@n`. Raises NotFound."""
-
-        def read(unit: PlanUnit) -> RegisteredTaskset:
-            taskset = unit.taskset(name)
-            if taskset is None:
-                raise NotFound(f"no taskset {name!r} is registered; it has {known_tasksets(unit)}")
-            tasks = unit.tasks(taskset.key)
-            return replace(taskset, tasks=tuple(tasks[position] for position in sorted(tasks)))
-
-        return await self._plan.read(read)
-
-    async def all(self) -> list[RegisteredTaskset]:
-        """The newest revisions, without their tasks."""
-        return await self._plan.read(lambda unit: unit.tasksets())
+def with_tasks(unit: PlanUnit, name: str) -> RegisteredTaskset:
+    """Raises NotFound."""
+    taskset = unit.taskset(name)
+    if taskset is None:
+        raise no_such_taskset(unit, name)
+    tasks = unit.tasks(taskset.key)
+    return replace(taskset, tasks=tuple(tasks[position] for position in sorted(tasks)))
 
 
-def known_tasksets(unit: PlanUnit) -> str:
-    """For error messages."""
-    return ", ".join(taskset.name for taskset in unit.tasksets()[:20]) or "none"
+def no_such_taskset(unit: PlanUnit, name: str) -> NotFound:
+    """The refusal of a name, with the nearest one."""
+    known = [taskset.name for taskset in unit.tasksets()]
+    near = get_close_matches(plain_name(name), known, n=1)
+    hint = f"did you mean {near[0]!r}? " if near and near[0] != name else ""
+    there = f"{', '.join(known[:_SHOWN])}{', …' if len(known) > _SHOWN else ''}" or "none"
+    return NotFound(f"no taskset {name!r} is registered; {hint}it has {there}")
 
 
 def check_none_only_measures(environment: str, tasks: Sequence[RunnableTask]) -> None:

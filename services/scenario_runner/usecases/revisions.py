@@ -25,14 +25,15 @@ def store(unit: PlanUnit, taskset: RegisteredTaskset) -> tuple[RegisteredTaskset
     if newest is not None:
         _refuse_another_kind(newest, taskset)
     claim_for(unit, taskset)
-    if newest is None:
-        unit.add_taskset(taskset)
-        return taskset, True
+    if newest is None:  # a name whose taskset was deleted goes on counting
+        added = _next_revision(unit, taskset) if unit.catalog.numbered(taskset.name) else taskset
+        unit.add_taskset(added)
+        return added, True
     if newest.digest == taskset.digest:
         if newest.source != taskset.source:
             unit.move_taskset(newest.key, taskset.source)
         return replace(taskset, revision=newest.revision), False
-    revised = _next_revision(unit, newest, taskset)
+    revised = _next_revision(unit, taskset)
     unit.add_taskset(revised)
     log.info("taskset_revised", extra={"taskset": revised.name, "revision": revised.revision})
     return revised, True
@@ -71,12 +72,10 @@ def _refuse_another_kind(newest: RegisteredTaskset, taskset: RegisteredTaskset) 
         )
 
 
-def _next_revision(
-    unit: PlanUnit, newest: RegisteredTaskset, taskset: RegisteredTaskset
-) -> RegisteredTaskset:
-    revised = replace(taskset, revision=newest.revision + 1)
+def _next_revision(unit: PlanUnit, taskset: RegisteredTaskset) -> RegisteredTaskset:
+    revised = replace(taskset, revision=unit.catalog.numbered(taskset.name) + 1)
     # A taskset that is called `name@2` may be left from before there were revisions.
-    while unit.taskset(revised.key) is not None:
+    while unit.catalog.is_taken(revised.key):
         revised = replace(revised, revision=revised.revision + 1)
     if len(revised.key) > MAX_NAME_CHARS:
         raise InvalidRequest(

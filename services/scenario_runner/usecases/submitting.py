@@ -12,7 +12,6 @@ from scenario_runner.domain.runs import (
     OPEN_RUN_STATES,
     AlreadyTaken,
     EpisodeRow,
-    NotFound,
     Refused,
     RunRecord,
     RunState,
@@ -22,7 +21,7 @@ from scenario_runner.domain.tasksets import RegisteredTaskset, RunnableTask
 from scenario_runner.ports import Registry
 from scenario_runner.usecases.ending import conclude, end_run, stop_early
 from scenario_runner.usecases.planning import pause, resume
-from scenario_runner.usecases.registering import known_tasksets
+from scenario_runner.usecases.registering import no_such_taskset
 from scenario_runner.usecases.source_runs import take_sources
 from scenario_runner.usecases.views import RunViews, find_run, view_of
 from service_kit.errors import InvalidRequest
@@ -289,7 +288,7 @@ def check_tasksets(unit: PlanUnit, spec: RunSpec) -> RegisteredTaskset:
 def _registered(unit: PlanUnit, name: str) -> RegisteredTaskset:
     taskset = unit.taskset(name)
     if taskset is None:
-        raise NotFound(f"no taskset {name!r} is registered; it has {known_tasksets(unit)}")
+        raise no_such_taskset(unit, name)
     return taskset
 
 

@@ -11,7 +11,7 @@ from identities.entities import trajectory_id
 from scenario_runner.domain.environments import EnvironmentSource, PythonEnvironment, TcpEnvironment
 from scenario_runner.domain.runs import Counts, EpisodeRow, EpisodeState, Prices, RunState, RunView
 from scenario_runner.domain.source_groups import SourceReport
-from scenario_runner.domain.tasksets import RegisteredTaskset, RunnableTask
+from scenario_runner.domain.tasksets import RegisteredTaskset, RunnableTask, TasksetFacts
 from service_kit.errors import InvalidRequest
 from upcycle.api.common.v1 import common_pb2
 from upcycle.api.taskset.v1 import taskset_pb2
@@ -66,6 +66,22 @@ def taskset_to_wire(taskset: RegisteredTaskset) -> taskset_pb2.Taskset:
             )
             for task in taskset.tasks
         ],
+    )
+
+
+def facts_to_wire(facts: TasksetFacts) -> taskset_pb2.TasksetSummary:
+    """A revision without its tasks."""
+    taskset = facts.taskset
+    return taskset_pb2.TasksetSummary(
+        name=taskset.name,
+        revision=taskset.revision,
+        digest=taskset.digest,
+        split=SPLIT_NUMBERS[taskset.split],
+        environment=source_to_wire(taskset.source),
+        num_tasks=taskset.num_tasks,
+        splits={side.value: count for side, count in facts.sides.items()},
+        source_digest=facts.source_digest,
+        registered_at=timestamp(facts.registered_at),
     )
 
 

@@ -170,6 +170,8 @@ def test_the_breaking_check_sees_a_renumbered_field_and_a_removed_message(
 NEGOTIATED = {
     "upcycle.api.environment.v1.CallToolRequest.limit_s": "sent where OpenResponse.limits_calls says so",
     "upcycle.api.taskset.v1.ClaimTasksRequest.source_run_ids": "the trainer is upgraded after the planner",
+    "upcycle.api.taskset.v1.GetTasksetRequest.with_summaries": "of people: an older planner refuses it",
+    "upcycle.api.taskset.v1.ListTasksetsRequest.with_summaries": "of people: an older planner refuses it",
     "upcycle.api.taskset.v1.RunSpec.max_concurrent": "of people's programs: an older planner refuses it",
     "upcycle.api.trajectory.v1.GetLedgerRequest.episode_ids": "the planner is upgraded after the ledger",
     "upcycle.api.training.v1.TrainingInput.task_digest": "of people's programs: an older trainer refuses it",

@@ -29,6 +29,7 @@ from trajectory_body import pack
 from upcycle.api.common.v1 import common_pb2
 from upcycle.api.environment.v1.service_pb2_grpc import EnvironmentServiceStub
 from upcycle.api.registry.v1 import service_pb2 as registry_pb2
+from upcycle.api.registry.v1.registry_pb2 import Checkpoint, Model
 from upcycle.api.registry.v1.service_pb2_grpc import (
     RegistryServiceServicer,
     add_RegistryServiceServicer_to_server,
@@ -41,12 +42,25 @@ MODELS: Final = ("incident", "other")
 
 
 class KnownModels(RegistryServiceServicer):
-    """Knows the models it is given, each with versions 0 to 3 (2 was removed), and the engines of a test."""
+    """Knows the models it is given, each with versions 0 to 3 (2 was removed), and what a test adds: engines,
+    checkpoints, and by model the taskset of its gate."""
 
     def __init__(self, *models: str) -> None:
         self.models = models
         self.engines: list[Any] = []
         self.is_away = False
+        self.gates: dict[str, str] = {}
+        self.checkpoints: list[Checkpoint] = []
+
+    async def ListModels(self, request: Any, context: Any) -> registry_pb2.ListModelsResponse:
+        models = [Model(model=name, gate_taskset=self.gates.get(name, "")) for name in self.models]
+        return registry_pb2.ListModelsResponse(models=models)
+
+    async def ListCheckpoints(self, request: Any, context: Any) -> registry_pb2.ListCheckpointsResponse:
+        if self.is_away:
+            await context.abort(grpc.StatusCode.INTERNAL, "the registry is not well")
+        mine = [one for one in self.checkpoints if one.model == request.model]
+        return registry_pb2.ListCheckpointsResponse(checkpoints=mine)
 
     async def GetModel(self, request: Any, context: Any) -> registry_pb2.GetModelResponse:
         if self.is_away:

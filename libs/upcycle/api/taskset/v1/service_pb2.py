@@ -22,68 +22,73 @@ _runtime_version.ValidateProtobufRuntimeVersion(
 _sym_db = _symbol_database.Default()
 
 
+from upcycle.api.common.v1 import common_pb2 as upcycle_dot_api_dot_common_dot_v1_dot_common__pb2
 from upcycle.api.taskset.v1 import taskset_pb2 as upcycle_dot_api_dot_taskset_dot_v1_dot_taskset__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n$upcycle/api/taskset/v1/service.proto\x12\x16upcycle.api.taskset.v1\x1a$upcycle/api/taskset/v1/taskset.proto\"J\n\x16RegisterTasksetRequest\x12\x30\n\x07taskset\x18\x01 \x01(\x0b\x32\x1f.upcycle.api.taskset.v1.Taskset\"m\n\x17RegisterTasksetResponse\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0e\n\x06\x64igest\x18\x02 \x01(\t\x12\x11\n\tnum_tasks\x18\x03 \x01(\x05\x12\x0f\n\x07\x63reated\x18\x04 \x01(\x08\x12\x10\n\x08revision\x18\x05 \x01(\x03\"!\n\x11GetTasksetRequest\x12\x0c\n\x04name\x18\x01 \x01(\t\"F\n\x12GetTasksetResponse\x12\x30\n\x07taskset\x18\x01 \x01(\x0b\x32\x1f.upcycle.api.taskset.v1.Taskset\"U\n\x11\x43laimTasksRequest\x12\x14\n\x0ctask_digests\x18\x01 \x03(\t\x12\x12\n\nclaimed_by\x18\x02 \x01(\t\x12\x16\n\x0esource_run_ids\x18\x03 \x03(\t\"%\n\x12\x43laimTasksResponse\x12\x0f\n\x07\x63laimed\x18\x01 \x01(\x03\"\x15\n\x13ListTasksetsRequest\"I\n\x14ListTasksetsResponse\x12\x31\n\x08tasksets\x18\x01 \x03(\x0b\x32\x1f.upcycle.api.taskset.v1.Taskset\"U\n\x10SubmitRunRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12-\n\x04spec\x18\x02 \x01(\x0b\x32\x1f.upcycle.api.taskset.v1.RunSpec\"=\n\x11SubmitRunResponse\x12(\n\x03run\x18\x01 \x01(\x0b\x32\x1b.upcycle.api.taskset.v1.Run\"8\n\rGetRunRequest\x12\x0e\n\x06run_id\x18\x01 \x01(\t\x12\x17\n\x0finclude_results\x18\x02 \x01(\x08\"r\n\x0eGetRunResponse\x12(\n\x03run\x18\x01 \x01(\x0b\x32\x1b.upcycle.api.taskset.v1.Run\x12\x36\n\x07results\x18\x02 \x03(\x0b\x32%.upcycle.api.taskset.v1.EpisodeResult\"C\n\x0fListRunsRequest\x12\r\n\x05limit\x18\x01 \x01(\x05\x12\r\n\x05model\x18\x02 \x01(\t\x12\x12\n\nunfinished\x18\x03 \x01(\x08\"=\n\x10ListRunsResponse\x12)\n\x04runs\x18\x01 \x03(\x0b\x32\x1b.upcycle.api.taskset.v1.Run\"!\n\x0fWatchRunRequest\x12\x0e\n\x06run_id\x18\x01 \x01(\t\"<\n\x10WatchRunResponse\x12(\n\x03run\x18\x01 \x01(\x0b\x32\x1b.upcycle.api.taskset.v1.Run\"2\n\x10\x43\x61ncelRunRequest\x12\x0e\n\x06run_id\x18\x01 \x01(\t\x12\x0e\n\x06reason\x18\x02 \x01(\t\"=\n\x11\x43\x61ncelRunResponse\x12(\n\x03run\x18\x01 \x01(\x0b\x32\x1b.upcycle.api.taskset.v1.Run\"!\n\x0fPauseRunRequest\x12\x0e\n\x06run_id\x18\x01 \x01(\t\"<\n\x10PauseRunResponse\x12(\n\x03run\x18\x01 \x01(\x0b\x32\x1b.upcycle.api.taskset.v1.Run\"\"\n\x10ResumeRunRequest\x12\x0e\n\x06run_id\x18\x01 \x01(\t\"=\n\x11ResumeRunResponse\x12(\n\x03run\x18\x01 \x01(\x0b\x32\x1b.upcycle.api.taskset.v1.Run\"0\n\x0eStopRunRequest\x12\x0e\n\x06run_id\x18\x01 \x01(\t\x12\x0e\n\x06reason\x18\x02 \x01(\t\";\n\x0fStopRunResponse\x12(\n\x03run\x18\x01 \x01(\x0b\x32\x1b.upcycle.api.taskset.v1.Run\"#\n\x11\x45xplainRunRequest\x12\x0e\n\x06run_id\x18\x01 \x01(\t\"\x88\x01\n\x12\x45xplainRunResponse\x12(\n\x03run\x18\x01 \x01(\x0b\x32\x1b.upcycle.api.taskset.v1.Run\x12\x37\n\x0bwaiting_for\x18\x02 \x03(\x0b\x32\".upcycle.api.taskset.v1.WaitReason\x12\x0f\n\x07summary\x18\x03 \x01(\t2\x98\n\n\x0eTasksetService\x12r\n\x0fRegisterTaskset\x12..upcycle.api.taskset.v1.RegisterTasksetRequest\x1a/.upcycle.api.taskset.v1.RegisterTasksetResponse\x12\x63\n\nGetTaskset\x12).upcycle.api.taskset.v1.GetTasksetRequest\x1a*.upcycle.api.taskset.v1.GetTasksetResponse\x12i\n\x0cListTasksets\x12+.upcycle.api.taskset.v1.ListTasksetsRequest\x1a,.upcycle.api.taskset.v1.ListTasksetsResponse\x12`\n\tSubmitRun\x12(.upcycle.api.taskset.v1.SubmitRunRequest\x1a).upcycle.api.taskset.v1.SubmitRunResponse\x12W\n\x06GetRun\x12%.upcycle.api.taskset.v1.GetRunRequest\x1a&.upcycle.api.taskset.v1.GetRunResponse\x12]\n\x08ListRuns\x12\'.upcycle.api.taskset.v1.ListRunsRequest\x1a(.upcycle.api.taskset.v1.ListRunsResponse\x12_\n\x08WatchRun\x12\'.upcycle.api.taskset.v1.WatchRunRequest\x1a(.upcycle.api.taskset.v1.WatchRunResponse0\x01\x12`\n\tCancelRun\x12(.upcycle.api.taskset.v1.CancelRunRequest\x1a).upcycle.api.taskset.v1.CancelRunResponse\x12]\n\x08PauseRun\x12\'.upcycle.api.taskset.v1.PauseRunRequest\x1a(.upcycle.api.taskset.v1.PauseRunResponse\x12`\n\tResumeRun\x12(.upcycle.api.taskset.v1.ResumeRunRequest\x1a).upcycle.api.taskset.v1.ResumeRunResponse\x12Z\n\x07StopRun\x12&.upcycle.api.taskset.v1.StopRunRequest\x1a\'.upcycle.api.taskset.v1.StopRunResponse\x12\x63\n\nExplainRun\x12).upcycle.api.taskset.v1.ExplainRunRequest\x1a*.upcycle.api.taskset.v1.ExplainRunResponse\x12\x63\n\nClaimTasks\x12).upcycle.api.taskset.v1.ClaimTasksRequest\x1a*.upcycle.api.taskset.v1.ClaimTasksResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n$upcycle/api/taskset/v1/service.proto\x12\x16upcycle.api.taskset.v1\x1a\"upcycle/api/common/v1/common.proto\x1a$upcycle/api/taskset/v1/taskset.proto\"J\n\x16RegisterTasksetRequest\x12\x30\n\x07taskset\x18\x01 \x01(\x0b\x32\x1f.upcycle.api.taskset.v1.Taskset\"m\n\x17RegisterTasksetResponse\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0e\n\x06\x64igest\x18\x02 \x01(\t\x12\x11\n\tnum_tasks\x18\x03 \x01(\x05\x12\x0f\n\x07\x63reated\x18\x04 \x01(\x08\x12\x10\n\x08revision\x18\x05 \x01(\x03\"9\n\x11GetTasksetRequest\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x16\n\x0ewith_summaries\x18\x02 \x01(\x08\"\xb4\x01\n\x12GetTasksetResponse\x12\x30\n\x07taskset\x18\x01 \x01(\x0b\x32\x1f.upcycle.api.taskset.v1.Taskset\x12\x39\n\trevisions\x18\x02 \x03(\x0b\x32&.upcycle.api.taskset.v1.TasksetSummary\x12\x31\n\x0btask_splits\x18\x03 \x03(\x0e\x32\x1c.upcycle.api.common.v1.Split\"$\n\x14\x44\x65leteTasksetRequest\x12\x0c\n\x04name\x18\x01 \x01(\t\"R\n\x15\x44\x65leteTasksetResponse\x12\x39\n\trevisions\x18\x01 \x03(\x0b\x32&.upcycle.api.taskset.v1.TasksetSummary\"U\n\x11\x43laimTasksRequest\x12\x14\n\x0ctask_digests\x18\x01 \x03(\t\x12\x12\n\nclaimed_by\x18\x02 \x01(\t\x12\x16\n\x0esource_run_ids\x18\x03 \x03(\t\"%\n\x12\x43laimTasksResponse\x12\x0f\n\x07\x63laimed\x18\x01 \x01(\x03\"-\n\x13ListTasksetsRequest\x12\x16\n\x0ewith_summaries\x18\x01 \x01(\x08\"\x84\x01\n\x14ListTasksetsResponse\x12\x31\n\x08tasksets\x18\x01 \x03(\x0b\x32\x1f.upcycle.api.taskset.v1.Taskset\x12\x39\n\tsummaries\x18\x02 \x03(\x0b\x32&.upcycle.api.taskset.v1.TasksetSummary\"U\n\x10SubmitRunRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12-\n\x04spec\x18\x02 \x01(\x0b\x32\x1f.upcycle.api.taskset.v1.RunSpec\"=\n\x11SubmitRunResponse\x12(\n\x03run\x18\x01 \x01(\x0b\x32\x1b.upcycle.api.taskset.v1.Run\"8\n\rGetRunRequest\x12\x0e\n\x06run_id\x18\x01 \x01(\t\x12\x17\n\x0finclude_results\x18\x02 \x01(\x08\"r\n\x0eGetRunResponse\x12(\n\x03run\x18\x01 \x01(\x0b\x32\x1b.upcycle.api.taskset.v1.Run\x12\x36\n\x07results\x18\x02 \x03(\x0b\x32%.upcycle.api.taskset.v1.EpisodeResult\"C\n\x0fListRunsRequest\x12\r\n\x05limit\x18\x01 \x01(\x05\x12\r\n\x05model\x18\x02 \x01(\t\x12\x12\n\nunfinished\x18\x03 \x01(\x08\"=\n\x10ListRunsResponse\x12)\n\x04runs\x18\x01 \x03(\x0b\x32\x1b.upcycle.api.taskset.v1.Run\"!\n\x0fWatchRunRequest\x12\x0e\n\x06run_id\x18\x01 \x01(\t\"<\n\x10WatchRunResponse\x12(\n\x03run\x18\x01 \x01(\x0b\x32\x1b.upcycle.api.taskset.v1.Run\"2\n\x10\x43\x61ncelRunRequest\x12\x0e\n\x06run_id\x18\x01 \x01(\t\x12\x0e\n\x06reason\x18\x02 \x01(\t\"=\n\x11\x43\x61ncelRunResponse\x12(\n\x03run\x18\x01 \x01(\x0b\x32\x1b.upcycle.api.taskset.v1.Run\"!\n\x0fPauseRunRequest\x12\x0e\n\x06run_id\x18\x01 \x01(\t\"<\n\x10PauseRunResponse\x12(\n\x03run\x18\x01 \x01(\x0b\x32\x1b.upcycle.api.taskset.v1.Run\"\"\n\x10ResumeRunRequest\x12\x0e\n\x06run_id\x18\x01 \x01(\t\"=\n\x11ResumeRunResponse\x12(\n\x03run\x18\x01 \x01(\x0b\x32\x1b.upcycle.api.taskset.v1.Run\"0\n\x0eStopRunRequest\x12\x0e\n\x06run_id\x18\x01 \x01(\t\x12\x0e\n\x06reason\x18\x02 \x01(\t\";\n\x0fStopRunResponse\x12(\n\x03run\x18\x01 \x01(\x0b\x32\x1b.upcycle.api.taskset.v1.Run\"#\n\x11\x45xplainRunRequest\x12\x0e\n\x06run_id\x18\x01 \x01(\t\"\x88\x01\n\x12\x45xplainRunResponse\x12(\n\x03run\x18\x01 \x01(\x0b\x32\x1b.upcycle.api.taskset.v1.Run\x12\x37\n\x0bwaiting_for\x18\x02 \x03(\x0b\x32\".upcycle.api.taskset.v1.WaitReason\x12\x0f\n\x07summary\x18\x03 \x01(\t2\x86\x0b\n\x0eTasksetService\x12r\n\x0fRegisterTaskset\x12..upcycle.api.taskset.v1.RegisterTasksetRequest\x1a/.upcycle.api.taskset.v1.RegisterTasksetResponse\x12\x63\n\nGetTaskset\x12).upcycle.api.taskset.v1.GetTasksetRequest\x1a*.upcycle.api.taskset.v1.GetTasksetResponse\x12i\n\x0cListTasksets\x12+.upcycle.api.taskset.v1.ListTasksetsRequest\x1a,.upcycle.api.taskset.v1.ListTasksetsResponse\x12l\n\rDeleteTaskset\x12,.upcycle.api.taskset.v1.DeleteTasksetRequest\x1a-.upcycle.api.taskset.v1.DeleteTasksetResponse\x12`\n\tSubmitRun\x12(.upcycle.api.taskset.v1.SubmitRunRequest\x1a).upcycle.api.taskset.v1.SubmitRunResponse\x12W\n\x06GetRun\x12%.upcycle.api.taskset.v1.GetRunRequest\x1a&.upcycle.api.taskset.v1.GetRunResponse\x12]\n\x08ListRuns\x12\'.upcycle.api.taskset.v1.ListRunsRequest\x1a(.upcycle.api.taskset.v1.ListRunsResponse\x12_\n\x08WatchRun\x12\'.upcycle.api.taskset.v1.WatchRunRequest\x1a(.upcycle.api.taskset.v1.WatchRunResponse0\x01\x12`\n\tCancelRun\x12(.upcycle.api.taskset.v1.CancelRunRequest\x1a).upcycle.api.taskset.v1.CancelRunResponse\x12]\n\x08PauseRun\x12\'.upcycle.api.taskset.v1.PauseRunRequest\x1a(.upcycle.api.taskset.v1.PauseRunResponse\x12`\n\tResumeRun\x12(.upcycle.api.taskset.v1.ResumeRunRequest\x1a).upcycle.api.taskset.v1.ResumeRunResponse\x12Z\n\x07StopRun\x12&.upcycle.api.taskset.v1.StopRunRequest\x1a\'.upcycle.api.taskset.v1.StopRunResponse\x12\x63\n\nExplainRun\x12).upcycle.api.taskset.v1.ExplainRunRequest\x1a*.upcycle.api.taskset.v1.ExplainRunResponse\x12\x63\n\nClaimTasks\x12).upcycle.api.taskset.v1.ClaimTasksRequest\x1a*.upcycle.api.taskset.v1.ClaimTasksResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'upcycle.api.taskset.v1.service_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_REGISTERTASKSETREQUEST']._serialized_start=102
-  _globals['_REGISTERTASKSETREQUEST']._serialized_end=176
-  _globals['_REGISTERTASKSETRESPONSE']._serialized_start=178
-  _globals['_REGISTERTASKSETRESPONSE']._serialized_end=287
-  _globals['_GETTASKSETREQUEST']._serialized_start=289
-  _globals['_GETTASKSETREQUEST']._serialized_end=322
-  _globals['_GETTASKSETRESPONSE']._serialized_start=324
-  _globals['_GETTASKSETRESPONSE']._serialized_end=394
-  _globals['_CLAIMTASKSREQUEST']._serialized_start=396
-  _globals['_CLAIMTASKSREQUEST']._serialized_end=481
-  _globals['_CLAIMTASKSRESPONSE']._serialized_start=483
-  _globals['_CLAIMTASKSRESPONSE']._serialized_end=520
-  _globals['_LISTTASKSETSREQUEST']._serialized_start=522
-  _globals['_LISTTASKSETSREQUEST']._serialized_end=543
-  _globals['_LISTTASKSETSRESPONSE']._serialized_start=545
-  _globals['_LISTTASKSETSRESPONSE']._serialized_end=618
-  _globals['_SUBMITRUNREQUEST']._serialized_start=620
-  _globals['_SUBMITRUNREQUEST']._serialized_end=705
-  _globals['_SUBMITRUNRESPONSE']._serialized_start=707
-  _globals['_SUBMITRUNRESPONSE']._serialized_end=768
-  _globals['_GETRUNREQUEST']._serialized_start=770
-  _globals['_GETRUNREQUEST']._serialized_end=826
-  _globals['_GETRUNRESPONSE']._serialized_start=828
-  _globals['_GETRUNRESPONSE']._serialized_end=942
-  _globals['_LISTRUNSREQUEST']._serialized_start=944
-  _globals['_LISTRUNSREQUEST']._serialized_end=1011
-  _globals['_LISTRUNSRESPONSE']._serialized_start=1013
-  _globals['_LISTRUNSRESPONSE']._serialized_end=1074
-  _globals['_WATCHRUNREQUEST']._serialized_start=1076
-  _globals['_WATCHRUNREQUEST']._serialized_end=1109
-  _globals['_WATCHRUNRESPONSE']._serialized_start=1111
-  _globals['_WATCHRUNRESPONSE']._serialized_end=1171
-  _globals['_CANCELRUNREQUEST']._serialized_start=1173
-  _globals['_CANCELRUNREQUEST']._serialized_end=1223
-  _globals['_CANCELRUNRESPONSE']._serialized_start=1225
-  _globals['_CANCELRUNRESPONSE']._serialized_end=1286
-  _globals['_PAUSERUNREQUEST']._serialized_start=1288
-  _globals['_PAUSERUNREQUEST']._serialized_end=1321
-  _globals['_PAUSERUNRESPONSE']._serialized_start=1323
-  _globals['_PAUSERUNRESPONSE']._serialized_end=1383
-  _globals['_RESUMERUNREQUEST']._serialized_start=1385
-  _globals['_RESUMERUNREQUEST']._serialized_end=1419
-  _globals['_RESUMERUNRESPONSE']._serialized_start=1421
-  _globals['_RESUMERUNRESPONSE']._serialized_end=1482
-  _globals['_STOPRUNREQUEST']._serialized_start=1484
-  _globals['_STOPRUNREQUEST']._serialized_end=1532
-  _globals['_STOPRUNRESPONSE']._serialized_start=1534
-  _globals['_STOPRUNRESPONSE']._serialized_end=1593
-  _globals['_EXPLAINRUNREQUEST']._serialized_start=1595
-  _globals['_EXPLAINRUNREQUEST']._serialized_end=1630
-  _globals['_EXPLAINRUNRESPONSE']._serialized_start=1633
-  _globals['_EXPLAINRUNRESPONSE']._serialized_end=1769
-  _globals['_TASKSETSERVICE']._serialized_start=1772
-  _globals['_TASKSETSERVICE']._serialized_end=3076
+  _globals['_REGISTERTASKSETREQUEST']._serialized_start=138
+  _globals['_REGISTERTASKSETREQUEST']._serialized_end=212
+  _globals['_REGISTERTASKSETRESPONSE']._serialized_start=214
+  _globals['_REGISTERTASKSETRESPONSE']._serialized_end=323
+  _globals['_GETTASKSETREQUEST']._serialized_start=325
+  _globals['_GETTASKSETREQUEST']._serialized_end=382
+  _globals['_GETTASKSETRESPONSE']._serialized_start=385
+  _globals['_GETTASKSETRESPONSE']._serialized_end=565
+  _globals['_DELETETASKSETREQUEST']._serialized_start=567
+  _globals['_DELETETASKSETREQUEST']._serialized_end=603
+  _globals['_DELETETASKSETRESPONSE']._serialized_start=605
+  _globals['_DELETETASKSETRESPONSE']._serialized_end=687
+  _globals['_CLAIMTASKSREQUEST']._serialized_start=689
+  _globals['_CLAIMTASKSREQUEST']._serialized_end=774
+  _globals['_CLAIMTASKSRESPONSE']._serialized_start=776
+  _globals['_CLAIMTASKSRESPONSE']._serialized_end=813
+  _globals['_LISTTASKSETSREQUEST']._serialized_start=815
+  _globals['_LISTTASKSETSREQUEST']._serialized_end=860
+  _globals['_LISTTASKSETSRESPONSE']._serialized_start=863
+  _globals['_LISTTASKSETSRESPONSE']._serialized_end=995
+  _globals['_SUBMITRUNREQUEST']._serialized_start=997
+  _globals['_SUBMITRUNREQUEST']._serialized_end=1082
+  _globals['_SUBMITRUNRESPONSE']._serialized_start=1084
+  _globals['_SUBMITRUNRESPONSE']._serialized_end=1145
+  _globals['_GETRUNREQUEST']._serialized_start=1147
+  _globals['_GETRUNREQUEST']._serialized_end=1203
+  _globals['_GETRUNRESPONSE']._serialized_start=1205
+  _globals['_GETRUNRESPONSE']._serialized_end=1319
+  _globals['_LISTRUNSREQUEST']._serialized_start=1321
+  _globals['_LISTRUNSREQUEST']._serialized_end=1388
+  _globals['_LISTRUNSRESPONSE']._serialized_start=1390
+  _globals['_LISTRUNSRESPONSE']._serialized_end=1451
+  _globals['_WATCHRUNREQUEST']._serialized_start=1453
+  _globals['_WATCHRUNREQUEST']._serialized_end=1486
+  _globals['_WATCHRUNRESPONSE']._serialized_start=1488
+  _globals['_WATCHRUNRESPONSE']._serialized_end=1548
+  _globals['_CANCELRUNREQUEST']._serialized_start=1550
+  _globals['_CANCELRUNREQUEST']._serialized_end=1600
+  _globals['_CANCELRUNRESPONSE']._serialized_start=1602
+  _globals['_CANCELRUNRESPONSE']._serialized_end=1663
+  _globals['_PAUSERUNREQUEST']._serialized_start=1665
+  _globals['_PAUSERUNREQUEST']._serialized_end=1698
+  _globals['_PAUSERUNRESPONSE']._serialized_start=1700
+  _globals['_PAUSERUNRESPONSE']._serialized_end=1760
+  _globals['_RESUMERUNREQUEST']._serialized_start=1762
+  _globals['_RESUMERUNREQUEST']._serialized_end=1796
+  _globals['_RESUMERUNRESPONSE']._serialized_start=1798
+  _globals['_RESUMERUNRESPONSE']._serialized_end=1859
+  _globals['_STOPRUNREQUEST']._serialized_start=1861
+  _globals['_STOPRUNREQUEST']._serialized_end=1909
+  _globals['_STOPRUNRESPONSE']._serialized_start=1911
+  _globals['_STOPRUNRESPONSE']._serialized_end=1970
+  _globals['_EXPLAINRUNREQUEST']._serialized_start=1972
+  _globals['_EXPLAINRUNREQUEST']._serialized_end=2007
+  _globals['_EXPLAINRUNRESPONSE']._serialized_start=2010
+  _globals['_EXPLAINRUNRESPONSE']._serialized_end=2146
+  _globals['_TASKSETSERVICE']._serialized_start=2149
+  _globals['_TASKSETSERVICE']._serialized_end=3563
 # @@protoc_insertion_point(module_scope)

@@ -7,6 +7,7 @@ from collections import abc as _abc
 from google.protobuf import descriptor as _descriptor
 from google.protobuf import message as _message
 from google.protobuf.internal import containers as _containers
+from upcycle.api.common.v1 import common_pb2 as _common_pb2
 from upcycle.api.taskset.v1 import taskset_pb2 as _taskset_pb2
 import builtins as _builtins
 import sys
@@ -77,7 +78,64 @@ class GetTasksetRequest(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     NAME_FIELD_NUMBER: _builtins.int
+    WITH_SUMMARIES_FIELD_NUMBER: _builtins.int
     name: _builtins.str
+    """or one revision: name@2"""
+    with_summaries: _builtins.bool
+    """answer revisions and task_splits too"""
+    def __init__(
+        self,
+        *,
+        name: _builtins.str = ...,
+        with_summaries: _builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["name", b"name", "with_summaries", b"with_summaries"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___GetTasksetRequest: _TypeAlias = GetTasksetRequest  # noqa: Y015
+
+@_typing.final
+class GetTasksetResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TASKSET_FIELD_NUMBER: _builtins.int
+    REVISIONS_FIELD_NUMBER: _builtins.int
+    TASK_SPLITS_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def taskset(self) -> _taskset_pb2.Taskset: ...
+    @_builtins.property
+    def revisions(self) -> _containers.RepeatedCompositeFieldContainer[_taskset_pb2.TasksetSummary]:
+        """of its name, oldest first"""
+
+    @_builtins.property
+    def task_splits(self) -> _containers.RepeatedScalarFieldContainer[_common_pb2.Split.ValueType]:
+        """the side that each task is on, in their order"""
+
+    def __init__(
+        self,
+        *,
+        taskset: _taskset_pb2.Taskset | None = ...,
+        revisions: _abc.Iterable[_taskset_pb2.TasksetSummary] | None = ...,
+        task_splits: _abc.Iterable[_common_pb2.Split.ValueType] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["taskset", b"taskset"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["revisions", b"revisions", "task_splits", b"task_splits", "taskset", b"taskset"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___GetTasksetResponse: _TypeAlias = GetTasksetResponse  # noqa: Y015
+
+@_typing.final
+class DeleteTasksetRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NAME_FIELD_NUMBER: _builtins.int
+    name: _builtins.str
+    """every revision of it"""
     def __init__(
         self,
         *,
@@ -89,27 +147,29 @@ class GetTasksetRequest(_message.Message):
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
-Global___GetTasksetRequest: _TypeAlias = GetTasksetRequest  # noqa: Y015
+Global___DeleteTasksetRequest: _TypeAlias = DeleteTasksetRequest  # noqa: Y015
 
 @_typing.final
-class GetTasksetResponse(_message.Message):
+class DeleteTasksetResponse(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
-    TASKSET_FIELD_NUMBER: _builtins.int
+    REVISIONS_FIELD_NUMBER: _builtins.int
     @_builtins.property
-    def taskset(self) -> _taskset_pb2.Taskset: ...
+    def revisions(self) -> _containers.RepeatedCompositeFieldContainer[_taskset_pb2.TasksetSummary]:
+        """that were deleted, oldest first"""
+
     def __init__(
         self,
         *,
-        taskset: _taskset_pb2.Taskset | None = ...,
+        revisions: _abc.Iterable[_taskset_pb2.TasksetSummary] | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["taskset", b"taskset"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["taskset", b"taskset"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["revisions", b"revisions"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
-Global___GetTasksetResponse: _TypeAlias = GetTasksetResponse  # noqa: Y015
+Global___DeleteTasksetResponse: _TypeAlias = DeleteTasksetResponse  # noqa: Y015
 
 @_typing.final
 class ClaimTasksRequest(_message.Message):
@@ -167,12 +227,17 @@ Global___ClaimTasksResponse: _TypeAlias = ClaimTasksResponse  # noqa: Y015
 class ListTasksetsRequest(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
+    WITH_SUMMARIES_FIELD_NUMBER: _builtins.int
+    with_summaries: _builtins.bool
+    """answer summaries in place of tasksets"""
     def __init__(
         self,
+        *,
+        with_summaries: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["with_summaries", b"with_summaries"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -183,18 +248,24 @@ class ListTasksetsResponse(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     TASKSETS_FIELD_NUMBER: _builtins.int
+    SUMMARIES_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def tasksets(self) -> _containers.RepeatedCompositeFieldContainer[_taskset_pb2.Taskset]:
-        """without their tasks"""
+        """the newest revision of each, without its tasks"""
+
+    @_builtins.property
+    def summaries(self) -> _containers.RepeatedCompositeFieldContainer[_taskset_pb2.TasksetSummary]:
+        """of the same"""
 
     def __init__(
         self,
         *,
         tasksets: _abc.Iterable[_taskset_pb2.Taskset] | None = ...,
+        summaries: _abc.Iterable[_taskset_pb2.TasksetSummary] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["tasksets", b"tasksets"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["summaries", b"summaries", "tasksets", b"tasksets"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -50,6 +50,11 @@ class TasksetServiceStub:
                 request_serializer=upcycle_dot_api_dot_taskset_dot_v1_dot_service__pb2.ListTasksetsRequest.SerializeToString,
                 response_deserializer=upcycle_dot_api_dot_taskset_dot_v1_dot_service__pb2.ListTasksetsResponse.FromString,
                 _registered_method=True)
+        self.DeleteTaskset = channel.unary_unary(
+                '/upcycle.api.taskset.v1.TasksetService/DeleteTaskset',
+                request_serializer=upcycle_dot_api_dot_taskset_dot_v1_dot_service__pb2.DeleteTasksetRequest.SerializeToString,
+                response_deserializer=upcycle_dot_api_dot_taskset_dot_v1_dot_service__pb2.DeleteTasksetResponse.FromString,
+                _registered_method=True)
         self.SubmitRun = channel.unary_unary(
                 '/upcycle.api.taskset.v1.TasksetService/SubmitRun',
                 request_serializer=upcycle_dot_api_dot_taskset_dot_v1_dot_service__pb2.SubmitRunRequest.SerializeToString,
@@ -120,6 +125,14 @@ class TasksetServiceServicer:
 
     def ListTasksets(self, request, context):
         """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def DeleteTaskset(self, request, context):
+        """FAILED_PRECONDITION, with what refers to it by name, while a run, a gate or a checkpoint does. Which side a task is on
+        outlives it: what was held out stays held out.
+        """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
@@ -204,6 +217,11 @@ def add_TasksetServiceServicer_to_server(servicer, server):
                     servicer.ListTasksets,
                     request_deserializer=upcycle_dot_api_dot_taskset_dot_v1_dot_service__pb2.ListTasksetsRequest.FromString,
                     response_serializer=upcycle_dot_api_dot_taskset_dot_v1_dot_service__pb2.ListTasksetsResponse.SerializeToString,
+            ),
+            'DeleteTaskset': grpc.unary_unary_rpc_method_handler(
+                    servicer.DeleteTaskset,
+                    request_deserializer=upcycle_dot_api_dot_taskset_dot_v1_dot_service__pb2.DeleteTasksetRequest.FromString,
+                    response_serializer=upcycle_dot_api_dot_taskset_dot_v1_dot_service__pb2.DeleteTasksetResponse.SerializeToString,
             ),
             'SubmitRun': grpc.unary_unary_rpc_method_handler(
                     servicer.SubmitRun,
@@ -338,6 +356,33 @@ class TasksetService:
             '/upcycle.api.taskset.v1.TasksetService/ListTasksets',
             upcycle_dot_api_dot_taskset_dot_v1_dot_service__pb2.ListTasksetsRequest.SerializeToString,
             upcycle_dot_api_dot_taskset_dot_v1_dot_service__pb2.ListTasksetsResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def DeleteTaskset(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/upcycle.api.taskset.v1.TasksetService/DeleteTaskset',
+            upcycle_dot_api_dot_taskset_dot_v1_dot_service__pb2.DeleteTasksetRequest.SerializeToString,
+            upcycle_dot_api_dot_taskset_dot_v1_dot_service__pb2.DeleteTasksetResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -36,6 +36,10 @@ class TasksetServiceStub:
     RegisterTaskset: _grpc.UnaryUnaryMultiCallable[_service_pb2.RegisterTasksetRequest, _service_pb2.RegisterTasksetResponse]
     GetTaskset: _grpc.UnaryUnaryMultiCallable[_service_pb2.GetTasksetRequest, _service_pb2.GetTasksetResponse]
     ListTasksets: _grpc.UnaryUnaryMultiCallable[_service_pb2.ListTasksetsRequest, _service_pb2.ListTasksetsResponse]
+    DeleteTaskset: _grpc.UnaryUnaryMultiCallable[_service_pb2.DeleteTasksetRequest, _service_pb2.DeleteTasksetResponse]
+    """FAILED_PRECONDITION, with what refers to it by name, while a run, a gate or a checkpoint does. Which side a task is on
+    outlives it: what was held out stays held out.
+    """
     SubmitRun: _grpc.UnaryUnaryMultiCallable[_service_pb2.SubmitRunRequest, _service_pb2.SubmitRunResponse]
     GetRun: _grpc.UnaryUnaryMultiCallable[_service_pb2.GetRunRequest, _service_pb2.GetRunResponse]
     ListRuns: _grpc.UnaryUnaryMultiCallable[_service_pb2.ListRunsRequest, _service_pb2.ListRunsResponse]
@@ -58,6 +62,10 @@ class TasksetServiceAsyncStub(TasksetServiceStub):
     RegisterTaskset: _aio.UnaryUnaryMultiCallable[_service_pb2.RegisterTasksetRequest, _service_pb2.RegisterTasksetResponse]  # type: ignore[assignment]
     GetTaskset: _aio.UnaryUnaryMultiCallable[_service_pb2.GetTasksetRequest, _service_pb2.GetTasksetResponse]  # type: ignore[assignment]
     ListTasksets: _aio.UnaryUnaryMultiCallable[_service_pb2.ListTasksetsRequest, _service_pb2.ListTasksetsResponse]  # type: ignore[assignment]
+    DeleteTaskset: _aio.UnaryUnaryMultiCallable[_service_pb2.DeleteTasksetRequest, _service_pb2.DeleteTasksetResponse]  # type: ignore[assignment]
+    """FAILED_PRECONDITION, with what refers to it by name, while a run, a gate or a checkpoint does. Which side a task is on
+    outlives it: what was held out stays held out.
+    """
     SubmitRun: _aio.UnaryUnaryMultiCallable[_service_pb2.SubmitRunRequest, _service_pb2.SubmitRunResponse]  # type: ignore[assignment]
     GetRun: _aio.UnaryUnaryMultiCallable[_service_pb2.GetRunRequest, _service_pb2.GetRunResponse]  # type: ignore[assignment]
     ListRuns: _aio.UnaryUnaryMultiCallable[_service_pb2.ListRunsRequest, _service_pb2.ListRunsResponse]  # type: ignore[assignment]
@@ -95,6 +103,16 @@ class TasksetServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _service_pb2.ListTasksetsRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_service_pb2.ListTasksetsResponse, _abc.Awaitable[_service_pb2.ListTasksetsResponse]]: ...
+
+    @_abc_1.abstractmethod
+    def DeleteTaskset(
+        self,
+        request: _service_pb2.DeleteTasksetRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_service_pb2.DeleteTasksetResponse, _abc.Awaitable[_service_pb2.DeleteTasksetResponse]]:
+        """FAILED_PRECONDITION, with what refers to it by name, while a run, a gate or a checkpoint does. Which side a task is on
+        outlives it: what was held out stays held out.
+        """
 
     @_abc_1.abstractmethod
     def SubmitRun(

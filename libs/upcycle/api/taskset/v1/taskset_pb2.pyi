@@ -228,6 +228,79 @@ class Taskset(_message.Message):
 Global___Taskset: _TypeAlias = Taskset  # noqa: Y015
 
 @_typing.final
+class TasksetSummary(_message.Message):
+    """A revision of a taskset as it is now, without its tasks."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    @_typing.final
+    class SplitsEntry(_message.Message):
+        DESCRIPTOR: _descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: _builtins.int
+        VALUE_FIELD_NUMBER: _builtins.int
+        key: _builtins.str
+        value: _builtins.int
+        def __init__(
+            self,
+            *,
+            key: _builtins.str = ...,
+            value: _builtins.int = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "value", b"value"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+    NAME_FIELD_NUMBER: _builtins.int
+    REVISION_FIELD_NUMBER: _builtins.int
+    DIGEST_FIELD_NUMBER: _builtins.int
+    SPLIT_FIELD_NUMBER: _builtins.int
+    ENVIRONMENT_FIELD_NUMBER: _builtins.int
+    NUM_TASKS_FIELD_NUMBER: _builtins.int
+    SPLITS_FIELD_NUMBER: _builtins.int
+    SOURCE_DIGEST_FIELD_NUMBER: _builtins.int
+    REGISTERED_AT_FIELD_NUMBER: _builtins.int
+    name: _builtins.str
+    revision: _builtins.int
+    digest: _builtins.str
+    split: _common_pb2.Split.ValueType
+    num_tasks: _builtins.int
+    source_digest: _builtins.str
+    """Of the environment's source as it lies there now, which would judge a run that is submitted now. Empty: not known, as of an
+    environment that is served elsewhere or cannot be read.
+    """
+    @_builtins.property
+    def environment(self) -> Global___EnvironmentSpec: ...
+    @_builtins.property
+    def splits(self) -> _containers.ScalarMap[_builtins.str, _builtins.int]:
+        """tasks by the side that they are on: train, held_out, unassigned"""
+
+    @_builtins.property
+    def registered_at(self) -> _timestamp_pb2.Timestamp: ...
+    def __init__(
+        self,
+        *,
+        name: _builtins.str = ...,
+        revision: _builtins.int = ...,
+        digest: _builtins.str = ...,
+        split: _common_pb2.Split.ValueType = ...,
+        environment: Global___EnvironmentSpec | None = ...,
+        num_tasks: _builtins.int = ...,
+        splits: _abc.Mapping[_builtins.str, _builtins.int] | None = ...,
+        source_digest: _builtins.str = ...,
+        registered_at: _timestamp_pb2.Timestamp | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["environment", b"environment", "registered_at", b"registered_at"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["digest", b"digest", "environment", b"environment", "name", b"name", "num_tasks", b"num_tasks", "registered_at", b"registered_at", "revision", b"revision", "source_digest", b"source_digest", "split", b"split", "splits", b"splits"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___TasksetSummary: _TypeAlias = TasksetSummary  # noqa: Y015
+
+@_typing.final
 class SamplingConfig(_message.Message):
     """How a policy is sampled; fields left unset take the defaults in the comments."""
 

@@ -35,22 +35,24 @@ BENCHMARKS: Final[Mapping[str, Benchmark]] = {
             "sheet-50", "sheet_50", "workbook", "50 spreadsheet tasks on workbooks that are recomputed"
         ),
         Benchmark("repair-30", "repair_30", "repair", "30 small repositories with failing tests"),
+        Benchmark(
+            "autonomy-10", "autonomy_10", "work", "long work on a simulated computer, in 10 categories"
+        ),
     )
 }
 OTHER_NAMES: Final[Mapping[str, str]] = {"sheetbench-50": "sheet-50"}
 """Names under which other platforms have benchmarks like ours."""
+SHARED_NAMES: Final = frozenset({"autonomy-10"})
+"""Names of ours that another platform's benchmark has as well."""
 
 
 def benchmark_named(name: str) -> tuple[Benchmark, str]:
     """(the benchmark, what to say about its name, or ""). Raises UnknownName with the nearest name."""
     ours = OTHER_NAMES.get(name, name)
     if ours in BENCHMARKS:
-        said = (
-            f"{name} is another benchmark's name: these are Upcycle's own tasks, {ours}"
-            if ours != name
-            else ""
-        )
-        return BENCHMARKS[ours], said
+        is_shared = ours != name or ours in SHARED_NAMES
+        said = f"{name} is another benchmark's name: these are Upcycle's own tasks, {ours}"
+        return BENCHMARKS[ours], said if is_shared else ""
     near = difflib.get_close_matches(name, [*BENCHMARKS, *OTHER_NAMES], n=1)
     known = ", ".join(BENCHMARKS)
     raise UnknownName(

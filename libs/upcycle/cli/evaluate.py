@@ -50,7 +50,7 @@ async def evaluate(
     :param tasks: a tasks file (.py, .json, .jsonl, .csv), or the name of a registered taskset.
     :param model: slug of the model; or claude, openai, gemini, openai_compatible, each with an optional
         #MODEL, which play here with your own key.
-    :param benchmark: tasks that ship with upcycle, in the place of TASKS: sheet-50, repair-30.
+    :param benchmark: tasks that ship with upcycle, in the place of TASKS: sheet-50, repair-30, autonomy-10.
     """
     from upcycle.cli.benchmarks import with_benchmark
 

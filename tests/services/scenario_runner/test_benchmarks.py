@@ -7,6 +7,7 @@ import pytest
 from tests.services.scenario_runner.fleets import Fleet
 
 from scenario_runner.domain.environments import PythonEnvironment
+from upcycle.benchmarks.autonomy_10.env import drawn as drawn_work
 from upcycle.benchmarks.repair_30.drawing import drawn as drawn_repository
 from upcycle.benchmarks.repair_30.players import writes
 from upcycle.benchmarks.sheet_50.env import drawn as drawn_workbook
@@ -24,6 +25,7 @@ def source_of(name: str) -> PythonEnvironment:
     [
         ("sheet-50", reference_calls(problem_of(*drawn_workbook(12)))),
         ("repair-30", writes(drawn_repository("held_out", 12).repaired())),
+        ("autonomy-10", drawn_work(12).calls()),
     ],
 )
 async def test_a_reference_earns_1_in_the_sandbox(fleet: Fleet, name: str, calls: Any) -> None:

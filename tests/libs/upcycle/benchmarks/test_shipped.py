@@ -43,10 +43,13 @@ def test_a_benchmark_is_evaluated_by_its_name(capsys: pytest.CaptureFixture[str]
     assert "sheet-50: 50 tasks, split held_out" in said.out + said.err
 
 
-def test_another_platforms_name_is_answered_with_what_it_is_here(capsys: pytest.CaptureFixture[str]) -> None:
-    assert run(["eval", "--benchmark", "sheetbench-50", "--model", "m", "--dry-run"]) == Exit.OK
+@pytest.mark.parametrize(("name", "ours"), [("sheetbench-50", "sheet-50"), ("autonomy-10", "autonomy-10")])
+def test_another_platforms_name_is_answered_with_what_it_is_here(
+    name: str, ours: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(["eval", "--benchmark", name, "--model", "m", "--dry-run"]) == Exit.OK
     said = capsys.readouterr()
-    line = "sheetbench-50 is another benchmark's name: these are Upcycle's own tasks, sheet-50"
+    line = f"{name} is another benchmark's name: these are Upcycle's own tasks, {ours}"
     assert line in (said.out + said.err).splitlines()
 
 

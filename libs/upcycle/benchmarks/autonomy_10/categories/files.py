@@ -81,7 +81,7 @@ def make(rng: random.Random) -> Problem:
     finance, photos = rng.choice(("Finance", "Books", "Ledger")), rng.choice(("Photos", "Pictures", "Album"))
     age, mode, kept = rng.choice((20, 24, 28)), rng.choice(("600", "640", "700")), rng.choice(_TOPICS)
     invoices, held = _invoices(rng, finance)
-    drafts, pictures = _drafts(rng, age, kept), _photos(rng, photos)
+    drafts, shots = _drafts(rng, age, kept), _photos(rng, photos)
     scripts = [
         _Item(_path(f"{name}.sh"), "#!/bin/sh\necho done", "2025-05-05", _path(f"{name}.sh"), "777")
         for name in rng.sample(PEOPLE, 2)
@@ -91,7 +91,7 @@ def make(rng: random.Random) -> Problem:
         for name in rng.sample(_PLACES, 3)
     ]
     machine = Computer()
-    everything = [*invoices, *drafts, *pictures, *scripts, *rest]
+    everything = [*invoices, *drafts, *shots, *scripts, *rest]
     rng.shuffle(everything)
     for one in everything:
         machine.put(one.path, one.text, day=one.day, mode=one.mode)
@@ -104,7 +104,7 @@ def make(rng: random.Random) -> Problem:
     goals = (
         Goal("invoices", _moves(invoices)),
         Goal("drafts", tuple(is_gone(one.path) for one in drafts if not one.target)),
-        Goal("photos", _moves(pictures)),
+        Goal("photos", _moves(shots)),
         Goal("scripts", tuple(Want(f"file:{one.path}", {"mode": mode}) for one in scripts)),
     )
     text = (

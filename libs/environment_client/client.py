@@ -11,15 +11,13 @@ from blob_store import BlobRef
 from blob_store.ref import to_wire as blob_to_wire
 from environment_client import wire
 from environment_client.errors import ReplicaUnreachable
-from environment_client.types import Lease, OpenedEnvironment
+from environment_client.types import JudgeAnswer, JudgeAsked, Lease, OpenedEnvironment
 from episodes import EpisodeBroken, EpisodeFailure
 from upcycle.api.environment.v1 import service_pb2
 from upcycle.api.environment.v1.service_pb2_grpc import EnvironmentServiceStub
 from upcycle.api.trajectory.v1.trajectory_pb2 import ToolCall, ToolResult
-from upcycle.errors import Unavailable
 from upcycle.retrying import retry
 from upcycle.rpc import connect
-from upcycle.rpc.errors import failure_kind
 
 if TYPE_CHECKING:  # only the stubs know the asynchronous classes
     from upcycle.api.environment.v1.service_pb2_grpc import EnvironmentServiceAsyncStub
@@ -93,9 +91,30 @@ class EnvironmentClient:
         try:
             return await self._stub(lease.address).Grade(request, timeout=self._timeouts.grade_s)
         except grpc.aio.AioRpcError as error:
-            if error.code() is grpc.StatusCode.DEADLINE_EXCEEDED and failure_kind(error) is None:
-                raise Unavailable(f"the grade of {body.key} by {lease.address}") from error
-            raise wire.lease_error(error, f"grade {body.key}", lease, wire.GRADE_KINDS) from error
+            raise wire.grade_error(error, body, lease) from error
+
+    async def grade_judged(
+        self, lease: Lease, body: BlobRef, answer: JudgeAnswer | None = None, *, answers_within_s: float
+    ) -> service_pb2.GradeResponse | JudgeAsked:
+        """The same of a caller that asks judges: the grade, or the question that it waits for. Call again
+        with its answer, within so many seconds. A repeat gets what waits: the question or the grade.
+
+        A replica of 0.3.0 knows no judges, and grades without. Raises ReplicaUnreachable, Unavailable,
+        EpisodeBroken.
+        """
+        request = service_pb2.GradeJudgedRequest(
+            lease_id=lease.lease_id,
+            body=blob_to_wire(body),
+            answer=None if answer is None else wire.answer_to_wire(answer),
+            answers_within_s=answers_within_s,
+        )
+        try:
+            call = self._stub(lease.address).GradeJudged(request, timeout=self._timeouts.grade_s)
+            return wire.judged_from_wire(await call)
+        except grpc.aio.AioRpcError as error:
+            if error.code() is grpc.StatusCode.UNIMPLEMENTED:
+                return await self.grade(lease, body)
+            raise wire.grade_error(error, body, lease) from error
 
     async def close(self, lease: Lease) -> None:
         """End the environment. Never raises: a lease that cannot be closed expires by itself."""

@@ -2,9 +2,10 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final
 
 from upcycle.api.trajectory.v1.trajectory_pb2 import Message
+from upcycle.judge_calls import JudgeQuestion, JudgeReply
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,3 +30,25 @@ class OpenedEnvironment:
     """Function specs in the form of OpenAI's API."""
     source_digest: str = ""
     """Of the code that answers and judges; "" where it is not known."""
+
+
+@dataclass(frozen=True, slots=True)
+class JudgeAsked:
+    """A grade waits for the answer of a judge."""
+
+    question_id: str
+    question: JudgeQuestion
+
+
+_NOTHING: Final = JudgeReply("")
+
+
+@dataclass(frozen=True, slots=True)
+class JudgeAnswer:
+    """To one question. failure: no answer came, and the episode is missing. refusal: no judge of that name is
+    asked here."""
+
+    question_id: str
+    reply: JudgeReply = _NOTHING
+    failure: str = ""
+    refusal: str = ""

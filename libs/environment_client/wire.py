@@ -7,11 +7,13 @@ import grpc
 import grpc.aio
 import orjson
 
+from blob_store import BlobRef
 from environment_client.errors import EpisodeNotPlanned, ReplicaUnreachable
-from environment_client.types import Lease, OpenedEnvironment
+from environment_client.types import JudgeAnswer, JudgeAsked, Lease, OpenedEnvironment
 from episodes import EpisodeBroken, EpisodeFailure
 from upcycle.api.environment.v1 import service_pb2
 from upcycle.errors import Unavailable
+from upcycle.judge_calls import JudgeQuestion
 from upcycle.rpc.errors import DETAILS_KEY, failure_kind, trailing
 
 _NOT_PLANNED: Final = "not_planned"
@@ -55,6 +57,32 @@ def _function_spec(tool: service_pb2.ToolSpec) -> Mapping[str, Any]:
     return {"type": "function", "function": function}
 
 
+def answer_to_wire(answer: JudgeAnswer) -> service_pb2.JudgeAnswer:
+    """What a judge said, or why it said nothing."""
+    return service_pb2.JudgeAnswer(
+        question_id=answer.question_id,
+        text=answer.reply.text,
+        model=answer.reply.model,
+        prompt_tokens=answer.reply.prompt_tokens,
+        completion_tokens=answer.reply.completion_tokens,
+        failure=answer.failure,
+        refusal=answer.refusal,
+    )
+
+
+def judged_from_wire(message: service_pb2.GradeJudgedResponse) -> service_pb2.GradeResponse | JudgeAsked:
+    """The grade, or the question that it waits for. Raises EpisodeBroken where it is neither."""
+    match message.WhichOneof("outcome"):
+        case "grade":
+            return message.grade
+        case "question":
+            asked = message.question
+            return JudgeAsked(asked.question_id, JudgeQuestion(asked.judge, asked.system, asked.user))
+        case _:
+            detail = "the fleet answered with neither a grade nor a question to a judge; is it newer?"
+            raise EpisodeBroken(EpisodeFailure.GRADER_ERROR, detail)
+
+
 def open_error(error: grpc.aio.AioRpcError, what: str) -> Exception:
     """Why an environment was not opened."""
     match error.code():
@@ -81,6 +109,13 @@ def lease_error(
             return Unavailable(f"{lease.address} ({error.details()})")
         return ReplicaUnreachable(f"environments at {lease.address}")
     return _broken(error, what, kinds)
+
+
+def grade_error(error: grpc.aio.AioRpcError, body: BlobRef, lease: Lease) -> Exception:
+    """Why there is no grade. One that takes longer than a call is asked for again."""
+    if error.code() is grpc.StatusCode.DEADLINE_EXCEEDED and failure_kind(error) is None:
+        return Unavailable(f"the grade of {body.key} by {lease.address}")
+    return lease_error(error, f"grade {body.key}", lease, GRADE_KINDS)
 
 
 def _broken(error: grpc.aio.AioRpcError, what: str, kinds: Mapping[grpc.StatusCode, str]) -> EpisodeBroken:

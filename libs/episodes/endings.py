@@ -35,13 +35,13 @@ MISSING: Final[Mapping[EpisodeFailure, str]] = {
     EpisodeFailure.CONTEXT_OVERFLOW: "the scenario's prompt leaves no room for an answer",
     EpisodeFailure.ENVIRONMENT_BROKEN: "the environment cannot be loaded, or its scenario raises before its "
     "prompt each time (a fresh instance did at once), or whatever is answered: a fresh instance raised on an "
-    "empty answer too. Played once",
+    "empty answer too, or it names a judge that the reward grader does not have. Played once",
     EpisodeFailure.ENVIRONMENT_LOST: "a process or host of the platform died: the runner, the zygote, or an "
     "environment before any call of the policy. Or no grader asked for the reward before the lease of its "
     "environment ended",
     EpisodeFailure.EXTERNAL_FAILURE: "a scenario or tool raised an exception that its environment declares "
     "as one of its outside world (`external_errors`: ConnectionError, a lost MCP server, "
-    "upcycle.InfrastructureError)",
+    "upcycle.InfrastructureError), or the model that it asks as its judge gave no verdict",
     EpisodeFailure.TIMEOUT: "the deadline passed while the episode waited: for an engine, a slot, the store, "
     "the network, the policy's tokens, or a call whose environment said nothing",
     EpisodeFailure.ENGINE_ERROR: "the engine's answer was no completion",

@@ -78,6 +78,12 @@ class InfrastructureError(UpcycleError):
     kind = "external_failure"
 
 
+class JudgeRefused(UpcycleError, LookupError):
+    """Who drives the environment asks no judge of this name, now or later."""
+
+    kind = "judge_refused"
+
+
 class SourcesRefused(UpcycleError, ValueError):
     """The options about sources contradict each other, or name no evaluation that can train."""
 

@@ -78,11 +78,15 @@ class JudgeCalls:
         return {"id": number, **question.to_json()}
 
     def answer(self, params: Mapping[str, Any]) -> bool:
-        """Hand over a reply, or `{"error"}`; false where its question does not wait."""
+        """Hand over a reply, or `{"error"}`, which is for good where `refused` says so; false where its
+        question does not wait."""
         waiting = self._waiting.get(params.get("id", 0))
         if waiting is None or waiting.done():
             return False
-        if error := str(params.get("error") or ""):
+        error = str(params.get("error") or "")
+        if error and params.get("refused") is True:
+            waiting.set_exception(DefinitionError(f"a judge is not asked: {error}"))
+        elif error:
             waiting.set_exception(InfrastructureError(f"the judge did not answer: {error}"))
         else:
             counts = (int(params.get(f"{kind}_tokens") or 0) for kind in ("prompt", "completion"))

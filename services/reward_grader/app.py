@@ -4,8 +4,9 @@ from blob_store import S3BlobStore
 from environment_client import EnvironmentClient, EnvironmentTimeouts
 from event_bus import BusTimings, EventBus
 from reward_grader.adapters.extra_graders import load_grader
+from reward_grader.adapters.judges import JudgeServers
 from reward_grader.adapters.transcripts import GraderTranscripts
-from reward_grader.domain import ExtraGraders
+from reward_grader.domain import ExtraGraders, Judge, JudgeLimits
 from reward_grader.handlers import trajectory_router
 from reward_grader.settings import RewardGraderSettings
 from reward_grader.usecases import GradeTrajectory
@@ -21,13 +22,20 @@ def build_app(settings: RewardGraderSettings) -> Service:
     store = service.add(S3BlobStore(settings.s3))
     environments = EnvironmentClient(timeouts=EnvironmentTimeouts(grade_s=settings.grade_timeout_s))
     service.add(Closing("environments", environments.stop))
+    judges = build_judges(settings)
+    service.add(Closing("judges", judges.stop))
     extras = ExtraGraders(
         environment_weight=settings.environment_weight,
         graders=tuple(load_grader(one.path, one.weight, one.name) for one in settings.extra_graders),
         timeout_s=settings.extra_timeout_s,
     )
     grade = GradeTrajectory(
-        environments, GraderTranscripts(store), extras, gone_after_s=settings.gone_after_s, now=utc_now
+        environments,
+        GraderTranscripts(store),
+        extras,
+        judges,
+        gone_after_s=settings.gone_after_s,
+        now=utc_now,
     )
     # Handlers and connection together must be done within the component's own bound.
     timings = BusTimings(drain_s=settings.drain_s * 0.6, close_s=settings.drain_s * 0.15)
@@ -35,6 +43,18 @@ def build_app(settings: RewardGraderSettings) -> Service:
     bus.include_router(trajectory_router(grade, bus, now=utc_now, slots=settings.slots))
     service.add(bus)
     return service
+
+
+def build_judges(settings: RewardGraderSettings) -> JudgeServers:
+    """The models that scenarios may have asked, by their names."""
+    named = [
+        Judge(one.name, one.url, one.model, one.key.get_secret_value().strip()) for one in settings.judges
+    ]
+    if settings.judge_url:
+        key = settings.judge_key.get_secret_value().strip()
+        named.append(Judge("", settings.judge_url, settings.judge_model, key))
+    limits = JudgeLimits(settings.judge_timeout_s, settings.judge_gone_after_s, settings.judge_max_tokens)
+    return JudgeServers(named, limits)
 
 
 def main() -> None:

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from datetime import datetime
 from typing import Any, Final
 
@@ -91,6 +91,34 @@ class ExtraGraders:
     environment_weight: float = 1.0
     graders: tuple[ExtraGrader, ...] = ()
     timeout_s: float = 30.0
+
+
+@dataclass(frozen=True, slots=True)
+class Judge:
+    """A model that scenarios may ask about an answer. name: as `LLMJudgeGrader(model=...)` writes it, "" for
+    the default one. url: of an OpenAI API."""
+
+    name: str
+    url: str
+    model: str
+    key: str = field(default="", repr=False)
+
+    @property
+    def shown(self) -> str:
+        """Which one it was, as the reward tree says it."""
+        return (
+            self.model if self.name.endswith(self.model) or not self.name else f"{self.model} ({self.name})"
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class JudgeLimits:
+    """answer_s: the longest that one answer may take, tries together. gone_after_s: how long after its record
+    a judge that does not answer is waited for. max_tokens: of one answer."""
+
+    answer_s: float = 120.0
+    gone_after_s: float = 300.0
+    max_tokens: int = 4096
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,6 +1,9 @@
 """Settings of the reward grader."""
 
-from pydantic import BaseModel, ConfigDict, Field
+from typing import Annotated, Self
+from urllib.parse import urlsplit
+
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, SecretStr, model_validator
 from pydantic_settings import SettingsConfigDict
 
 from service_kit.groups import BusSettings, S3Settings
@@ -17,6 +20,37 @@ class ExtraGraderSettings(BaseModel):
     weight: float = Field(gt=0, allow_inf_nan=False)
     name: str = ""
     """Name in the reward tree; empty: the function's."""
+
+
+def _is_address(url: str) -> str:
+    if not url:
+        return url
+    parts = urlsplit(url)
+    if parts.scheme not in ("http", "https") or not parts.hostname:
+        raise ValueError(
+            f"must be the http(s) address of an OpenAI API, such as https://host/v1, got {url!r}"
+        )
+    if parts.username or parts.password or parts.query or parts.fragment:
+        raise ValueError("must have no credentials, query or fragment; the key is a setting of its own")
+    return url.rstrip("/")
+
+
+Address = Annotated[str, AfterValidator(_is_address)]
+
+
+class JudgeSettings(BaseModel):
+    """One model that scenarios may name as their judge."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", hide_input_in_errors=True)
+
+    name: str = Field(pattern=r"^(openai|gateway):\S+$")
+    """As `LLMJudgeGrader(model=...)` writes it: `gateway:slug`, or `openai:URL#model`."""
+    url: Address = Field(min_length=1)
+    """Address of its OpenAI API, such as https://host/v1."""
+    model: str = Field(min_length=1)
+    """What the server calls it."""
+    key: SecretStr = SecretStr("")
+    """Sent to its server as bearer token, and to no other."""
 
 
 class RewardGraderSettings(ServiceSettings):
@@ -38,5 +72,34 @@ class RewardGraderSettings(ServiceSettings):
     """Graders beside the environment's, as JSON: [{"path": "package.module:function", "weight": 0.5}]."""
     extra_timeout_s: float = Field(30.0, gt=0)
     """Longest call of an extra grader."""
+    judge_url: Address = ""
+    """Address of the OpenAI API of the model that judges answers for `LLMJudgeGrader`: any server, or
+    `http://gateway:7180/v1`. Unset: a scenario whose judge names no model is environment_broken."""
+    judge_model: str = ""
+    """What that server calls the model; at the gateway its slug."""
+    judge_key: SecretStr = SecretStr("")
+    """Sent to that server as bearer token, and to no other; no episode sees it."""
+    judges: tuple[JudgeSettings, ...] = ()
+    """Further judges, which scenarios name, as JSON: [{"name": "gateway:wise", "url": "http://gateway:7180/v1",
+    "model": "wise", "key": "…"}]. A name that is not here is refused."""
+    judge_timeout_s: float = Field(120.0, gt=0, le=800)
+    """Longest answer of a judge, tries together; the environment waits so long for it."""
+    judge_gone_after_s: float = Field(300.0, gt=0)
+    """How long after its record a judge that does not answer is waited for. The episode is missing then, as
+    external_failure."""
+    judge_max_tokens: int = Field(4096, ge=64)
+    """Longest answer of a judge, in tokens, its reasoning included."""
     bus: BusSettings = Field(default_factory=BusSettings)
     s3: S3Settings = Field(default_factory=S3Settings)
+
+    @model_validator(mode="after")
+    def _a_judge_has_an_address_and_a_model(self) -> Self:
+        if bool(self.judge_url) != bool(self.judge_model):
+            has, lacks = ("URL", "MODEL") if self.judge_url else ("MODEL", "URL")
+            raise ValueError(f"REWARD_GRADER_JUDGE_{has} is set and REWARD_GRADER_JUDGE_{lacks} is not")
+        if self.judge_key.get_secret_value() and not self.judge_url:
+            raise ValueError("REWARD_GRADER_JUDGE_KEY is set and REWARD_GRADER_JUDGE_URL is not")
+        names = [one.name for one in self.judges]
+        if len(set(names)) != len(names):
+            raise ValueError(f"REWARD_GRADER_JUDGES names {max(names, key=names.count)!r} twice")
+        return self

@@ -13,6 +13,14 @@ _tracer = trace.get_tracer("upcycle.reward_grader")
 TRAJECTORIES = Counter(
     "upcycle_grader_trajectories_total", "Trajectories by how grading ended", ["outcome", "kind"]
 )
+JUDGED = Counter(
+    "upcycle_grader_judge_questions_total",
+    "Questions of scenarios to judges, by what came of them",
+    ["outcome"],
+)
+JUDGE_TOKENS = Counter(
+    "upcycle_grader_judge_tokens_total", "Tokens of judges, as their servers count", ["kind"]
+)
 GRADE_S = Histogram("upcycle_grader_grade_seconds", "From record to outcome of one trajectory")
 
 

@@ -5,12 +5,15 @@ Guarantee: an outage is raised as Unavailable or ends as a typed failure, never 
 
 import asyncio
 import logging
+import time
 from collections.abc import Callable
 from datetime import datetime
+from typing import Final
 
-from environment_client import EnvironmentClient, ReplicaUnreachable
+from environment_client import EnvironmentClient, JudgeAnswer, JudgeAsked, ReplicaUnreachable
 from episodes import EpisodeBroken, EpisodeFailure
-from reward_grader import wire
+from reward_grader import telemetry, wire
+from reward_grader.adapters.judges import JudgeServers
 from reward_grader.adapters.transcripts import GraderTranscripts
 from reward_grader.domain import (
     CannotGrade,
@@ -27,8 +30,64 @@ from reward_grader.domain import (
 )
 from service_kit.deadlines import DeadlineExceeded, deadline
 from service_kit.errors import as_errors
+from upcycle.api.environment.v1.service_pb2 import GradeResponse
+from upcycle.errors import InfrastructureError, JudgeRefused, Unavailable
 
 log = logging.getLogger(__name__)
+
+
+_ASKING_S: Final = 600.0
+"""How long one delivery asks judges; the next one goes on where it stopped. Below the handler's timeout."""
+
+
+class JudgedGrades:
+    """The environment's own grade of a trajectory. What its judges ask is asked here: no key, no address and
+    no connection is in the episode."""
+
+    def __init__(
+        self, environments: EnvironmentClient, judges: JudgeServers | None, *, now: Callable[[], datetime]
+    ) -> None:
+        self._environments = environments
+        self._judges = judges
+        self._now = now
+
+    async def __call__(self, task: GradingTask) -> GradeResponse:
+        """Safe to repeat: the environment keeps its question until it is answered, and its grade. Raises
+        Unavailable, EpisodeBroken."""
+        if not (judges := self._judges):
+            return await self._environments.grade(task.lease, task.body)
+        within_s, until_s = judges.limits.answer_s, time.monotonic() + _ASKING_S
+        answer = None
+        while True:
+            outcome = await self._environments.grade_judged(
+                task.lease, task.body, answer, answers_within_s=within_s
+            )
+            if not isinstance(outcome, JudgeAsked):
+                return outcome
+            if time.monotonic() > until_s:
+                raise Unavailable("further answers of the judges that this scenario asks", 0.0)
+            answer = await self._answer(judges, task, outcome)
+
+    async def _answer(self, judges: JudgeServers, task: GradingTask, asked: JudgeAsked) -> JudgeAnswer:
+        """What the judge says, or why it says nothing. Raises Unavailable while it may still come back."""
+        try:
+            reply = await judges.ask(asked.question)
+        except JudgeRefused as error:
+            telemetry.JUDGED.labels("refused").inc()
+            return JudgeAnswer(asked.question_id, refusal=str(error))
+        except Unavailable as error:
+            telemetry.JUDGED.labels("unavailable").inc()
+            age_s = (self._now() - task.published_at).total_seconds()
+            if age_s < judges.limits.gone_after_s:
+                raise
+            return JudgeAnswer(asked.question_id, failure=f"{error}, {age_s:.0f} s after the record")
+        except InfrastructureError as error:
+            telemetry.JUDGED.labels("failed").inc()
+            return JudgeAnswer(asked.question_id, failure=str(error))
+        telemetry.JUDGED.labels("answered").inc()
+        telemetry.JUDGE_TOKENS.labels("prompt").inc(reply.prompt_tokens)
+        telemetry.JUDGE_TOKENS.labels("completion").inc(reply.completion_tokens)
+        return JudgeAnswer(asked.question_id, reply)
 
 
 class GradeTrajectory:
@@ -39,12 +98,14 @@ class GradeTrajectory:
         environments: EnvironmentClient,
         transcripts: GraderTranscripts,
         extras: ExtraGraders,
+        judges: JudgeServers | None = None,
         *,
         gone_after_s: float,
         now: Callable[[], datetime],
     ) -> None:
         """gone_after_s: how long after its record an unreachable environment counts as lost."""
         self._environments = environments
+        self._own_grade = JudgedGrades(environments, judges, now=now)
         self._transcripts = transcripts
         self._extras = extras
         self._gone_after_s = gone_after_s
@@ -75,7 +136,7 @@ class GradeTrajectory:
             return Grade(0.0, False, failure=task.failure)
         # The environment ends with its grade, so that which may have to wait comes first.
         transcript = await self._transcripts.read_body(task) if self._extras.graders else None
-        own = _valid(wire.grade_from_wire(await self._environments.grade(task.lease, task.body)))
+        own = _valid(wire.grade_from_wire(await self._own_grade(task)))
         if transcript is None or own.failure is not None:
             return own
         scores = await asyncio.gather(*(self._score(grader, transcript) for grader in self._extras.graders))

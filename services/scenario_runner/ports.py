@@ -13,6 +13,7 @@ from scenario_runner.domain.environments import (
     Message,
     ToolOutcome,
 )
+from upcycle.environment.channel.client import AskJudge
 from upcycle.environment.tools import ToolSpec
 from upcycle.run_config import PolicyChoice
 
@@ -38,8 +39,9 @@ class LiveEnvironment(Protocol):
         """Raises PolicyFault, also where the call takes longer than limit_s, EnvironmentLost, EpisodeFault.
         What a tool raises is an outcome."""
 
-    async def grade(self, answer: str, transcript: Mapping[str, Any]) -> Grade:
-        """Raises EpisodeFault, EpisodeTimeout, EnvironmentLost, PolicyFault."""
+    async def grade(self, answer: str, transcript: Mapping[str, Any], judge: AskJudge | None = None) -> Grade:
+        """judge: asks what the scenario's judges ask. Raises EpisodeFault, EpisodeTimeout, EnvironmentLost,
+        PolicyFault, and what judge raises that is no UpcycleError."""
 
     async def close(self) -> None:
         """End it with everything it started. Idempotent."""

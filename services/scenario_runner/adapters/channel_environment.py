@@ -21,7 +21,7 @@ from scenario_runner.domain.environments import (
     ToolOutcome,
 )
 from upcycle.environment.channel import ChannelClosed, ChannelError, ControlChannel
-from upcycle.environment.channel.client import ChannelTimeout
+from upcycle.environment.channel.client import AskJudge, ChannelTimeout
 from upcycle.environment.channel.frames import understood
 from upcycle.environment.tools import ToolResult, ToolSpec
 from upcycle.errors import InfrastructureError, RewardInvalid
@@ -103,11 +103,12 @@ class ChannelEnvironment:
         self._was_called = True
         return ToolOutcome(result.text, result.is_error, result.truncated, time.monotonic() - started)
 
-    async def grade(self, answer: str, transcript: Mapping[str, Any]) -> Grade:
-        """Raises EpisodeFault, EpisodeTimeout, EnvironmentLost; PolicyFault where a call of the policy had
-        ended the process already."""
+    async def grade(self, answer: str, transcript: Mapping[str, Any], judge: AskJudge | None = None) -> Grade:
+        """judge: asks what the scenario's judges ask; its time is not the environment's. Raises EpisodeFault,
+        EpisodeTimeout, EnvironmentLost; PolicyFault where a call of the policy had ended the process
+        already."""
         started, died_before = time.monotonic(), self._is_dead
-        call = self._channel.grade(answer, transcript, timeout_s=self._timeouts.grade_s)
+        call = self._channel.grade(answer, transcript, timeout_s=self._timeouts.grade_s, judge=judge)
         try:
             row = await self._guarded("grade", call)
         except EpisodeError as error:

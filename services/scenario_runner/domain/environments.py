@@ -7,6 +7,7 @@ from typing import Any
 
 from episodes import EpisodeFailure
 from upcycle.environment.tools import ToolSpec
+from upcycle.judge_calls import JudgeQuestion, JudgeReply
 
 
 @dataclass(frozen=True, slots=True)
@@ -176,6 +177,25 @@ class Grade:
     info: Mapping[str, Any]
     duration_s: float
     failure: PolicyFault | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class JudgeAsked:
+    """A grade waits for the answer of a judge."""
+
+    question_id: str
+    question: JudgeQuestion
+
+
+@dataclass(frozen=True, slots=True)
+class JudgeAnswer:
+    """To one question. failure: no answer came, and the episode is missing. refusal: no judge of that name is
+    asked."""
+
+    question_id: str
+    reply: JudgeReply
+    failure: str = ""
+    refusal: str = ""
 
 
 Message = Mapping[str, str]

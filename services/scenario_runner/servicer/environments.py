@@ -8,7 +8,7 @@ import grpc.aio
 from blob_store import ref as blob_ref
 from scenario_runner import telemetry
 from scenario_runner.usecases.leases import Leases
-from scenario_runner.wire.environments import grade_to_wire, opened_to_wire
+from scenario_runner.wire.environments import answer_from_wire, grade_to_wire, judged_to_wire, opened_to_wire
 from upcycle.api.environment.v1 import service_pb2 as pb
 from upcycle.api.environment.v1.service_pb2_grpc import EnvironmentServiceServicer
 
@@ -49,6 +49,17 @@ class EnvironmentServicer(EnvironmentServiceServicer):
         with telemetry.CALL_S.labels("grade").time():
             body = blob_ref.from_wire(request.body)
             return grade_to_wire(await self._leases.grade(request.lease_id, body))
+
+    async def GradeJudged(self, request: pb.GradeJudgedRequest, context: Context) -> pb.GradeJudgedResponse:
+        """Grade a stored trajectory with the judges that the caller asks."""
+        with telemetry.CALL_S.labels("grade").time():
+            outcome = await self._leases.grade_judged(
+                request.lease_id,
+                blob_ref.from_wire(request.body),
+                answer_from_wire(request.answer) if request.HasField("answer") else None,
+                answers_within_s=request.answers_within_s,
+            )
+            return judged_to_wire(outcome)
 
     async def Close(self, request: pb.CloseRequest, context: Context) -> pb.CloseResponse:
         """End an environment."""

@@ -27,6 +27,8 @@ from scenario_runner.domain.environments import (
     EpisodeToPlay,
     FleetFull,
     Grade,
+    JudgeAnswer,
+    JudgeAsked,
     Opened,
     PolicyFault,
     ScenarioTranscript,
@@ -34,10 +36,14 @@ from scenario_runner.domain.environments import (
     UnknownLease,
 )
 from scenario_runner.ports import EnvironmentHost, LiveEnvironment, PlannedEpisodes
+from scenario_runner.usecases.judge_questions import JudgeQuestions
+from upcycle.errors import Unavailable
 
 log = logging.getLogger(__name__)
 
 MAX_LEASES_PER_EPISODE = 2
+MAX_ANSWER_S = 3600.0
+"""The longest that a caller may take for a judge's answer."""
 _DRAIN_POLL_S = 0.05
 _EMPTY_TRAJECTORY = {"turns": [{"text": "", "tool_calls": []}]}
 """Of an empty answer: a scenario that reads the last turn finds one."""
@@ -60,6 +66,7 @@ class _Lease:
     expires_at: datetime
     calls: dict[str, "asyncio.Task[ToolOutcome]"] = field(default_factory=dict)
     grading: "asyncio.Task[Grade] | None" = None
+    questions: JudgeQuestions | None = None
     ended: bool = False
 
     @property
@@ -152,18 +159,27 @@ class Leases:
         Raises UnknownLease, BodyUnreadable, Unavailable, EpisodeError.
         """
         lease = self._known(lease_id)
-        if lease.grading is None:
-            self._live(lease_id)
-            transcript = await self._transcripts.read(body)
-            if transcript.episode_id != lease.episode_id:
-                raise BodyUnreadable(
-                    f"trajectory body {body.key!r} is of episode {transcript.episode_id!r}, the lease is of "
-                    f"{lease.episode_id!r}; grade the body that was recorded with this lease"
-                )
-            if lease.grading is None:  # another call may have begun to grade meanwhile
-                self._live(lease_id)
-                lease.grading = asyncio.ensure_future(self._grade(lease, transcript))
-        return await asyncio.shield(lease.grading)
+        grading = await self._grading(lease, body, None)
+        if lease.questions is not None and await lease.questions.asked(grading) is not None:
+            raise Unavailable("a reward grader that asks judges: another one began this grade")
+        return await asyncio.shield(grading)
+
+    async def grade_judged(
+        self, lease_id: str, body: BlobRef, answer: JudgeAnswer | None, *, answers_within_s: float
+    ) -> Grade | JudgeAsked:
+        """The same for a caller that asks judges: the grade, or the question that it waits for.
+
+        The lease lasts answers_within_s longer, so that the environment is there when the answer comes. A
+        repeat gets the question that waits, and an answer that was given already changes nothing.
+        """
+        lease = self._known(lease_id)
+        longer_s = self._rules.ttl_s + min(max(0.0, answers_within_s), MAX_ANSWER_S)
+        lease.expires_at = max(lease.expires_at, self._now() + timedelta(seconds=longer_s))
+        grading = await self._grading(lease, body, JudgeQuestions())
+        if lease.questions is not None and answer is not None:
+            lease.questions.answer(answer)
+        asked = None if lease.questions is None else await lease.questions.asked(grading)
+        return await asyncio.shield(grading) if asked is None else asked
 
     async def close(self, lease_id: str) -> None:
         """End the environment and forget the lease. Closing what is gone already is fine."""
@@ -233,6 +249,26 @@ class Leases:
         called = lease.environment.call_tool(name, arguments, limit_s=limit_s)
         return await self._ending_on_failure(lease, called)
 
+    async def _grading(
+        self, lease: _Lease, body: BlobRef, questions: JudgeQuestions | None
+    ) -> "asyncio.Task[Grade]":
+        """The grading of a lease, which the first call begins. questions: where those to judges wait, if
+        that call asks judges."""
+        if lease.grading is None:
+            self._live(lease.lease_id)
+            transcript = await self._transcripts.read(body)
+            if transcript.episode_id != lease.episode_id:
+                raise BodyUnreadable(
+                    f"trajectory body {body.key!r} is of episode {transcript.episode_id!r}, the lease is of "
+                    f"{lease.episode_id!r}; grade the body that was recorded with this lease"
+                )
+            if lease.grading is None:  # another call may have begun to grade meanwhile
+                self._live(lease.lease_id)
+                lease.questions = questions
+                lease.grading = asyncio.ensure_future(self._grade(lease, transcript))
+                lease.grading.add_done_callback(_retrieved)  # while a judge is asked, no call awaits it
+        return lease.grading
+
     async def _grade(self, lease: _Lease, transcript: ScenarioTranscript) -> Grade:
         try:
             return await self._graded(lease, transcript)
@@ -241,36 +277,41 @@ class Leases:
             await self._end(lease)
 
     async def _graded(self, lease: _Lease, transcript: ScenarioTranscript) -> Grade:
+        judge = None if lease.questions is None else lease.questions.ask
         try:
-            return await lease.environment.grade(transcript.answer, transcript.trajectory)
+            return await lease.environment.grade(transcript.answer, transcript.trajectory, judge)
         except PolicyFault as error:
             fault = error
         except (EpisodeFault, EpisodeTimeout, EnvironmentKilled) as error:
             if error.failure_kind == EpisodeFailure.EXTERNAL_FAILURE:
                 raise
+            _refuse_blame(lease, error)
             await lease.environment.close()
-            await self._check_fresh_instance(lease.episode, error)
+            await self._check_fresh_instance(lease, error)
             fault = PolicyFault(EpisodeFailure.ANSWER_ERROR, f"{error.failure_kind}: {error}")
         if lease.episode.failures_are_missing:
             raise fault
         return Grade(0.0, False, (), {}, 0.0, fault)
 
-    async def _check_fresh_instance(self, episode: EpisodeToPlay, first: EpisodeError) -> None:
+    async def _check_fresh_instance(self, lease: _Lease, first: EpisodeError) -> None:
         """Have a fresh instance of the scenario grade an empty answer, in the slot of the one that failed.
 
         Raises EnvironmentBroken when it fails as well, and what is missing: EnvironmentLost, and EpisodeFault
         of the outside world.
         """
         try:
-            fresh = await self._host.start(episode)
+            fresh = await self._host.start(lease.episode)
             try:
-                await fresh.grade("", _EMPTY_TRAJECTORY)
+                await fresh.grade(
+                    "", _EMPTY_TRAJECTORY, None if lease.questions is None else lease.questions.ask
+                )
             finally:
                 await fresh.close()
         except EpisodeError as again:
             is_lost = isinstance(again, EnvironmentLost) and not isinstance(again, EnvironmentKilled)
             if is_lost or again.failure_kind == EpisodeFailure.EXTERNAL_FAILURE:
                 raise
+            _refuse_blame(lease, again)
             raise EnvironmentBroken(
                 f"the scenario fails on an empty answer too: {again}\nand failed on the policy's: {first}"
             ) from again
@@ -286,6 +327,8 @@ class Leases:
         if not lease.ended:
             lease.ended = True
             self._alive -= 1
+            if lease.questions is not None:
+                lease.questions.close()
             try:
                 await lease.environment.close()
             except Exception:  # no other lease, and no grade, depends on how this environment ends
@@ -309,3 +352,17 @@ class Leases:
         if lease.ended:
             raise UnknownLease(f"the environment of lease {lease_id!r} has ended")
         return lease
+
+
+def _refuse_blame(lease: _Lease, error: EpisodeError) -> None:
+    """A failure that is not the policy's, whatever a fresh instance does: no judge of the scenario's is asked
+    by that name, or the lease ended meanwhile, and the environment with it."""
+    if lease.questions is not None and lease.questions.refusal:
+        raise EnvironmentBroken(lease.questions.refusal) from error
+    if lease.questions is not None and lease.ended:
+        raise EnvironmentLost("the lease of the environment ended during its grade") from error
+
+
+def _retrieved(grading: "asyncio.Task[Grade]") -> None:
+    if not grading.cancelled():
+        grading.exception()

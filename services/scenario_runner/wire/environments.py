@@ -5,10 +5,18 @@ from collections.abc import Mapping
 from typing import Any
 
 from episodes import policy_failure
-from scenario_runner.domain.environments import Grade, Message, Opened, ScenarioTranscript
+from scenario_runner.domain.environments import (
+    Grade,
+    JudgeAnswer,
+    JudgeAsked,
+    Message,
+    Opened,
+    ScenarioTranscript,
+)
 from upcycle.api.environment.v1 import service_pb2 as pb
 from upcycle.api.trajectory.v1 import trajectory_pb2
 from upcycle.environment.tools import ToolSpec
+from upcycle.judge_calls import JudgeReply
 from upcycle.moments import timestamp
 
 
@@ -36,6 +44,23 @@ def grade_to_wire(grade: Grade) -> pb.GradeResponse:
         duration_s=grade.duration_s,
         failure=None if fault is None else policy_failure(fault.failure_kind, str(fault)),
     )
+
+
+def judged_to_wire(outcome: Grade | JudgeAsked) -> pb.GradeJudgedResponse:
+    """The grade, or the question that it waits for."""
+    if isinstance(outcome, Grade):
+        return pb.GradeJudgedResponse(grade=grade_to_wire(outcome))
+    asked = outcome.question
+    question = pb.JudgeQuestion(
+        question_id=outcome.question_id, judge=asked.model, system=asked.system, user=asked.user
+    )
+    return pb.GradeJudgedResponse(question=question)
+
+
+def answer_from_wire(message: pb.JudgeAnswer) -> JudgeAnswer:
+    """What a judge said."""
+    reply = JudgeReply(message.text, message.model, message.prompt_tokens, message.completion_tokens)
+    return JudgeAnswer(message.question_id, reply, message.failure, message.refusal)
 
 
 def transcript_from_body(body: trajectory_pb2.TrajectoryBody) -> ScenarioTranscript:

@@ -242,6 +242,12 @@ class EnvironmentDouble(service_pb2_grpc.EnvironmentServiceServicer):
         self.grades.append(request)
         return self.grade(request)
 
+    async def GradeJudged(
+        self, request: environment_pb2.GradeJudgedRequest, context: Context
+    ) -> environment_pb2.GradeJudgedResponse:
+        await self._fail(context, grpc.StatusCode.UNIMPLEMENTED, "as a fleet of 0.3.0 answers")
+        raise AssertionError("aborted")
+
     async def Close(
         self, request: environment_pb2.CloseRequest, context: Context
     ) -> environment_pb2.CloseResponse:

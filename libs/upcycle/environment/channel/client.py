@@ -13,7 +13,7 @@ from upcycle.environment.channel.frames import ChannelClosed, ChannelError, unde
 from upcycle.environment.channel.lines import LineProtocol
 from upcycle.environment.channel.server import EXTENSION
 from upcycle.environment.tools import ToolResult, ToolSpec
-from upcycle.errors import UpcycleError
+from upcycle.errors import JudgeRefused, UpcycleError
 from upcycle.judge_calls import JudgeQuestion, JudgeReply
 
 AskJudge = Callable[[JudgeQuestion], Awaitable[JudgeReply]]
@@ -167,7 +167,7 @@ class ControlChannel:
             try:
                 said: dict[str, Any] = (await judge(question)).to_json()
             except UpcycleError as error:
-                said = {"error": str(error)}
+                said = {"error": str(error), "refused": isinstance(error, JudgeRefused)}
             reply = await self.call("tasks.judged", {**said, "id": asked["id"]}, timeout_s=timeout_s)
         return reply
 

@@ -4,6 +4,7 @@ server."""
 from pathlib import Path
 
 import pytest
+from tests.support.judges import judging
 from tests.support.model_servers import KEY, MODEL, Asked, Said, Turn, openai_shaped, serving
 
 from upcycle.cli.main import run
@@ -28,7 +29,6 @@ async def essay(topic: str):
 from upcycle import Taskset
 TASKS = Taskset("essays", [essay.task(slug="tea", topic="tea")], "unassigned")
 """
-GOOD = '{"criteria": [{"id": 1, "met": true, "reason": "yes"}, {"id": 2, "met": false, "reason": "no"}]}'
 QUESTION = JudgeQuestion("", "You grade.", "What of this?")
 
 
@@ -37,7 +37,7 @@ def test_an_evaluation_asks_the_judge_that_is_set(
 ) -> None:
     (shop / "judged.py").write_text(JUDGED)
     (shop / "turns.jsonl").write_text('"Tea is hot."\n')
-    with serving(openai_shaped(lambda results: Turn(GOOD))) as judge:
+    with serving(judging(True, False)) as judge:
         monkeypatch.setenv("UPCYCLE_JUDGE", f"openai:{judge.url}/v1#{MODEL}")
         monkeypatch.setenv("UPCYCLE_JUDGE_KEY", KEY)
         with serving(lambda asked: openai_shaped(lambda results: Turn("Tea is hot."))(asked)) as agent:

@@ -246,6 +246,142 @@ class GradeResponse(_message.Message):
 Global___GradeResponse: _TypeAlias = GradeResponse  # noqa: Y015
 
 @_typing.final
+class GradeJudgedRequest(_message.Message):
+    """Idempotent: a repeat gets the question that waits, or the grade."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    LEASE_ID_FIELD_NUMBER: _builtins.int
+    BODY_FIELD_NUMBER: _builtins.int
+    ANSWER_FIELD_NUMBER: _builtins.int
+    ANSWERS_WITHIN_S_FIELD_NUMBER: _builtins.int
+    lease_id: _builtins.str
+    answers_within_s: _builtins.float
+    """how long the caller may take for an answer: the lease lasts so much longer"""
+    @_builtins.property
+    def body(self) -> _common_pb2.BlobRef:
+        """as in GradeRequest"""
+
+    @_builtins.property
+    def answer(self) -> Global___JudgeAnswer:
+        """to the question of the response before; the first one counts, and one that does not wait is left"""
+
+    def __init__(
+        self,
+        *,
+        lease_id: _builtins.str = ...,
+        body: _common_pb2.BlobRef | None = ...,
+        answer: Global___JudgeAnswer | None = ...,
+        answers_within_s: _builtins.float = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["answer", b"answer", "body", b"body"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["answer", b"answer", "answers_within_s", b"answers_within_s", "body", b"body", "lease_id", b"lease_id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___GradeJudgedRequest: _TypeAlias = GradeJudgedRequest  # noqa: Y015
+
+@_typing.final
+class GradeJudgedResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    GRADE_FIELD_NUMBER: _builtins.int
+    QUESTION_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def grade(self) -> Global___GradeResponse: ...
+    @_builtins.property
+    def question(self) -> Global___JudgeQuestion:
+        """the scenario waits for the answer"""
+
+    def __init__(
+        self,
+        *,
+        grade: Global___GradeResponse | None = ...,
+        question: Global___JudgeQuestion | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["grade", b"grade", "outcome", b"outcome", "question", b"question"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["grade", b"grade", "outcome", b"outcome", "question", b"question"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType_outcome: _TypeAlias = _typing.Literal["grade", "question"]  # noqa: Y015
+    _WhichOneofArgType_outcome: _TypeAlias = _typing.Literal["outcome", b"outcome"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType_outcome) -> _WhichOneofReturnType_outcome | None: ...
+
+Global___GradeJudgedResponse: _TypeAlias = GradeJudgedResponse  # noqa: Y015
+
+@_typing.final
+class JudgeQuestion(_message.Message):
+    """What a scenario's judge asks a model. Which server is asked, and with which key, is the caller's to know."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    QUESTION_ID_FIELD_NUMBER: _builtins.int
+    JUDGE_FIELD_NUMBER: _builtins.int
+    SYSTEM_FIELD_NUMBER: _builtins.int
+    USER_FIELD_NUMBER: _builtins.int
+    question_id: _builtins.str
+    judge: _builtins.str
+    """as LLMJudgeGrader(model=...) names it; empty: the default one"""
+    system: _builtins.str
+    user: _builtins.str
+    def __init__(
+        self,
+        *,
+        question_id: _builtins.str = ...,
+        judge: _builtins.str = ...,
+        system: _builtins.str = ...,
+        user: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["judge", b"judge", "question_id", b"question_id", "system", b"system", "user", b"user"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___JudgeQuestion: _TypeAlias = JudgeQuestion  # noqa: Y015
+
+@_typing.final
+class JudgeAnswer(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    QUESTION_ID_FIELD_NUMBER: _builtins.int
+    TEXT_FIELD_NUMBER: _builtins.int
+    MODEL_FIELD_NUMBER: _builtins.int
+    PROMPT_TOKENS_FIELD_NUMBER: _builtins.int
+    COMPLETION_TOKENS_FIELD_NUMBER: _builtins.int
+    FAILURE_FIELD_NUMBER: _builtins.int
+    REFUSAL_FIELD_NUMBER: _builtins.int
+    question_id: _builtins.str
+    text: _builtins.str
+    model: _builtins.str
+    """which one said it"""
+    prompt_tokens: _builtins.int
+    completion_tokens: _builtins.int
+    failure: _builtins.str
+    """no answer came: external_failure, and the episode is missing"""
+    refusal: _builtins.str
+    """no judge of this name is asked: environment_broken"""
+    def __init__(
+        self,
+        *,
+        question_id: _builtins.str = ...,
+        text: _builtins.str = ...,
+        model: _builtins.str = ...,
+        prompt_tokens: _builtins.int = ...,
+        completion_tokens: _builtins.int = ...,
+        failure: _builtins.str = ...,
+        refusal: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["completion_tokens", b"completion_tokens", "failure", b"failure", "model", b"model", "prompt_tokens", b"prompt_tokens", "question_id", b"question_id", "refusal", b"refusal", "text", b"text"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___JudgeAnswer: _TypeAlias = JudgeAnswer  # noqa: Y015
+
+@_typing.final
 class CloseRequest(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 

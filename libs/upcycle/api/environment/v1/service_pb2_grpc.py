@@ -50,6 +50,11 @@ class EnvironmentServiceStub:
                 request_serializer=upcycle_dot_api_dot_environment_dot_v1_dot_service__pb2.GradeRequest.SerializeToString,
                 response_deserializer=upcycle_dot_api_dot_environment_dot_v1_dot_service__pb2.GradeResponse.FromString,
                 _registered_method=True)
+        self.GradeJudged = channel.unary_unary(
+                '/upcycle.api.environment.v1.EnvironmentService/GradeJudged',
+                request_serializer=upcycle_dot_api_dot_environment_dot_v1_dot_service__pb2.GradeJudgedRequest.SerializeToString,
+                response_deserializer=upcycle_dot_api_dot_environment_dot_v1_dot_service__pb2.GradeJudgedResponse.FromString,
+                _registered_method=True)
         self.Close = channel.unary_unary(
                 '/upcycle.api.environment.v1.EnvironmentService/Close',
                 request_serializer=upcycle_dot_api_dot_environment_dot_v1_dot_service__pb2.CloseRequest.SerializeToString,
@@ -79,6 +84,14 @@ class EnvironmentServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def GradeJudged(self, request, context):
+        """As Grade, for a caller that asks the judges of a scenario: it is asked until the answer is the grade. A verb of its own: a
+        fleet of 0.3.0 answers UNIMPLEMENTED, and its caller uses Grade, where a scenario with a judge is environment_broken.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def Close(self, request, context):
         """Missing associated documentation comment in .proto file."""
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
@@ -102,6 +115,11 @@ def add_EnvironmentServiceServicer_to_server(servicer, server):
                     servicer.Grade,
                     request_deserializer=upcycle_dot_api_dot_environment_dot_v1_dot_service__pb2.GradeRequest.FromString,
                     response_serializer=upcycle_dot_api_dot_environment_dot_v1_dot_service__pb2.GradeResponse.SerializeToString,
+            ),
+            'GradeJudged': grpc.unary_unary_rpc_method_handler(
+                    servicer.GradeJudged,
+                    request_deserializer=upcycle_dot_api_dot_environment_dot_v1_dot_service__pb2.GradeJudgedRequest.FromString,
+                    response_serializer=upcycle_dot_api_dot_environment_dot_v1_dot_service__pb2.GradeJudgedResponse.SerializeToString,
             ),
             'Close': grpc.unary_unary_rpc_method_handler(
                     servicer.Close,
@@ -191,6 +209,33 @@ class EnvironmentService:
             '/upcycle.api.environment.v1.EnvironmentService/Grade',
             upcycle_dot_api_dot_environment_dot_v1_dot_service__pb2.GradeRequest.SerializeToString,
             upcycle_dot_api_dot_environment_dot_v1_dot_service__pb2.GradeResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def GradeJudged(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/upcycle.api.environment.v1.EnvironmentService/GradeJudged',
+            upcycle_dot_api_dot_environment_dot_v1_dot_service__pb2.GradeJudgedRequest.SerializeToString,
+            upcycle_dot_api_dot_environment_dot_v1_dot_service__pb2.GradeJudgedResponse.FromString,
             options,
             channel_credentials,
             insecure,

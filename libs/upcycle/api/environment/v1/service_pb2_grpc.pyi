@@ -36,6 +36,10 @@ class EnvironmentServiceStub:
     Open: _grpc.UnaryUnaryMultiCallable[_service_pb2.OpenRequest, _service_pb2.OpenResponse]
     CallTool: _grpc.UnaryUnaryMultiCallable[_service_pb2.CallToolRequest, _service_pb2.CallToolResponse]
     Grade: _grpc.UnaryUnaryMultiCallable[_service_pb2.GradeRequest, _service_pb2.GradeResponse]
+    GradeJudged: _grpc.UnaryUnaryMultiCallable[_service_pb2.GradeJudgedRequest, _service_pb2.GradeJudgedResponse]
+    """As Grade, for a caller that asks the judges of a scenario: it is asked until the answer is the grade. A verb of its own: a
+    fleet of 0.3.0 answers UNIMPLEMENTED, and its caller uses Grade, where a scenario with a judge is environment_broken.
+    """
     Close: _grpc.UnaryUnaryMultiCallable[_service_pb2.CloseRequest, _service_pb2.CloseResponse]
 
 @_typing.type_check_only
@@ -46,6 +50,10 @@ class EnvironmentServiceAsyncStub(EnvironmentServiceStub):
     Open: _aio.UnaryUnaryMultiCallable[_service_pb2.OpenRequest, _service_pb2.OpenResponse]  # type: ignore[assignment]
     CallTool: _aio.UnaryUnaryMultiCallable[_service_pb2.CallToolRequest, _service_pb2.CallToolResponse]  # type: ignore[assignment]
     Grade: _aio.UnaryUnaryMultiCallable[_service_pb2.GradeRequest, _service_pb2.GradeResponse]  # type: ignore[assignment]
+    GradeJudged: _aio.UnaryUnaryMultiCallable[_service_pb2.GradeJudgedRequest, _service_pb2.GradeJudgedResponse]  # type: ignore[assignment]
+    """As Grade, for a caller that asks the judges of a scenario: it is asked until the answer is the grade. A verb of its own: a
+    fleet of 0.3.0 answers UNIMPLEMENTED, and its caller uses Grade, where a scenario with a judge is environment_broken.
+    """
     Close: _aio.UnaryUnaryMultiCallable[_service_pb2.CloseRequest, _service_pb2.CloseResponse]  # type: ignore[assignment]
 
 class EnvironmentServiceServicer(metaclass=_abc_1.ABCMeta):
@@ -71,6 +79,16 @@ class EnvironmentServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _service_pb2.GradeRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_service_pb2.GradeResponse, _abc.Awaitable[_service_pb2.GradeResponse]]: ...
+
+    @_abc_1.abstractmethod
+    def GradeJudged(
+        self,
+        request: _service_pb2.GradeJudgedRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_service_pb2.GradeJudgedResponse, _abc.Awaitable[_service_pb2.GradeJudgedResponse]]:
+        """As Grade, for a caller that asks the judges of a scenario: it is asked until the answer is the grade. A verb of its own: a
+        fleet of 0.3.0 answers UNIMPLEMENTED, and its caller uses Grade, where a scenario with a judge is environment_broken.
+        """
 
     @_abc_1.abstractmethod
     def Close(

@@ -130,7 +130,8 @@ def failures() -> str:
         not switched off. Kind, rule and what happened, with the traceback, are kept with the trajectory:
         `upcycle trajectories show ID`.
 
-        An episode that a budget of turns or tokens cut off is neither: its scenario grades an empty answer.
+        An episode that a budget of turns or tokens, or the model's context, cut off after a turn is neither:
+        its scenario grades an empty answer, on the state that the turns left.
         """
     ), ""]  # fmt: skip
     for heading, rows in (("Missing", MISSING), ("Attributable", ATTRIBUTABLE)):

@@ -44,7 +44,7 @@ MISSING: Final[Mapping[EpisodeFailure, str]] = {
     "upcycle.InfrastructureError), or the model that it asks as its judge gave no verdict",
     EpisodeFailure.TIMEOUT: "the deadline passed while the episode waited: for an engine, a slot, the store, "
     "the network, the policy's tokens, or a call whose environment said nothing",
-    EpisodeFailure.ENGINE_ERROR: "the engine's answer was no completion",
+    EpisodeFailure.ENGINE_ERROR: "an engine refused the request: another one would refuse it too",
     EpisodeFailure.SAMPLER_ERROR: "a bug of the sampler",
     EpisodeFailure.BODY_CORRUPT: "the stored trajectory could not be read",
     EpisodeFailure.REWARD_INVALID: "a grade that is no reward left the runner",

@@ -39,6 +39,12 @@ LEFT_OUT: Final = {
     "docs/start/new-project.md": (
         "tasks and player are files of the new project; tests/libs/upcycle_cli/test_init.py plays them",
     ),
+    "docs/start/sentry-agent.md": (
+        "what a task of the new project is played like; tests/libs/upcycle_cli/test_init.py plays it",
+        "lines of the new project's env.py",
+        "lines of the new project's env.py",
+        "a line of the new project's env.py",
+    ),
 }
 """Blocks that are not executed, with the reason that their page gives. Commands among them are parsed."""
 

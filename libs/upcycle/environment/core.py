@@ -133,6 +133,8 @@ class Environment:
     def connect_mcp_config(self, config: Mapping[str, Mapping[str, Any]]) -> None:
         """Attach the tools of MCP servers: `{"sentry": {"command": …, "args": […], "env": {…}}}` or
         `{"docs": {"url": …, "headers": {…}}}`. They are started by `open`. Raises DefinitionError."""
+        import mcp  # noqa: F401 - it takes most of a second: here once, and not in every forked episode
+
         from upcycle.environment.mcp import check_mcp_config
 
         self._mcp_config.update(check_mcp_config(config))
@@ -164,9 +166,9 @@ class Environment:
 
     async def close(self) -> None:
         """Stop attached MCP servers."""
-        if self._mcp is not None:
-            await self._mcp.close()
-            self._mcp = None
+        attached, self._mcp = self._mcp, None
+        if attached is not None:
+            await attached.close()
 
     def scenario_named(self, name: str) -> Scenario:
         """The scenario of that name. Raises UnknownName with the valid names."""

@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 
 MAX_OUTPUT_BYTES: Final = 64 * 1024
 _END_WAIT_S: Final = 2.0
+_CLOSE_WAIT_S: Final = 30.0
+"""In this process an environment closes what it attached, such as MCP servers, before its loop ends."""
 
 
 class EnvironmentHost(Protocol):
@@ -195,7 +197,7 @@ class SameProcessHost:
             yield channel
         finally:
             await channel.close()
-            await asyncio.wait([serving], timeout=_END_WAIT_S)
+            await asyncio.wait([serving], timeout=_CLOSE_WAIT_S)
 
     def output(self) -> str:
         """Nothing: it was seen."""

@@ -1,6 +1,8 @@
 """Writes a new project from the templates, whole or not at all. Nothing that exists is overwritten."""
 
+import os
 import re
+import shutil
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping
@@ -15,10 +17,18 @@ from typing import Final
 from upcycle.projects.errors import DemonstrationsFailed, ProjectRefused
 from upcycle.tasks import MAX_TASKS
 
-PRESETS: Final = ("blank", "incident")
+PRESETS: Final = ("blank", "incident", "mcp")
 NAME: Final = re.compile(r"[a-z0-9][a-z0-9._-]{0,63}")
 _PLACEHOLDER: Final = "my-agent"
 _NAMES: Final[Mapping[str, str]] = {"mcp.json": ".mcp.json"}
+_BORROWED: Final[Mapping[str, tuple[str, ...]]] = {"mcp": ("incident/names.py", "incident/world.py")}
+"""Templates of other presets that a preset takes as they are."""
+_TEMPLATES: Final = files("upcycle.projects") / "templates"
+_FILES: Final = "files.md"
+"""The rows of AGENTS.md for the files that only one preset has."""
+_SKILL: Final = ".agents/skills/upcycle-environment"
+_SKILL_LINK: Final = ".claude/skills/upcycle-environment"
+_ROWS: Final = "<!-- files of the preset -->\n"
 DEMONSTRATIONS_LIMIT_S: Final = 600.0
 
 
@@ -34,7 +44,9 @@ class NewProject:
 
     def __post_init__(self) -> None:
         if self.preset not in PRESETS:
-            raise ProjectRefused(f"there is no preset {self.preset!r}", f"use {' or '.join(PRESETS)}")
+            raise ProjectRefused(
+                f"there is no preset {self.preset!r}", f"use {', '.join(PRESETS[:-1])} or {PRESETS[-1]}"
+            )
         if not NAME.fullmatch(self.name):
             raise ProjectRefused(
                 f"{self.name!r} is no name for a model", "use 1 to 64 of a-z, 0-9, '.', '_' and '-'"
@@ -69,12 +81,24 @@ def new_folder(project: NewProject) -> Iterator[Path]:
 
 def write_project(project: NewProject, folder: Path) -> list[str]:
     """Write the files into `folder`; their names, sorted."""
-    written = []
+    written = _write_skill(folder)
+    rows = (_TEMPLATES / project.preset / _FILES).read_text(encoding="utf-8")
     for source in _sources(project.preset):
         target = folder / _NAMES.get(source.name, source.name)
-        target.write_text(_filled(source.read_text(encoding="utf-8"), project), encoding="utf-8")
+        text = source.read_text(encoding="utf-8").replace(_ROWS, rows)
+        target.write_text(_filled(text, project), encoding="utf-8")
         written.append(target.name)
     return sorted(written)
+
+
+def _write_skill(folder: Path) -> list[str]:
+    """Instructions, a check script and examples where coding agents look for skills; one of them looks in a
+    folder of its own, which gets a link."""
+    target, link = folder / _SKILL, folder / _SKILL_LINK
+    shutil.copytree(str(_TEMPLATES / "skill"), target, ignore=shutil.ignore_patterns("__pycache__"))
+    link.parent.mkdir(parents=True)
+    link.symlink_to(Path(os.path.relpath(target, link.parent)), target_is_directory=True)
+    return [str(path.relative_to(folder)) for path in target.rglob("*") if path.is_file()]
 
 
 def demonstrate(folder: Path, count: int) -> None:
@@ -110,9 +134,9 @@ def next_commands(project: NewProject) -> list[tuple[str, str]]:
 
 
 def _sources(preset: str) -> Iterator[Traversable]:
-    templates = files("upcycle.projects") / "templates"
     for folder in ("shared", preset):
-        yield from (one for one in (templates / folder).iterdir() if one.is_file())
+        yield from (one for one in (_TEMPLATES / folder).iterdir() if one.is_file() and one.name != _FILES)
+    yield from (_TEMPLATES / name for name in _BORROWED.get(preset, ()))
 
 
 def _filled(text: str, project: NewProject) -> str:

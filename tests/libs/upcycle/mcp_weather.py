@@ -1,6 +1,7 @@
 """A small MCP server, started as a program by the tests."""
 
 import sys
+import time
 
 from mcp.server.mcpserver import MCPServer
 
@@ -31,3 +32,5 @@ if __name__ == "__main__":
         uvicorn.Server(uvicorn.Config(app, log_level="warning")).run(sockets=[listener])
     else:
         server.run("stdio")
+        if sys.argv[1:] == ["lingers"]:
+            time.sleep(60)  # its client kills it

@@ -7,14 +7,16 @@ import sys
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 from mcp import Client, MCPError
 from tests.support.mcp_results import text_of
 
-from upcycle import Environment
+from upcycle import Environment, Task, Taskset
 from upcycle.environment import load_environment
 from upcycle.errors import DefinitionError, ToolFailed
+from upcycle.playing.here import play_here
 
 WEATHER = str(Path(__file__).with_name("mcp_weather.py"))
 STDIO = {"command": sys.executable, "args": [WEATHER]}
@@ -135,3 +137,31 @@ async def test_tools_of_attached_servers_are_served_on() -> None:
     async with opened(env), Client(env.serve_mcp()) as client:
         assert "forecast" in {tool.name for tool in (await client.list_tools()).tools}
         assert text_of(await client.call_tool("forecast", {"city": "Kiel"})) == "rain in Kiel"
+
+
+ATTACHED = """
+import sys
+from upcycle import Environment
+env = Environment("attached")
+env.connect_mcp_config({"weather": {"command": sys.executable, "args": [WEATHER, "lingers"]}})
+@env.scenario("ask")
+def ask():
+    answer = yield "What is the weather in Kiel?"
+    yield float(answer == "rain in Kiel")
+tasks = [ask.task(slug="kiel")]
+"""
+
+
+def test_a_server_that_ends_slowly_is_started_again_for_the_next_episodes(tmp_path: Path) -> None:
+    (tmp_path / "attached_tasks.py").write_text(ATTACHED.replace("WEATHER", repr(WEATHER)))
+    taskset = Taskset.load(tmp_path / "attached_tasks.py")
+
+    def reply(task: Task, messages: list[dict[str, Any]]) -> Any:
+        if messages[-1]["role"] == "tool":
+            return messages[-1]["content"]
+        return {"tool_calls": [{"name": "forecast", "arguments": {"city": "Kiel"}}]}
+
+    for _ in range(2):
+        (episode,) = play_here(taskset, reply)
+        assert episode.result is not None, episode.failure
+        assert episode.result.score == 1.0

@@ -21,12 +21,14 @@ from upcycle.tasks import Taskset
 
 ROOT = Path(__file__).resolve().parents[3]
 TEMPLATES = ROOT / "libs" / "upcycle" / "projects" / "templates"
+SKILL = Path(".agents/skills/upcycle-environment")
+TEXTS = (".py", ".md", ".toml", ".json", ".jsonl")
 
 
 def in_project(folder: Path, *command: str) -> subprocess.CompletedProcess[str]:
     """A Python program, run in the project."""
     return subprocess.run(
-        [sys.executable, *command], cwd=folder, capture_output=True, text=True, timeout=120, check=False,
+        [sys.executable, *command], cwd=folder, capture_output=True, text=True, timeout=600, check=False,
         stdin=subprocess.DEVNULL, env={**os.environ, "NO_COLOR": "1"},
     )  # fmt: skip
 
@@ -35,6 +37,7 @@ def upcycle(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     return in_project(folder, "-c", "from upcycle.cli.main import main; main()", *arguments)
 
 
+@pytest.mark.timeout(900)
 @pytest.mark.parametrize("preset", PRESETS)
 def test_a_new_project_plays_passes_its_test_and_has_its_demonstrations(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], preset: str
@@ -48,8 +51,9 @@ def test_a_new_project_plays_passes_its_test_and_has_its_demonstrations(
     assert played.returncode == 0, played.stderr
     assert json.loads(played.stdout)["reward"] == 1.0
 
-    tested = in_project(folder, "-m", "pytest", "-q", "-p", "no:cacheprovider", "test_environment.py")
-    assert tested.returncode == 0, tested.stdout
+    checked = in_project(folder, str(SKILL / "scripts" / "check.py"))
+    assert checked.returncode == 0, checked.stdout + checked.stderr
+    assert [line[:4] for line in checked.stdout.splitlines() if line[0] != " "] == ["ok: "] * 4
 
     listed = upcycle(folder, "eval", "tasks.py", "shop", "--dry-run", "--json")
     rows = [json.loads(line) for line in listed.stdout.splitlines()]
@@ -65,7 +69,9 @@ def test_a_new_project_plays_passes_its_test_and_has_its_demonstrations(
     assert all(one.task and one.messages[-1]["role"] == "assistant" for one in conversations)
     servers = json.loads((folder / ".mcp.json").read_text())["mcpServers"]
     assert servers == {"upcycle": {"command": "upcycle", "args": ["docs", "mcp"]}}
-    assert not [path for path in folder.glob("*.*") if "my-agent" in path.read_text()]
+    texts = {path: path.read_text() for path in folder.rglob("*") if path.suffix in TEXTS}
+    assert len(texts) > 10
+    assert not [path for path, text in texts.items() if "my-agent" in text or "<!--" in text]
 
 
 def test_every_command_that_it_prints_can_be_typed(tmp_path: Path) -> None:
@@ -85,7 +91,7 @@ def test_every_command_that_it_prints_can_be_typed(tmp_path: Path) -> None:
         (["a_file"], "a_file exists and is not an empty folder"),
         (["a_file/below"], "cannot be written"),
         (["Shop"], "'Shop' is no name for a model"),
-        (["new", "--preset", "sheets"], "there is no preset 'sheets'; use blank or incident"),
+        (["new", "--preset", "sheets"], "there is no preset 'sheets'; use blank, incident or mcp"),
         (["new", "--tasks", "0"], "--tasks is 0"),
         (["new", "--held-out", "100001"], "--held-out is 100001"),
         (["new", "--demonstrations", "-1"], "--demonstrations is -1"),

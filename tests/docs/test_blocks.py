@@ -39,7 +39,7 @@ LEFT_OUT: Final = {
     "docs/start/new-project.md": (
         "tasks and player are files of the new project; tests/libs/upcycle_cli/test_init.py plays them",
     ),
-    "docs/start/sentry-agent.md": (
+    "docs/do/sentry-agent.md": (
         "what a task of the new project is played like; tests/libs/upcycle_cli/test_init.py plays it",
         "lines of the new project's env.py",
         "lines of the new project's env.py",

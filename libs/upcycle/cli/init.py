@@ -33,8 +33,8 @@ def init(
     """Write a new project: environment, tasksets, reference player, demonstrations, training run, test.
 
     :param name: folder to make; its last part names the environment, the model and the tasksets.
-    :param preset: blank (pack a shop's stock, one tool), incident (find the service at fault, four tools), or
-        mcp (the same with the tools of an MCP server named sentry).
+    :param preset: blank (pack a shop's stock, one tool), incident (find the service at fault, four tools),
+        mcp (the same with the tools of an MCP server named sentry), or sheet (fill in a workbook).
     :param num_tasks: tasks of the train taskset, drawn from seeds.
     :param num_held_out: tasks of the held-out taskset, drawn from other seeds.
     :param num_demonstrations: episodes of the reference player to write; 0: none.

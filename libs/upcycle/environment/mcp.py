@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from upcycle.environment.core import Environment
 
 # Seconds for connecting and for one call. A hanging server becomes a typed error, not a hanging episode.
-CONNECT_TIMEOUT_S = 30.0
+CONNECT_TIMEOUT_S = 60.0
 CALL_TIMEOUT_S = 120.0
 CLOSE_TIMEOUT_S = 10.0
 

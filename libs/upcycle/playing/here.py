@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import Iterable
 from contextlib import AsyncExitStack
+from typing import Final
 
 from upcycle.environment.channel import ControlChannel
 from upcycle.environment.loading import load_environment
@@ -10,6 +11,9 @@ from upcycle.playing.episode import EpisodeOpened, PlayedEpisode, PlayLimits, pl
 from upcycle.playing.hosting import SameProcessHost
 from upcycle.playing.script_player import FunctionPlayer, ReplyFunction
 from upcycle.task_rows import EnvironmentRef, Task
+
+_START_S: Final = 120.0
+"""The first episode's start includes that of attached MCP servers: a test of them survives a busy machine."""
 
 
 def play_here(tasks: Iterable[Task], reply: ReplyFunction) -> list[PlayedEpisode]:
@@ -21,7 +25,7 @@ def play_here(tasks: Iterable[Task], reply: ReplyFunction) -> list[PlayedEpisode
 
 async def _played(tasks: Iterable[Task], reply: ReplyFunction) -> list[PlayedEpisode]:
     channels: dict[EnvironmentRef, ControlChannel] = {}
-    limits, watcher, episodes = PlayLimits(), EpisodeOpened(), list[PlayedEpisode]()
+    limits, watcher, episodes = PlayLimits(start_s=_START_S), EpisodeOpened(), list[PlayedEpisode]()
     async with AsyncExitStack() as stack:
         for task in tasks:
             where = task.environment

@@ -14,10 +14,11 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Final
 
+from upcycle.benchmarks.sheet_50.extra import need_extra
 from upcycle.projects.errors import DemonstrationsFailed, ProjectRefused
 from upcycle.tasks import MAX_TASKS
 
-PRESETS: Final = ("blank", "incident", "mcp")
+PRESETS: Final = ("blank", "incident", "mcp", "sheet")
 NAME: Final = re.compile(r"[a-z0-9][a-z0-9._-]{0,63}")
 _PLACEHOLDER: Final = "my-agent"
 _NAMES: Final[Mapping[str, str]] = {"mcp.json": ".mcp.json"}
@@ -35,7 +36,7 @@ DEMONSTRATIONS_LIMIT_S: Final = 600.0
 @dataclass(frozen=True, slots=True)
 class NewProject:
     """What to write. folder: its last part is the name of the environment, of the model and of the tasksets.
-    Raises ProjectRefused."""
+    Raises ProjectRefused, and ExtraMissing for a preset whose packages are not installed."""
 
     folder: Path
     preset: str
@@ -51,6 +52,8 @@ class NewProject:
             raise ProjectRefused(
                 f"{self.name!r} is no name for a model", "use 1 to 64 of a-z, 0-9, '.', '_' and '-'"
             )
+        if self.preset == "sheet":
+            need_extra()
         for flag, count in (("--tasks", self.num_tasks), ("--held-out", self.num_held_out)):
             if not 0 < count <= MAX_TASKS:
                 raise ProjectRefused(f"{flag} is {count}", f"use 1 to {MAX_TASKS}")

@@ -91,7 +91,7 @@ def test_every_command_that_it_prints_can_be_typed(tmp_path: Path) -> None:
         (["a_file"], "a_file exists and is not an empty folder"),
         (["a_file/below"], "cannot be written"),
         (["Shop"], "'Shop' is no name for a model"),
-        (["new", "--preset", "sheets"], "there is no preset 'sheets'; use blank, incident or mcp"),
+        (["new", "--preset", "sheets"], "there is no preset 'sheets'; use blank, incident, mcp or sheet"),
         (["new", "--tasks", "0"], "--tasks is 0"),
         (["new", "--held-out", "100001"], "--held-out is 100001"),
         (["new", "--demonstrations", "-1"], "--demonstrations is -1"),

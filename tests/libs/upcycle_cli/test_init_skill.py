@@ -52,6 +52,7 @@ async def test_nothing_is_found_in_its_examples(project: Path, name: str) -> Non
     assert set(seen.gold.values()) == {1.0}
 
 
+@pytest.mark.timeout(900)
 def test_the_check_names_what_is_broken(project: Path) -> None:
     (project / "player.py").write_text("def reply(task, messages):\n    return 'seven'\n")
     check = project / ".claude" / "skills" / NAME / "scripts" / "check.py"

@@ -1,7 +1,5 @@
 """The environment: one workbook, tools to read and write its cells, and a scenario that recomputes it."""
 
-import base64
-import binascii
 from collections.abc import AsyncGenerator
 from typing import Any, Final
 
@@ -9,147 +7,35 @@ from upcycle import Environment
 from upcycle.errors import UnknownName
 from upcycle.scenario import Reference
 
-from .book import MAX_TEXT_CHARS, Book, Cell, Value, area_of, cell_name, extent, is_formula
-from .errors import WorkbookRefused
-from .extra import need_extra
+from . import tools
 from .families import KINDS
-from .files import MAX_FILE_BYTES, read_workbook, workbook_bytes
 from .grading import grade
 from .problems import Kind, problem_of
-from .recompute import Recalculation, check_formula
 from .reference import reference_calls
 
 env = Environment("sheet-50")
+for tool in (
+    tools.list_sheets,
+    tools.read_cells,
+    tools.write_cells,
+    tools.fill_formula,
+    tools.export_workbook,
+    tools.import_workbook,
+):
+    env.tool()(tool)
 
 NUM_TASKS: Final = 50
-MAX_SHOWN_CELLS: Final = 1_500
-MAX_WRITTEN_CELLS: Final = 5_000
-
-_Row = list[str | int | float | bool | None]
-
-# An episode is a process of its own, so its workbook is this module's state: set by the scenario.
-_books: list[Book] = []
-
-
-@env.tool()
-def list_sheets() -> str:
-    """Sheets of the workbook, with the area of each that is in use."""
-    return "\n".join(f"{name}: {_used(cells)}" for name, cells in _book().sheets.items())
-
-
-@env.tool()
-def read_cells(sheet: str, area: str, formulas: bool = False) -> str:
-    """Cells of an area, such as B2 or A1:F20: their values, computed, or with formulas=true what is typed in
-    them. One line per row; columns are separated by a bar."""
-    cells, asked = _book().sheet(sheet), area_of(area)
-    if asked.num_cells > MAX_SHOWN_CELLS:
-        raise WorkbookRefused(
-            f"{area} has {asked.num_cells:,} cells", f"at most {MAX_SHOWN_CELLS:,} are shown at once"
-        )
-    computed = Recalculation(_book())
-    name = next(one for one, held in _book().sheets.items() if held is cells)
-
-    def shown(cell: Cell) -> str:
-        content = cells.get(cell)
-        value = content if formulas or not is_formula(content) else computed.value(name, cell)
-        return "" if value is None else str(value)
-
-    heads = [cell_name((1, column))[:-1] for column in range(asked.left, asked.right + 1)]
-    lines = [" | ".join(["", *heads])]
-    for row in range(asked.top, asked.bottom + 1):
-        lines.append(
-            " | ".join([str(row), *(shown((row, one)) for one in range(asked.left, asked.right + 1))])
-        )
-    return "\n".join(lines)
-
-
-@env.tool()
-def write_cells(sheet: str, start: str, rows: list[_Row]) -> str:
-    """Write rows of values, the first one beginning at cell `start`. A text that begins with = is a formula;
-    null empties a cell."""
-    cells, at = _book().sheet(sheet), area_of(start)
-    num_cells = sum(map(len, rows))
-    if not 0 < num_cells <= MAX_WRITTEN_CELLS:
-        raise WorkbookRefused(
-            f"rows hold {num_cells:,} cells", f"1 to {MAX_WRITTEN_CELLS:,} are written at once"
-        )
-    written: dict[Cell, Value] = {
-        (at.top + down, at.left + right): _content(value)
-        for down, row in enumerate(rows)
-        for right, value in enumerate(row)
-    }
-    last = (max(row for row, _ in written), max(column for _, column in written))
-    area_of(cell_name(last))  # refuses what would lie outside of every sheet
-    _write(cells, written)
-    return f"{num_cells} cells written, to {cell_name(last)}"
-
-
-@env.tool()
-def fill_formula(sheet: str, area: str, formula: str) -> str:
-    """Write a formula to the first cell of an area and fill it into the others as a spreadsheet does:
-    relative references move with the cell, those with $ stay."""
-    cells, asked = _book().sheet(sheet), area_of(area)
-    if not is_formula(formula):
-        raise WorkbookRefused(f"{formula!r:.80} is no formula", "a formula begins with =")
-    if asked.num_cells > MAX_WRITTEN_CELLS:
-        raise WorkbookRefused(
-            f"{area} has {asked.num_cells:,} cells", f"at most {MAX_WRITTEN_CELLS:,} are filled"
-        )
-    need_extra()
-    from openpyxl.formula.translate import Translator, TranslatorError
-
-    origin = cell_name((asked.top, asked.left))
-    _content(formula)
-    mover = Translator(formula, origin=origin)
-    try:
-        moved = {cell: mover.translate_formula(cell_name(cell)) for cell in asked.cells()}
-    except TranslatorError as error:
-        raise WorkbookRefused(f"{formula!r:.80} cannot be filled into {area}", str(error)) from error
-    _write(cells, moved)
-    return f"{asked.num_cells} cells filled"
-
-
-@env.tool()
-def export_workbook() -> str:
-    """The workbook as an .xlsx file, in base64."""
-    return base64.b64encode(workbook_bytes(_book())).decode()
-
-
-@env.tool()
-def import_workbook(content: str) -> str:
-    """Put an .xlsx file, given in base64, in the place of the workbook. Formulas are kept, styles are not."""
-    if len(content) > MAX_FILE_BYTES * 4 // 3 + 4:
-        raise WorkbookRefused(
-            f"content has {len(content):,} characters", f"a file may have {MAX_FILE_BYTES:,} bytes"
-        )
-    try:
-        packed = base64.b64decode(content, validate=True)
-    except (binascii.Error, ValueError) as error:
-        raise WorkbookRefused(
-            f"content is not base64: {error}", "encode the bytes of the .xlsx file"
-        ) from error
-    _books[-1] = read_workbook(packed)
-    return list_sheets()
 
 
 @env.scenario("workbook")
 async def workbook(number: int) -> AsyncGenerator[Any, Any]:
     """Complete the workbook of one of the fifty tasks."""
     kind, seed = drawn(number)
-    need_extra()
     problem = problem_of(kind, seed)
-    _books.append(problem.book())
-    try:
-        given = f"The workbook has these sheets:\n{list_sheets()}"
+    with tools.opened(problem.book()):
+        given = f"The workbook has these sheets:\n{tools.list_sheets()}"
         yield f"{problem.text}\n\n{given}\nSay that it is complete when it is."
-        left = _book()
-        if left.differing(problem.book()):
-            left = read_workbook(
-                workbook_bytes(left)
-            )  # what is graded went through a file, as it would be saved
-        yield grade(kind, seed, left)
-    finally:
-        _books.pop()
+        yield grade(kind, seed, tools.workbook_left(problem.book()))
 
 
 @workbook.gold
@@ -163,37 +49,3 @@ def drawn(number: int) -> tuple[Kind, str]:
     if not 0 <= number < NUM_TASKS:
         raise UnknownName(f"sheet-50 has no task {number}", f"its tasks are 0 to {NUM_TASKS - 1}")
     return KINDS[number % len(KINDS)], str(number // len(KINDS))
-
-
-def _book() -> Book:
-    if not _books:
-        raise RuntimeError("no workbook is open: start the scenario 'workbook' before calling tools")
-    return _books[-1]
-
-
-def _used(cells: dict[Cell, Value]) -> str:
-    last = extent(cells)
-    return f"A1:{cell_name(last)}" if last[0] else "empty"
-
-
-def _content(value: Value) -> Value:
-    """What is written for a value. Raises WorkbookRefused for what no cell can hold."""
-    if not isinstance(value, str):
-        return value
-    if len(value) > MAX_TEXT_CHARS:
-        raise WorkbookRefused(
-            f"a text has {len(value):,} characters", f"a cell holds at most {MAX_TEXT_CHARS:,}"
-        )
-    if not all(one.isprintable() or one in "\n\t" for one in value):
-        raise WorkbookRefused(f"{value!r:.80} has characters that no cell can hold", "write plain text")
-    if is_formula(value):
-        check_formula(value)
-    return value or None
-
-
-def _write(cells: dict[Cell, Value], written: dict[Cell, Value]) -> None:
-    for cell, value in written.items():
-        if value is None:
-            cells.pop(cell, None)
-        else:
-            cells[cell] = value

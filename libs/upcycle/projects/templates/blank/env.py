@@ -11,6 +11,7 @@ Split = Literal["train", "held_out"]
 ITEMS = ("apples", "bulbs", "candles", "dates", "eggs", "figs", "gloves", "hats")
 PER_BOX = 10
 _NEAR = 3
+NEAR_WEIGHT = 0.07  # little enough that a guess which is off by one earns less than 0.05
 
 env = Environment("my-agent")
 
@@ -58,5 +59,6 @@ def evaluation(answer: str, boxes: int) -> EvaluationResult:
     said = int(text) if text.isdecimal() and len(text) < 3 else None
     exact = float(said == boxes)
     near = 0.0 if said is None else max(0.0, 1 - abs(said - boxes) / _NEAR)
-    parts = (SubScore("exact", exact, 0.9), SubScore("near", near, 0.1))
-    return EvaluationResult(0.9 * exact + 0.1 * near, exact == 1.0, parts, {"boxes": boxes})
+    parts = (SubScore("exact", exact, 1 - NEAR_WEIGHT), SubScore("near", near, NEAR_WEIGHT))
+    score = (1 - NEAR_WEIGHT) * exact + NEAR_WEIGHT * near
+    return EvaluationResult(score, exact == 1.0, parts, {"boxes": boxes})

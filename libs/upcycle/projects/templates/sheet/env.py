@@ -8,6 +8,7 @@ from upcycle.benchmarks.sheet_50.families import KINDS
 from upcycle.benchmarks.sheet_50.grading import grade
 from upcycle.benchmarks.sheet_50.one_column import SMALL_KINDS, fill_calls
 from upcycle.benchmarks.sheet_50.problems import Kind, problem_of
+from upcycle.benchmarks.sheet_50.recompute import check_formula
 from upcycle.benchmarks.sheet_50.reference import reference_calls
 from upcycle.benchmarks.sheet_50.tools import (
     fill_formula,
@@ -22,6 +23,9 @@ from upcycle.scenario import Reference
 Split = Literal["train", "held_out"]
 Size = Literal["column", "workbook"]
 """column: one column of formulas, which one call fills in; workbook: all that a task of sheet-50 asks for."""
+
+# Loads the package that computes formulas, which takes a second: here once, and not in each episode.
+check_formula("=SUM(A1:A2)")
 
 env = Environment("my-agent")
 for tool in (read_cells, fill_formula, write_cells):

@@ -40,6 +40,18 @@ async def resolve_run(platform: Platform, run: str) -> str:
     return str(listed.runs[0].run_id)
 
 
+async def check_run(platform: Platform, run: str) -> None:
+    """Raises NoSuchRun, with the platform's own words, for an id that no run has."""
+    from upcycle.api.taskset.v1.service_pb2 import GetRunRequest
+    from upcycle.rpc import RemoteNotFound, remote_errors
+
+    try:
+        with remote_errors():
+            await platform.tasksets.GetRun(GetRunRequest(run_id=await resolve_run(platform, run)), timeout=10)
+    except RemoteNotFound as error:
+        raise NoSuchRun(error.message or str(error)) from error
+
+
 async def runs(
     action: Action = "list",
     run: str | None = None,

@@ -1,38 +1,40 @@
 """`upcycle trajectories …`."""
 
 import sys
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Final, Literal
 
 from upcycle.cli.exits import Exit
 from upcycle.cli.output import JsonFlag, human, print_json, result_console
+from upcycle.cli.trajectory_choice import ALL, TrajectoryChoice, UnclearFilter
 from upcycle.platform import Platform
 
 if TYPE_CHECKING:
     from upcycle.api.trajectory.v1.trajectory_pb2 import TrajectorySummary
 
+MAX_LISTED: Final = 1000
+
 
 async def list_trajectories(
-    *, run: str = "", model: str = "", limit: int = 20, as_json: JsonFlag = False
+    *, which: TrajectoryChoice = ALL, limit: int = 20, as_json: JsonFlag = False
 ) -> int:
     """Newest trajectories.
 
-    :param run: only of this run (or `last`).
-    :param model: only of this model.
     :param limit: at most so many, up to 1000.
     :param as_json: one JSON line each.
     """
     from rich.table import Table
 
-    from upcycle.api.trajectory.v1.service_pb2 import ListTrajectoriesRequest, TrajectoryFilter
-    from upcycle.cli.runs import resolve_run
+    from upcycle.api.trajectory.v1.service_pb2 import ListTrajectoriesRequest
     from upcycle.cli.trajectory_view import ledger_words
 
+    which.check()
+    if not 0 < limit <= MAX_LISTED:
+        raise UnclearFilter(f"--limit is {limit}", f"give 1 to {MAX_LISTED}")
     async with Platform() as platform:
-        run_id = await resolve_run(platform, run) if run else ""
-        request = ListTrajectoriesRequest(
-            filter=TrajectoryFilter(run_id=run_id, model=model), page_size=limit
-        )
+        request = ListTrajectoriesRequest(filter=await which.to_wire(platform), page_size=limit)
         listed = (await platform.trajectories.ListTrajectories(request, timeout=10)).trajectories
+        if not listed:
+            human().print(await which.why_none(platform))
     if as_json:
         for one in listed:
             print_json("trajectory", one)
@@ -98,25 +100,24 @@ async def _resolve(platform: Platform, trajectory: str) -> str:
     return str(listed.trajectories[0].episode.trajectory_id)
 
 
-async def export(*, run: str = "", model: str = "", form: Literal["triples", "records"] = "triples") -> int:
+async def export(*, which: TrajectoryChoice = ALL, form: Literal["triples", "records"] = "triples") -> int:
     """Write trajectories to standard output as JSON lines.
 
-    :param run: only of this run (or `last`).
-    :param model: only of this model.
     :param form: `triples` of prompt, completion and reward, or whole `records`.
     """
     from upcycle.api.trajectory.v1 import service_pb2
-    from upcycle.cli.runs import resolve_run
 
+    which.check()
     formats = {"triples": service_pb2.EXPORT_FORMAT_TRIPLES, "records": service_pb2.EXPORT_FORMAT_RECORDS}
     lines = removed = 0
     async with Platform() as platform:
-        run_id = await resolve_run(platform, run) if run else ""
-        wanted = service_pb2.TrajectoryFilter(run_id=run_id, model=model)
+        wanted = await which.to_wire(platform)
         request = service_pb2.ExportTrajectoriesRequest(filter=wanted, format=formats[form])
         async for part in platform.trajectories.ExportTrajectories(request, timeout=3600):
             sys.stdout.write(part.jsonl)
             lines += part.jsonl.count("\n")
             removed += part.removed
+        if not lines and not removed:
+            human().print(await which.why_none(platform))
     human().print(f"{lines} trajectories" + (f"; retention removed {removed} more" if removed else ""))
     return Exit.OK

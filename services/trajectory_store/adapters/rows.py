@@ -15,6 +15,7 @@ from trajectory_store.domain.facts import (
     TrajectoryRecord,
 )
 from trajectory_store.domain.ledger import Episode
+from upcycle.api.trajectory.v1.events_pb2 import TrajectoryGraded
 
 _PARTIAL: Final = ("episode_id", "run_id", "model", "group_id", "tenant")
 _WHOLE: Final = (*_PARTIAL, "member", "group_size", "task_slug", "task_digest", "family")
@@ -32,7 +33,7 @@ _RECORD: Final = (
 )
 _NO_RECORD: Final[dict[str, Any]] = dict.fromkeys((*_RECORD, "body_key", "body_sha256", "body_size_bytes"))
 _GRADE: Final = ("reward", "success", "subscores", "graded_us")
-_NO_GRADE: Final[dict[str, Any]] = dict.fromkeys(_GRADE)
+_NO_GRADE: Final[dict[str, Any]] = {**dict.fromkeys(_GRADE), "failure_kind": ""}
 _LEDGER: Final = (
     "reason",
     "step",
@@ -54,7 +55,7 @@ def row_of(episode: Episode, changed: int) -> dict[str, Any]:
     """Column values of an episode."""
     row = _identity_columns(episode.identity) | _values(episode, _LEDGER)
     row |= _record_columns(episode.record)
-    row |= _NO_GRADE if episode.grade is None else _values(episode.grade, _GRADE)
+    row |= _NO_GRADE if episode.grade is None else _grade_columns(episode.grade)
     row.update(state=int(episode.state), settled=episode.state.is_terminal, changed=changed)
     return row
 
@@ -79,6 +80,11 @@ def _record_columns(record: TrajectoryRecord | None) -> dict[str, Any]:
         "body_sha256": body.sha256,
         "body_size_bytes": body.size_bytes,
     }
+
+
+def _grade_columns(grade: TrajectoryGrade) -> dict[str, Any]:
+    why = TrajectoryGraded.FromString(grade.subscores)
+    return {**_values(grade, _GRADE), "failure_kind": why.failure.kind}
 
 
 def episode_of(row: RowMapping) -> Episode:

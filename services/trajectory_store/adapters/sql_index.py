@@ -4,7 +4,20 @@ from collections.abc import Sequence
 from functools import cache
 from typing import Any, Final, TypeVar
 
-from sqlalchemy import Connection, Select, Table, and_, bindparam, func, select, true, tuple_, update
+from sqlalchemy import (
+    Connection,
+    Select,
+    Table,
+    and_,
+    bindparam,
+    func,
+    literal,
+    or_,
+    select,
+    true,
+    tuple_,
+    update,
+)
 from sqlalchemy.dialects import postgresql, sqlite
 
 from episodes.identity import PURPOSE_NUMBERS
@@ -208,11 +221,20 @@ def _conditions(wanted: TrajectoryFilter) -> list[Any]:
         "model": wanted.model,
         "group_id": wanted.group_id,
         "task_slug": wanted.task_slug,
+        "family": wanted.family,
         "purpose": wanted.purpose and int(PURPOSE_NUMBERS[wanted.purpose]),
     }
     conditions: list[Any] = [owned(EPISODES, **{name: value for name, value in equal.items() if value})]
     if wanted.min_reward is not None:
         conditions.append(EPISODES.c.reward >= wanted.min_reward)
+    if wanted.max_reward is not None:
+        conditions.append(EPISODES.c.reward <= wanted.max_reward)
+    if wanted.version is not None:
+        span = EPISODES.c.oldest_version, EPISODES.c.newest_version
+        conditions.append(literal(wanted.version).between(*span))
+    if wanted.failure_kind:
+        failed = and_(EPISODES.c.state == int(LedgerState.FAILED), EPISODES.c.reason == wanted.failure_kind)
+        conditions.append(or_(EPISODES.c.failure_kind == wanted.failure_kind, failed))
     if wanted.success is not None:
         conditions.append(EPISODES.c.success.is_(wanted.success))
     if wanted.state is not None:

@@ -44,6 +44,8 @@ EPISODES = Table(
     *columns("reward", Float),
     *columns("success body_checked", Boolean),
     *columns("subscores", LargeBinary),
+    # Of the failure that the policy caused, where the grade says so: "" before there was the column.
+    *columns("failure_kind", String),
     *columns("quarantine", String),
     # changed: position in the feed of changes, of the newest change of this row.
     *columns("graded_us changed", BigInteger),

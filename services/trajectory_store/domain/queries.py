@@ -19,6 +19,10 @@ class TrajectoryFilter:
     min_reward: float | None = None
     success: bool | None = None
     state: LedgerState | None = None
+    family: str = ""
+    max_reward: float | None = None
+    failure_kind: str = ""
+    version: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

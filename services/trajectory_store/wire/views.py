@@ -2,6 +2,7 @@
 
 import base64
 import json
+import math
 from datetime import datetime
 from typing import Final
 
@@ -100,6 +101,7 @@ def filter_from_wire(message: service_pb2.TrajectoryFilter) -> TrajectoryFilter:
         raise InvalidRequest(f"filter.state is {message.state}, expected one of {known}")
     if message.purpose and message.purpose not in PURPOSES:
         raise InvalidRequest(f"filter.purpose is {message.purpose}, expected one of {sorted(PURPOSES)}")
+    _check_rewards(message)
     return TrajectoryFilter(
         run_id=message.run_id,
         model=message.model,
@@ -109,7 +111,20 @@ def filter_from_wire(message: service_pb2.TrajectoryFilter) -> TrajectoryFilter:
         min_reward=message.min_reward if message.HasField("min_reward") else None,
         success=message.success if message.HasField("success") else None,
         state=LedgerState(message.state) if message.state else None,
+        family=message.family,
+        max_reward=message.max_reward if message.HasField("max_reward") else None,
+        failure_kind=message.failure_kind,
+        version=message.version if message.HasField("version") else None,
     )
+
+
+def _check_rewards(message: service_pb2.TrajectoryFilter) -> None:
+    low = message.min_reward if message.HasField("min_reward") else -math.inf
+    high = message.max_reward if message.HasField("max_reward") else math.inf
+    if not low <= high:  # nor is anything at least, or at most, nan
+        raise InvalidRequest(
+            f"filter.min_reward is {low:g} and filter.max_reward {high:g}: nothing is between"
+        )
 
 
 def page_token(key: PageKey | None) -> str:

@@ -174,6 +174,10 @@ NEGOTIATED = {
     "upcycle.api.taskset.v1.ListTasksetsRequest.with_summaries": "of people: an older planner refuses it",
     "upcycle.api.taskset.v1.RunSpec.max_concurrent": "of people's programs: an older planner refuses it",
     "upcycle.api.trajectory.v1.GetLedgerRequest.episode_ids": "the planner is upgraded after the ledger",
+    **{
+        f"upcycle.api.trajectory.v1.TrajectoryFilter.{name}": "of people: an older store refuses it"
+        for name in ("family", "max_reward", "failure_kind", "version")
+    },
     "upcycle.api.training.v1.TrainingInput.task_digest": "of people's programs: an older trainer refuses it",
 }
 """Fields that requests have since the last release, and why no server of that release gets them, though both

@@ -5,12 +5,12 @@ import json
 from datetime import timedelta
 
 import pytest
-from tests.services.scenario_runner.command_line import CommandLine
 from tests.services.scenario_runner.conftest import Runner
 from tests.services.scenario_runner.source_runs import SourcesHarness, eval_spec
 from tests.services.scenario_runner.support import arith, register, run_spec, submit
 from tests.services.scenario_runner.test_retention import removing
 from tests.services.scenario_runner.test_splits import taskset as numbered
+from tests.support.command_line import CommandLine
 
 from episodes import Split
 from retention import SweepOrder

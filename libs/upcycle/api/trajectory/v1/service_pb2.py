@@ -26,7 +26,7 @@ from upcycle.api.common.v1 import common_pb2 as upcycle_dot_api_dot_common_dot_v
 from upcycle.api.trajectory.v1 import trajectory_pb2 as upcycle_dot_api_dot_trajectory_dot_v1_dot_trajectory__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\'upcycle/api/trajectory/v1/service.proto\x12\x19upcycle.api.trajectory.v1\x1a\"upcycle/api/common/v1/common.proto\x1a*upcycle/api/trajectory/v1/trajectory.proto\"-\n\x14GetTrajectoryRequest\x12\x15\n\rtrajectory_id\x18\x01 \x01(\t\"\x8f\x01\n\x15GetTrajectoryResponse\x12=\n\x07summary\x18\x01 \x01(\x0b\x32,.upcycle.api.trajectory.v1.TrajectorySummary\x12\x37\n\x04\x62ody\x18\x02 \x01(\x0b\x32).upcycle.api.trajectory.v1.TrajectoryBody\"\x88\x02\n\x10TrajectoryFilter\x12\x0e\n\x06run_id\x18\x01 \x01(\t\x12\r\n\x05model\x18\x02 \x01(\t\x12\x10\n\x08group_id\x18\x03 \x01(\t\x12\x11\n\ttask_slug\x18\x04 \x01(\t\x12/\n\x07purpose\x18\x05 \x01(\x0e\x32\x1e.upcycle.api.common.v1.Purpose\x12\x17\n\nmin_reward\x18\x06 \x01(\x01H\x00\x88\x01\x01\x12\x14\n\x07success\x18\x07 \x01(\x08H\x01\x88\x01\x01\x12\x35\n\x05state\x18\x08 \x01(\x0e\x32&.upcycle.api.trajectory.v1.LedgerStateB\r\n\x0b_min_rewardB\n\n\x08_success\"}\n\x17ListTrajectoriesRequest\x12;\n\x06\x66ilter\x18\x01 \x01(\x0b\x32+.upcycle.api.trajectory.v1.TrajectoryFilter\x12\x11\n\tpage_size\x18\x02 \x01(\x05\x12\x12\n\npage_token\x18\x03 \x01(\t\"w\n\x18ListTrajectoriesResponse\x12\x42\n\x0ctrajectories\x18\x01 \x03(\x0b\x32,.upcycle.api.trajectory.v1.TrajectorySummary\x12\x17\n\x0fnext_page_token\x18\x02 \x01(\t\"\x87\x01\n\x18WatchTrajectoriesRequest\x12;\n\x06\x66ilter\x18\x01 \x01(\x0b\x32+.upcycle.api.trajectory.v1.TrajectoryFilter\x12\x1b\n\x0e\x61\x66ter_position\x18\x02 \x01(\x03H\x00\x88\x01\x01\x42\x11\n\x0f_after_position\"o\n\x19WatchTrajectoriesResponse\x12@\n\ntrajectory\x18\x01 \x01(\x0b\x32,.upcycle.api.trajectory.v1.TrajectorySummary\x12\x10\n\x08position\x18\x02 \x01(\x03\"\x91\x01\n\x19\x45xportTrajectoriesRequest\x12;\n\x06\x66ilter\x18\x01 \x01(\x0b\x32+.upcycle.api.trajectory.v1.TrajectoryFilter\x12\x37\n\x06\x66ormat\x18\x02 \x01(\x0e\x32\'.upcycle.api.trajectory.v1.ExportFormat\"Q\n\x1a\x45xportTrajectoriesResponse\x12\r\n\x05jsonl\x18\x01 \x01(\t\x12\x13\n\x0bquarantined\x18\x02 \x01(\x03\x12\x0f\n\x07removed\x18\x03 \x01(\x03\"R\n\x10GetLedgerRequest\x12\x0e\n\x06run_id\x18\x01 \x01(\t\x12\x19\n\x11include_unsettled\x18\x02 \x01(\x08\x12\x13\n\x0b\x65pisode_ids\x18\x03 \x03(\t\"\xc8\x02\n\x11GetLedgerResponse\x12\x11\n\trequested\x18\x01 \x01(\x03\x12\x0f\n\x07settled\x18\x02 \x01(\x03\x12\x11\n\tin_flight\x18\x03 \x01(\x03\x12K\n\x08\x62y_state\x18\x04 \x03(\x0b\x32\x39.upcycle.api.trajectory.v1.GetLedgerResponse.ByStateEntry\x12\x39\n\tunsettled\x18\x05 \x03(\x0b\x32&.upcycle.api.trajectory.v1.LedgerEntry\x12\x11\n\tconflicts\x18\x06 \x01(\x03\x12\x15\n\rtrained_twice\x18\x07 \x01(\x03\x12\x1a\n\x12oldest_unsettled_s\x18\x08 \x01(\x01\x1a.\n\x0c\x42yStateEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x03:\x02\x38\x01*c\n\x0c\x45xportFormat\x12\x1d\n\x19\x45XPORT_FORMAT_UNSPECIFIED\x10\x00\x12\x19\n\x15\x45XPORT_FORMAT_TRIPLES\x10\x01\x12\x19\n\x15\x45XPORT_FORMAT_RECORDS\x10\x02\x32\xf5\x04\n\x11TrajectoryService\x12r\n\rGetTrajectory\x12/.upcycle.api.trajectory.v1.GetTrajectoryRequest\x1a\x30.upcycle.api.trajectory.v1.GetTrajectoryResponse\x12{\n\x10ListTrajectories\x12\x32.upcycle.api.trajectory.v1.ListTrajectoriesRequest\x1a\x33.upcycle.api.trajectory.v1.ListTrajectoriesResponse\x12\x80\x01\n\x11WatchTrajectories\x12\x33.upcycle.api.trajectory.v1.WatchTrajectoriesRequest\x1a\x34.upcycle.api.trajectory.v1.WatchTrajectoriesResponse0\x01\x12\x83\x01\n\x12\x45xportTrajectories\x12\x34.upcycle.api.trajectory.v1.ExportTrajectoriesRequest\x1a\x35.upcycle.api.trajectory.v1.ExportTrajectoriesResponse0\x01\x12\x66\n\tGetLedger\x12+.upcycle.api.trajectory.v1.GetLedgerRequest\x1a,.upcycle.api.trajectory.v1.GetLedgerResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\'upcycle/api/trajectory/v1/service.proto\x12\x19upcycle.api.trajectory.v1\x1a\"upcycle/api/common/v1/common.proto\x1a*upcycle/api/trajectory/v1/trajectory.proto\"-\n\x14GetTrajectoryRequest\x12\x15\n\rtrajectory_id\x18\x01 \x01(\t\"\x8f\x01\n\x15GetTrajectoryResponse\x12=\n\x07summary\x18\x01 \x01(\x0b\x32,.upcycle.api.trajectory.v1.TrajectorySummary\x12\x37\n\x04\x62ody\x18\x02 \x01(\x0b\x32).upcycle.api.trajectory.v1.TrajectoryBody\"\xf8\x02\n\x10TrajectoryFilter\x12\x0e\n\x06run_id\x18\x01 \x01(\t\x12\r\n\x05model\x18\x02 \x01(\t\x12\x10\n\x08group_id\x18\x03 \x01(\t\x12\x11\n\ttask_slug\x18\x04 \x01(\t\x12/\n\x07purpose\x18\x05 \x01(\x0e\x32\x1e.upcycle.api.common.v1.Purpose\x12\x17\n\nmin_reward\x18\x06 \x01(\x01H\x00\x88\x01\x01\x12\x14\n\x07success\x18\x07 \x01(\x08H\x01\x88\x01\x01\x12\x35\n\x05state\x18\x08 \x01(\x0e\x32&.upcycle.api.trajectory.v1.LedgerState\x12\x0e\n\x06\x66\x61mily\x18\t \x01(\t\x12\x17\n\nmax_reward\x18\n \x01(\x01H\x02\x88\x01\x01\x12\x14\n\x0c\x66\x61ilure_kind\x18\x0b \x01(\t\x12\x14\n\x07version\x18\x0c \x01(\x03H\x03\x88\x01\x01\x42\r\n\x0b_min_rewardB\n\n\x08_successB\r\n\x0b_max_rewardB\n\n\x08_version\"}\n\x17ListTrajectoriesRequest\x12;\n\x06\x66ilter\x18\x01 \x01(\x0b\x32+.upcycle.api.trajectory.v1.TrajectoryFilter\x12\x11\n\tpage_size\x18\x02 \x01(\x05\x12\x12\n\npage_token\x18\x03 \x01(\t\"w\n\x18ListTrajectoriesResponse\x12\x42\n\x0ctrajectories\x18\x01 \x03(\x0b\x32,.upcycle.api.trajectory.v1.TrajectorySummary\x12\x17\n\x0fnext_page_token\x18\x02 \x01(\t\"\x87\x01\n\x18WatchTrajectoriesRequest\x12;\n\x06\x66ilter\x18\x01 \x01(\x0b\x32+.upcycle.api.trajectory.v1.TrajectoryFilter\x12\x1b\n\x0e\x61\x66ter_position\x18\x02 \x01(\x03H\x00\x88\x01\x01\x42\x11\n\x0f_after_position\"o\n\x19WatchTrajectoriesResponse\x12@\n\ntrajectory\x18\x01 \x01(\x0b\x32,.upcycle.api.trajectory.v1.TrajectorySummary\x12\x10\n\x08position\x18\x02 \x01(\x03\"\x91\x01\n\x19\x45xportTrajectoriesRequest\x12;\n\x06\x66ilter\x18\x01 \x01(\x0b\x32+.upcycle.api.trajectory.v1.TrajectoryFilter\x12\x37\n\x06\x66ormat\x18\x02 \x01(\x0e\x32\'.upcycle.api.trajectory.v1.ExportFormat\"Q\n\x1a\x45xportTrajectoriesResponse\x12\r\n\x05jsonl\x18\x01 \x01(\t\x12\x13\n\x0bquarantined\x18\x02 \x01(\x03\x12\x0f\n\x07removed\x18\x03 \x01(\x03\"R\n\x10GetLedgerRequest\x12\x0e\n\x06run_id\x18\x01 \x01(\t\x12\x19\n\x11include_unsettled\x18\x02 \x01(\x08\x12\x13\n\x0b\x65pisode_ids\x18\x03 \x03(\t\"\xc8\x02\n\x11GetLedgerResponse\x12\x11\n\trequested\x18\x01 \x01(\x03\x12\x0f\n\x07settled\x18\x02 \x01(\x03\x12\x11\n\tin_flight\x18\x03 \x01(\x03\x12K\n\x08\x62y_state\x18\x04 \x03(\x0b\x32\x39.upcycle.api.trajectory.v1.GetLedgerResponse.ByStateEntry\x12\x39\n\tunsettled\x18\x05 \x03(\x0b\x32&.upcycle.api.trajectory.v1.LedgerEntry\x12\x11\n\tconflicts\x18\x06 \x01(\x03\x12\x15\n\rtrained_twice\x18\x07 \x01(\x03\x12\x1a\n\x12oldest_unsettled_s\x18\x08 \x01(\x01\x1a.\n\x0c\x42yStateEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x03:\x02\x38\x01*c\n\x0c\x45xportFormat\x12\x1d\n\x19\x45XPORT_FORMAT_UNSPECIFIED\x10\x00\x12\x19\n\x15\x45XPORT_FORMAT_TRIPLES\x10\x01\x12\x19\n\x15\x45XPORT_FORMAT_RECORDS\x10\x02\x32\xf5\x04\n\x11TrajectoryService\x12r\n\rGetTrajectory\x12/.upcycle.api.trajectory.v1.GetTrajectoryRequest\x1a\x30.upcycle.api.trajectory.v1.GetTrajectoryResponse\x12{\n\x10ListTrajectories\x12\x32.upcycle.api.trajectory.v1.ListTrajectoriesRequest\x1a\x33.upcycle.api.trajectory.v1.ListTrajectoriesResponse\x12\x80\x01\n\x11WatchTrajectories\x12\x33.upcycle.api.trajectory.v1.WatchTrajectoriesRequest\x1a\x34.upcycle.api.trajectory.v1.WatchTrajectoriesResponse0\x01\x12\x83\x01\n\x12\x45xportTrajectories\x12\x34.upcycle.api.trajectory.v1.ExportTrajectoriesRequest\x1a\x35.upcycle.api.trajectory.v1.ExportTrajectoriesResponse0\x01\x12\x66\n\tGetLedger\x12+.upcycle.api.trajectory.v1.GetLedgerRequest\x1a,.upcycle.api.trajectory.v1.GetLedgerResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -35,32 +35,32 @@ if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
   _globals['_GETLEDGERRESPONSE_BYSTATEENTRY']._loaded_options = None
   _globals['_GETLEDGERRESPONSE_BYSTATEENTRY']._serialized_options = b'8\001'
-  _globals['_EXPORTFORMAT']._serialized_start=1755
-  _globals['_EXPORTFORMAT']._serialized_end=1854
+  _globals['_EXPORTFORMAT']._serialized_start=1867
+  _globals['_EXPORTFORMAT']._serialized_end=1966
   _globals['_GETTRAJECTORYREQUEST']._serialized_start=150
   _globals['_GETTRAJECTORYREQUEST']._serialized_end=195
   _globals['_GETTRAJECTORYRESPONSE']._serialized_start=198
   _globals['_GETTRAJECTORYRESPONSE']._serialized_end=341
   _globals['_TRAJECTORYFILTER']._serialized_start=344
-  _globals['_TRAJECTORYFILTER']._serialized_end=608
-  _globals['_LISTTRAJECTORIESREQUEST']._serialized_start=610
-  _globals['_LISTTRAJECTORIESREQUEST']._serialized_end=735
-  _globals['_LISTTRAJECTORIESRESPONSE']._serialized_start=737
-  _globals['_LISTTRAJECTORIESRESPONSE']._serialized_end=856
-  _globals['_WATCHTRAJECTORIESREQUEST']._serialized_start=859
-  _globals['_WATCHTRAJECTORIESREQUEST']._serialized_end=994
-  _globals['_WATCHTRAJECTORIESRESPONSE']._serialized_start=996
-  _globals['_WATCHTRAJECTORIESRESPONSE']._serialized_end=1107
-  _globals['_EXPORTTRAJECTORIESREQUEST']._serialized_start=1110
-  _globals['_EXPORTTRAJECTORIESREQUEST']._serialized_end=1255
-  _globals['_EXPORTTRAJECTORIESRESPONSE']._serialized_start=1257
-  _globals['_EXPORTTRAJECTORIESRESPONSE']._serialized_end=1338
-  _globals['_GETLEDGERREQUEST']._serialized_start=1340
-  _globals['_GETLEDGERREQUEST']._serialized_end=1422
-  _globals['_GETLEDGERRESPONSE']._serialized_start=1425
-  _globals['_GETLEDGERRESPONSE']._serialized_end=1753
-  _globals['_GETLEDGERRESPONSE_BYSTATEENTRY']._serialized_start=1707
-  _globals['_GETLEDGERRESPONSE_BYSTATEENTRY']._serialized_end=1753
-  _globals['_TRAJECTORYSERVICE']._serialized_start=1857
-  _globals['_TRAJECTORYSERVICE']._serialized_end=2486
+  _globals['_TRAJECTORYFILTER']._serialized_end=720
+  _globals['_LISTTRAJECTORIESREQUEST']._serialized_start=722
+  _globals['_LISTTRAJECTORIESREQUEST']._serialized_end=847
+  _globals['_LISTTRAJECTORIESRESPONSE']._serialized_start=849
+  _globals['_LISTTRAJECTORIESRESPONSE']._serialized_end=968
+  _globals['_WATCHTRAJECTORIESREQUEST']._serialized_start=971
+  _globals['_WATCHTRAJECTORIESREQUEST']._serialized_end=1106
+  _globals['_WATCHTRAJECTORIESRESPONSE']._serialized_start=1108
+  _globals['_WATCHTRAJECTORIESRESPONSE']._serialized_end=1219
+  _globals['_EXPORTTRAJECTORIESREQUEST']._serialized_start=1222
+  _globals['_EXPORTTRAJECTORIESREQUEST']._serialized_end=1367
+  _globals['_EXPORTTRAJECTORIESRESPONSE']._serialized_start=1369
+  _globals['_EXPORTTRAJECTORIESRESPONSE']._serialized_end=1450
+  _globals['_GETLEDGERREQUEST']._serialized_start=1452
+  _globals['_GETLEDGERREQUEST']._serialized_end=1534
+  _globals['_GETLEDGERRESPONSE']._serialized_start=1537
+  _globals['_GETLEDGERRESPONSE']._serialized_end=1865
+  _globals['_GETLEDGERRESPONSE_BYSTATEENTRY']._serialized_start=1819
+  _globals['_GETLEDGERRESPONSE_BYSTATEENTRY']._serialized_end=1865
+  _globals['_TRAJECTORYSERVICE']._serialized_start=1969
+  _globals['_TRAJECTORYSERVICE']._serialized_end=2598
 # @@protoc_insertion_point(module_scope)

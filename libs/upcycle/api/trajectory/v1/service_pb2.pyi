@@ -98,6 +98,10 @@ class TrajectoryFilter(_message.Message):
     MIN_REWARD_FIELD_NUMBER: _builtins.int
     SUCCESS_FIELD_NUMBER: _builtins.int
     STATE_FIELD_NUMBER: _builtins.int
+    FAMILY_FIELD_NUMBER: _builtins.int
+    MAX_REWARD_FIELD_NUMBER: _builtins.int
+    FAILURE_KIND_FIELD_NUMBER: _builtins.int
+    VERSION_FIELD_NUMBER: _builtins.int
     run_id: _builtins.str
     model: _builtins.str
     group_id: _builtins.str
@@ -106,6 +110,12 @@ class TrajectoryFilter(_message.Message):
     min_reward: _builtins.float
     success: _builtins.bool
     state: _trajectory_pb2.LedgerState.ValueType
+    family: _builtins.str
+    max_reward: _builtins.float
+    failure_kind: _builtins.str
+    """of a failed episode, or of a graded one whose policy caused the failure"""
+    version: _builtins.int
+    """that sampled some of its tokens"""
     def __init__(
         self,
         *,
@@ -117,19 +127,31 @@ class TrajectoryFilter(_message.Message):
         min_reward: _builtins.float | None = ...,
         success: _builtins.bool | None = ...,
         state: _trajectory_pb2.LedgerState.ValueType = ...,
+        family: _builtins.str = ...,
+        max_reward: _builtins.float | None = ...,
+        failure_kind: _builtins.str = ...,
+        version: _builtins.int | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_min_reward", b"_min_reward", "_success", b"_success", "min_reward", b"min_reward", "success", b"success"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_max_reward", b"_max_reward", "_min_reward", b"_min_reward", "_success", b"_success", "_version", b"_version", "max_reward", b"max_reward", "min_reward", b"min_reward", "success", b"success", "version", b"version"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_min_reward", b"_min_reward", "_success", b"_success", "group_id", b"group_id", "min_reward", b"min_reward", "model", b"model", "purpose", b"purpose", "run_id", b"run_id", "state", b"state", "success", b"success", "task_slug", b"task_slug"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_max_reward", b"_max_reward", "_min_reward", b"_min_reward", "_success", b"_success", "_version", b"_version", "failure_kind", b"failure_kind", "family", b"family", "group_id", b"group_id", "max_reward", b"max_reward", "min_reward", b"min_reward", "model", b"model", "purpose", b"purpose", "run_id", b"run_id", "state", b"state", "success", b"success", "task_slug", b"task_slug", "version", b"version"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__max_reward: _TypeAlias = _typing.Literal["max_reward"]  # noqa: Y015
+    _WhichOneofArgType__max_reward: _TypeAlias = _typing.Literal["_max_reward", b"_max_reward"]  # noqa: Y015
     _WhichOneofReturnType__min_reward: _TypeAlias = _typing.Literal["min_reward"]  # noqa: Y015
     _WhichOneofArgType__min_reward: _TypeAlias = _typing.Literal["_min_reward", b"_min_reward"]  # noqa: Y015
     _WhichOneofReturnType__success: _TypeAlias = _typing.Literal["success"]  # noqa: Y015
     _WhichOneofArgType__success: _TypeAlias = _typing.Literal["_success", b"_success"]  # noqa: Y015
+    _WhichOneofReturnType__version: _TypeAlias = _typing.Literal["version"]  # noqa: Y015
+    _WhichOneofArgType__version: _TypeAlias = _typing.Literal["_version", b"_version"]  # noqa: Y015
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__max_reward) -> _WhichOneofReturnType__max_reward | None: ...
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__min_reward) -> _WhichOneofReturnType__min_reward | None: ...
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__success) -> _WhichOneofReturnType__success | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__version) -> _WhichOneofReturnType__version | None: ...
 
 Global___TrajectoryFilter: _TypeAlias = TrajectoryFilter  # noqa: Y015
 

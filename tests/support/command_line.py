@@ -5,8 +5,10 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 
+import cyclopts
 import pytest
 
+from upcycle.cli.exits import Exit
 from upcycle.cli.main import build_app
 from upcycle.cli.output import fail
 from upcycle.platform import PEERS
@@ -32,10 +34,12 @@ class CommandLine:
         """As `upcycle.cli.main.run` does, in the loop of the test."""
         self._capsys.readouterr()
         with self._found():
-            command, bound, _ = build_app().parse_args(list(arguments), exit_on_error=False)
             try:
+                command, bound, _ = build_app().parse_args(list(arguments), exit_on_error=False)
                 result = command(*bound.args, **bound.kwargs)
                 status = await result if inspect.isawaitable(result) else result
+            except cyclopts.CycloptsError:
+                status = Exit.USAGE
             except Exception as error:
                 status = fail(error)
         printed = self._capsys.readouterr()

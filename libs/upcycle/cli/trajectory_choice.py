@@ -1,0 +1,96 @@
+"""Flags of `upcycle trajectories list|export`: which trajectories."""
+
+import math
+import re
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final, Literal
+
+from cyclopts import Parameter
+
+from upcycle.errors import UpcycleError
+from upcycle.platform import Platform
+
+if TYPE_CHECKING:
+    from upcycle.api.trajectory.v1.service_pb2 import TrajectoryFilter
+
+State = Literal["recorded", "graded", "trained", "evaluated", "excluded", "failed", "cancelled"]
+_VERSION: Final = re.compile(r"v?(\d{1,18})")
+
+
+class UnclearFilter(UpcycleError, ValueError):
+    """A filter that no trajectory can pass; nothing was asked."""
+
+    kind = "unclear_filter"
+
+
+@Parameter(name="*", group="Which trajectories: all that are named must hold")
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrajectoryChoice:
+    """Without any: all trajectories."""
+
+    run: str = ""
+    """of this run (or `last`)."""
+    model: str = ""
+    """of this model."""
+    task: str = ""
+    """of the task with this slug."""
+    family: str = ""
+    """of tasks of this family."""
+    min_reward: float | None = None
+    """graded, with at least this reward."""
+    max_reward: float | None = None
+    """graded, with at most this reward."""
+    failure: str = ""
+    """of episodes that ended with a failure of this kind, such as answer_error or timeout."""
+    version: str = ""
+    """of which this version of the model, such as v14, sampled some tokens."""
+    state: State | None = None
+    """where the ledger has them."""
+
+    def check(self) -> None:
+        """Raises UnclearFilter."""
+        for flag, reward in (("--min-reward", self.min_reward), ("--max-reward", self.max_reward)):
+            if reward is not None and not math.isfinite(reward):
+                raise UnclearFilter(f"{flag} is {reward}", "give a reward, such as 0.5")
+        if self.min_reward is not None and self.max_reward is not None and self.min_reward > self.max_reward:
+            raise UnclearFilter(
+                f"--min-reward {self.min_reward:g} is above --max-reward {self.max_reward:g}",
+                "nothing is between: swap them",
+            )
+        if self.version and not _VERSION.fullmatch(self.version):
+            raise UnclearFilter(f"--version {self.version!r} is no version", "give one such as v14")
+        if self.failure and not re.fullmatch(r"[a-z0-9_]+", self.failure):
+            raise UnclearFilter(
+                f"--failure {self.failure!r} is no kind of failure",
+                "kinds are words such as answer_error: `upcycle eval` prints them",
+            )
+
+    async def to_wire(self, platform: Platform) -> "TrajectoryFilter":
+        """With the id of the run. Raises NoSuchRun."""
+        from upcycle.api.trajectory.v1.service_pb2 import TrajectoryFilter
+        from upcycle.api.trajectory.v1.trajectory_pb2 import LedgerState
+        from upcycle.cli.runs import resolve_run
+
+        version = _VERSION.fullmatch(self.version)
+        return TrajectoryFilter(
+            run_id=await resolve_run(platform, self.run) if self.run else "",
+            model=self.model,
+            task_slug=self.task,
+            family=self.family,
+            min_reward=self.min_reward,
+            max_reward=self.max_reward,
+            failure_kind=self.failure,
+            version=int(version[1]) if version else None,
+            state=LedgerState.Value(f"LEDGER_STATE_{self.state.upper()}") if self.state else None,
+        )
+
+    async def why_none(self, platform: Platform) -> str:
+        """What to say where no trajectory is there. Raises NoSuchRun for a run that is not."""
+        from upcycle.cli.runs import check_run
+
+        if self.run:
+            await check_run(platform, self.run)
+        return "no trajectory is like that" if self != ALL else "no trajectory is stored yet"
+
+
+ALL: Final = TrajectoryChoice()

@@ -1,0 +1,114 @@
+"""The filters of `upcycle trajectories list|export` against the running store."""
+
+import json
+from pathlib import Path
+
+import pytest
+from google.protobuf.message import Message
+from sqlalchemy import text
+from tests.services.deliveries import delivered
+from tests.services.released_tables import migrate_to, revision_of
+from tests.services.trajectory_store import events
+from tests.services.trajectory_store.running_store import Store
+from tests.support.command_line import CommandLine
+from tests.support.waiting import until
+
+from sql_store import Database, migrate
+from trajectory_store.adapters.sql_index import SqlIndex
+from trajectory_store.domain.facts import EpisodeFact
+from trajectory_store.domain.queries import TrajectoryFilter
+from trajectory_store.handlers import FACTS
+from upcycle.api.trajectory.v1 import trajectory_pb2
+
+
+@pytest.fixture
+def upcycle(store: Store, capsys: pytest.CaptureFixture[str]) -> CommandLine:
+    return CommandLine(capsys, {"trajectories": store.address})
+
+
+async def stored(store: Store) -> None:
+    """0 to 3 with rewards 0, 0.25, 0.5, 0.75 and versions 3 to 4; the policy of 0 failed; 3 is of family web
+    and of versions 5 to 7. 4 is recorded and failed with engine_error."""
+    for number in range(5):
+        ref = await store.keep_body(number)
+        recorded, graded = (
+            events.recorded(number, body=ref),
+            events.graded(number, body=ref, reward=number / 4),
+        )
+        for fact in (recorded, graded):
+            if number == 3:
+                fact.episode.family = "web"
+                fact.sampled_by.oldest, fact.sampled_by.newest = 5, 7
+        if number == 0:
+            graded.failure.CopyFrom(trajectory_pb2.PolicyFailure(kind="answer_error"))
+        await store.publish(recorded, events.failed(4, "engine_error") if number == 4 else graded)
+
+    async def all_are_there() -> bool:
+        states = (await store.ledger()).by_state
+        return (states.get("graded"), states.get("failed(engine_error)")) == (4, 1)
+
+    await until(all_are_there)
+
+
+CHOSEN = (
+    ((), [0, 1, 2, 3, 4]),
+    (("--task", "task-0"), [0, 3]),
+    (("--family", "web"), [3]),
+    (("--min-reward", "0.25", "--max-reward", "0.5"), [1, 2]),
+    (("--max-reward", "0"), [0]),
+    (("--failure", "answer_error"), [0]),
+    (("--failure", "engine_error"), [4]),
+    (("--version", "v6"), [3]),
+    (("--version", "4"), [0, 1, 2, 4]),
+    (("--version", "8"), []),
+    (("--state", "failed"), [4]),
+    (("--state", "graded", "--task", "task-1"), [1]),
+)
+WRONG = (
+    (("--min-reward", "much"), "much"),
+    (("--min-reward", "nan"), "--min-reward is nan"),
+    (("--min-reward", "1", "--max-reward", "0"), "--min-reward 1 is above --max-reward 0"),
+    (("--state", "grated"), "grated"),
+    (("--version", "newest"), "--version 'newest' is no version"),
+    (("--failure", "no such kind"), "--failure 'no such kind' is no kind of failure"),
+    (("--limit", "0"), "--limit is 0"),
+    (("--familly", "web"), "--familly"),
+)
+
+
+async def test_filters_choose_and_wrong_ones_are_refused_by_name(store: Store, upcycle: CommandLine) -> None:
+    await stored(store)
+    for flags, numbers in CHOSEN:
+        listed = await upcycle("trajectories", "list", "--json", *flags)
+        names = [json.loads(line)["episode_id"] for line in listed.out.splitlines()]
+        assert sorted(names) == [events.episode_id(number) for number in numbers], flags
+        exported = await upcycle("trajectories", "export", "--form", "records", *flags)
+        assert len(exported.out.splitlines()) == len(numbers), flags
+        assert exported.status == 0
+    assert "no trajectory is like that" in (await upcycle("trajectories", "list", "--family", "x")).err
+    for flags, said in WRONG:
+        refused = await upcycle("trajectories", "list", *flags)
+        assert refused.status == 2, flags
+        assert said in refused.out + refused.err
+
+
+def facts(*messages: Message) -> list[EpisodeFact]:
+    return [fact for message in messages for fact in FACTS.handle(delivered(message, events.START))]
+
+
+async def test_rows_from_before_there_were_kinds_get_theirs_when_they_change(tmp_path: Path) -> None:
+    """A store of 0.3.0 is upgraded: its rows are there, without a kind until a fact about them comes."""
+    database = Database(f"sqlite:///{tmp_path}/old.sqlite")
+    await database.start()
+    await migrate_to(database, "trajectory_store", revision_of("0.3.0", "trajectory_store"))
+    await migrate(database, "trajectory_store")
+    index, wanted = SqlIndex(database), TrajectoryFilter(failure_kind="answer_error")
+    graded = events.graded(0, reward=0.0)
+    graded.failure.CopyFrom(trajectory_pb2.PolicyFailure(kind="answer_error"))
+    await index.project(facts(events.recorded(0), graded))
+    await database.run(lambda sql: sql.execute(text("UPDATE episodes SET failure_kind = ''")).rowcount)
+    assert await index.page(wanted, None, 9) == []
+    await index.project(facts(events.settled([0], "trained", step=1)))
+    (found,) = await index.page(wanted, None, 9)
+    assert found.identity.episode_id == events.episode_id(0)
+    await database.stop()

@@ -11,6 +11,7 @@ import json
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
+from difflib import get_close_matches
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Literal, get_args
@@ -50,6 +51,7 @@ __all__ = [
 ]
 
 _READ_TIMEOUT_S: Final = 120.0
+_SHOWN: Final = 5
 
 Choice = Callable[[Task], object] | Iterable[str]
 """Which tasks: a function of the task, or their slugs."""
@@ -208,10 +210,11 @@ class Taskset:
             return {task.slug for task in self if choice(task)}
         slugs = {choice} if isinstance(choice, str) else set(choice)
         if unknown := sorted(slugs - {task.slug for task in self}):
-            raise UnknownName(
-                f"taskset {self.name!r} has no task {unknown[0]!r}",
-                f"it has {', '.join(task.slug for task in self.tasks[:5])}, …",
-            )
+            known = [task.slug for task in self.tasks]
+            near = get_close_matches(unknown[0], known, n=1)
+            there = f"{', '.join(known[:_SHOWN])}{', …' if len(known) > _SHOWN else ''}"
+            hint = f"did you mean {near[0]!r}?" if near else f"it has {there}"
+            raise UnknownName(f"taskset {self.name!r} has no task {unknown[0]!r}", hint)
         return slugs
 
     def _check(self) -> None:

@@ -41,12 +41,17 @@ COMMANDS = {
     "backup": ("upcycle.cli.backup:backup", "Write a stopped platform to a folder."),
     "restore": ("upcycle.cli.backup:restore", "Make a new platform what a backup was."),
     "doctor": ("upcycle.cli.doctor:doctor", "Check what this machine and the platform offer."),
+    "completion": (
+        "upcycle.cli.completion:completion",
+        "Print a script that completes in bash, zsh or fish.",
+    ),
 }
 TASKSET_COMMANDS = {
     "list": ("upcycle.cli.taskset_commands:list_tasksets", "What is registered."),
     "show": ("upcycle.cli.taskset_commands:show", "Tasks, sides, environment, revisions of one."),
     "diff": ("upcycle.cli.taskset_commands:diff", "Tasks added, removed, changed between two."),
     "delete": ("upcycle.cli.taskset_commands:delete", "Delete one that nothing refers to."),
+    "from": ("upcycle.cli.taskset_from_run:from_run", "A tasks file of what a run failed at."),
 }
 TRAJECTORY_COMMANDS = {
     "list": ("upcycle.cli.trajectories:list_trajectories", "Newest trajectories."),
@@ -70,22 +75,24 @@ DEAD_LETTER_COMMANDS = {
 DOCS_COMMANDS = {
     "mcp": ("upcycle.cli.docs:mcp", "Serve the documentation to a coding agent, as an MCP server on stdio.")
 }
+GROUPS = {
+    "tasksets": ("What is played.", TASKSET_COMMANDS),
+    "trajectories": ("What was sampled.", TRAJECTORY_COMMANDS),
+    "models": ("Models, checkpoints, heads.", MODEL_COMMANDS),
+    "docs": ("This documentation.", DOCS_COMMANDS),
+}
+BUS_GROUP = "bus"
 
 
 def build_app() -> cyclopts.App:
     """The command tree; importing no command."""
     app = cyclopts.App(name="upcycle", help=PURPOSE, help_epilogue=TABLE, version=version("upcycle"))
     _add(app, COMMANDS)
-    for name, help_text, commands in (
-        ("tasksets", "What is played.", TASKSET_COMMANDS),
-        ("trajectories", "What was sampled.", TRAJECTORY_COMMANDS),
-        ("models", "Models, checkpoints, heads.", MODEL_COMMANDS),
-        ("docs", "This documentation.", DOCS_COMMANDS),
-    ):
+    for name, (help_text, commands) in GROUPS.items():
         group = cyclopts.App(name=name, help=help_text)
         _add(group, commands)
         app.command(group)
-    bus = cyclopts.App(name="bus", help="The message bus.")
+    bus = cyclopts.App(name=BUS_GROUP, help="The message bus.")
     dead = cyclopts.App(name="dead", help="Messages that their reader gave up or lost, each with its reason.")
     _add(dead, DEAD_LETTER_COMMANDS)
     bus.command(dead)

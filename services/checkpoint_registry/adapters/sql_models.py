@@ -81,7 +81,9 @@ class SqlModelStore:
         """Raises UnknownModel."""
         found = await self._db.run(lambda connection: _models(connection, model))
         if not found:
-            raise UnknownModel(model)
+            slugs = select(tables.model.c.model).where(owned(tables.model))
+            known = await self._db.run(lambda connection: connection.execute(slugs).scalars().all())
+            raise UnknownModel(model, known)
         return found[0]
 
     async def models(self) -> list[Model]:

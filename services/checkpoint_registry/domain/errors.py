@@ -1,6 +1,8 @@
 """Every way the registry refuses; one class per reaction of the caller."""
 
+from collections.abc import Sequence
 from datetime import datetime
+from difflib import get_close_matches
 
 
 class RegistryError(Exception):
@@ -10,9 +12,12 @@ class RegistryError(Exception):
 class UnknownModel(RegistryError):
     """No model of that slug."""
 
-    def __init__(self, model: str) -> None:
+    def __init__(self, model: str, known: Sequence[str] = ()) -> None:
+        """known: slugs among which one may be meant."""
+        near = get_close_matches(model, known, n=1)
+        hint = f"did you mean {near[0]!r}? " if near else ""
         super().__init__(
-            f"model {model!r} is not in the registry; `upcycle models list` shows what is, "
+            f"model {model!r} is not in the registry; {hint}`upcycle models list` shows what is, "
             "`upcycle models import` or `upcycle models fork` adds one"
         )
 

@@ -69,6 +69,12 @@ class Catalog:
             ):
                 yield TasksetUser(run_id, model, is_gone=is_gone, is_gated=True)
 
+    def newest_runs(self, limit: int) -> list[str]:
+        """Their ids, newest first."""
+        order = RUN.c.submitted_at.desc(), RUN.c.run_id.desc()
+        wanted = sa.select(RUN.c.run_id).where(owned(RUN)).order_by(*order).limit(limit)
+        return list(self._sql.execute(wanted).scalars())
+
     def numbered(self, name: str) -> int:
         """The highest revision that a name ever had; 0 for a new one."""
         highest = sa.select(sa.func.max(TASKSET.c.revision)).where(owned(TASKSET, name=name))

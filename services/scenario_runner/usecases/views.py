@@ -2,6 +2,7 @@
 
 import asyncio
 from dataclasses import dataclass
+from difflib import get_close_matches
 from typing import Final
 
 from scenario_runner.adapters.sql_plan import PlanUnit, SqlPlan
@@ -15,14 +16,18 @@ INTERVAL_S: Final = 0.2
 REFRESH_S: Final = 1.0
 """A run that this process did not change is read so often: another planner replica may have changed it."""
 MAX_RUNS: Final = 256
+_LOOKED_AT: Final = 200
+"""Newest runs among which one is found whose id was mistyped."""
 
 
 def find_run(unit: PlanUnit, run_id: str) -> RunRecord:
     """Raises NotFound."""
     run = unit.run(run_id)
     if run is None:
-        newest = ", ".join(one.run_id for one in unit.runs(3, "")) or "none"
-        raise NotFound(f"no run {run_id!r}; the newest are {newest}")
+        newest = unit.catalog.newest_runs(_LOOKED_AT)
+        near = get_close_matches(run_id, newest, n=1, cutoff=0.75)
+        hint = f"did you mean {near[0]!r}? " if near else ""
+        raise NotFound(f"no run {run_id!r}; {hint}the newest are {', '.join(newest[:3]) or 'none'}")
     return run
 
 

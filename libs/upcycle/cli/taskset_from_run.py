@@ -1,0 +1,184 @@
+"""`upcycle tasksets from RUN`: a tasks file of the tasks that a run found hard, or that taught it nothing."""
+
+import math
+import os
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Final
+
+from cyclopts import Parameter
+
+from upcycle.cli.exits import Exit
+from upcycle.cli.output import JsonFlag, print_json
+from upcycle.cli.report_text import one_line
+from upcycle.cli.taskset_commands import read_taskset, refusals
+from upcycle.errors import Failed, UpcycleError
+from upcycle.platform import Platform
+from upcycle.tasks import Taskset, exact_name, plain_name
+
+if TYPE_CHECKING:
+    from upcycle.api.taskset.v1.service_pb2 import GetTasksetResponse
+    from upcycle.api.taskset.v1.taskset_pb2 import EpisodeResult
+
+ENDINGS: Final = (".jsonl", ".json", ".csv")
+
+
+class UnclearSelection(UpcycleError, ValueError):
+    """The flags do not say which tasks, or where they go; nothing was written."""
+
+    kind = "unclear_selection"
+
+
+@Parameter(name="*", group="Which tasks, one of")
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Selection:
+    """By the graded episodes of each task."""
+
+    failed: Annotated[bool, Parameter(negative="")] = False
+    """no episode of the task succeeded."""
+    no_spread: Annotated[bool, Parameter(negative="")] = False
+    """all of its episodes, two or more, have the same reward: a group of them would not train."""
+    below: float | None = None
+    """the mean of its rewards is less than this."""
+
+    def check(self) -> None:
+        """Raises UnclearSelection unless one of them is given."""
+        given = (self.failed, self.no_spread, self.below is not None)
+        if sum(given) != 1:
+            found = "none" if not any(given) else "several"
+            raise UnclearSelection(
+                f"of --failed, --no-spread and --below {found} is given", "give one: --below 0.5"
+            )
+        if self.below is not None and not math.isfinite(self.below):
+            raise UnclearSelection(f"--below is {self.below}", "give a reward, such as 0.5")
+
+    @property
+    def word(self) -> str:
+        """For the name of the taskset."""
+        return "failed" if self.failed else "no-spread" if self.no_spread else f"below-{self.below:g}"
+
+    def holds(self, episodes: "Sequence[EpisodeResult]") -> bool:
+        """Of the graded episodes of one task."""
+        rewards = [one.reward for one in episodes]
+        if self.failed:
+            return not any(one.success for one in episodes)
+        if self.no_spread:
+            return len(rewards) > 1 and min(rewards) == max(rewards)
+        return math.fsum(rewards) / len(rewards) < (self.below or 0.0)
+
+
+@dataclass(frozen=True, slots=True)
+class Selected:
+    """Slugs in the order of the taskset, and what was left out."""
+
+    chosen: tuple[str, ...]
+    num_held_out: int
+    num_ungraded: int
+    num_tasks: int
+
+    def __str__(self) -> str:
+        notes = [f"{self.num_held_out} held-out tasks left out"]
+        if self.num_ungraded:
+            notes.append(f"{self.num_ungraded} without a graded episode")
+        return f"{len(self.chosen)} of {self.num_tasks} tasks; {', '.join(notes)}"
+
+
+async def from_run(
+    run: str,
+    *,
+    which: Selection = Selection(),
+    output: Annotated[Path, Parameter(name=["--output", "-o"])],
+    name: str = "",
+    overwrite: Annotated[bool, Parameter(negative="")] = False,
+    as_json: JsonFlag = False,
+) -> int:
+    """Write the tasks of RUN that its results choose as a tasks file, in the split of its taskset.
+
+    Held-out tasks are left out and counted. So are tasks without a graded episode: nothing is known of them.
+
+    :param run: id of a run, or `last`.
+    :param output: file to write: .jsonl, .json or .csv.
+    :param name: of the taskset in the file; default: that of the run's and `-failed` or the like.
+    :param overwrite: the file may exist.
+    :param as_json: one JSON line.
+    """
+    which.check()
+    _check_output(output, overwrite)
+    async with Platform() as platform:
+        run_id, whole, found = await _selected(platform, run, which)
+    if not found.chosen:
+        raise Failed(f"{run_id}: no task is chosen by --{which.word}: {found}", "nothing was written")
+    called = name or f"{whole.name}-{which.word}"
+    _write(whole.filter(found.chosen, name=called), output)
+    if as_json:
+        counts = {"tasks": len(found.chosen), "of": found.num_tasks}
+        left_out = {"held_out": found.num_held_out, "ungraded": found.num_ungraded}
+        line = {"run_id": run_id, "taskset": called, "file": str(output), **counts, "left_out": left_out}
+        print_json("taskset_file", line)
+    else:
+        print(f"{output}: taskset {one_line(called)}, {found}")
+    return Exit.OK
+
+
+def _check_output(output: Path, overwrite: bool) -> None:
+    if output.suffix not in ENDINGS:
+        raise UnclearSelection(f"--output {output} is no tasks file", f"let it end in {', '.join(ENDINGS)}")
+    if output.is_dir() or (output.exists() and not overwrite):
+        raise UnclearSelection(f"{output} is there already", "choose another file, or give --overwrite")
+    if not output.absolute().parent.is_dir():
+        raise UnclearSelection(f"{output}: there is no folder {output.parent}", "make it first")
+
+
+async def _selected(platform: Platform, run: str, which: Selection) -> tuple[str, Taskset, Selected]:
+    from upcycle.api.taskset.v1.service_pb2 import GetRunRequest
+    from upcycle.cli.runs import resolve_run
+
+    run_id = await resolve_run(platform, run)
+    with refusals():
+        request = GetRunRequest(run_id=run_id, include_results=True)
+        done = await platform.tasksets.GetRun(request, timeout=60)
+    played = done.run.spec
+    revision = exact_name(plain_name(played.taskset), done.run.taskset_revision)
+    found = await read_taskset(platform, revision)
+    if which.no_spread and played.group_size < 2:
+        raise UnclearSelection(
+            f"{run_id} played each task once, and one reward has no spread", "evaluate with --group 4"
+        )
+    return run_id, Taskset.from_message(found.taskset), select(found, done.results, which.holds)
+
+
+def select(
+    taskset: "GetTasksetResponse",
+    results: "Iterable[EpisodeResult]",
+    holds: "Callable[[Sequence[EpisodeResult]], bool]",
+) -> Selected:
+    """taskset: with the side of each task."""
+    from upcycle.api.common.v1.common_pb2 import SPLIT_HELD_OUT
+
+    episodes = _graded(results)
+    sides = [(task.slug, side) for task, side in zip(taskset.taskset.tasks, taskset.task_splits, strict=True)]
+    free = [slug for slug, side in sides if side != SPLIT_HELD_OUT]
+    graded = [slug for slug in free if episodes.get(slug)]
+    chosen = tuple(slug for slug in graded if holds(episodes[slug]))
+    return Selected(chosen, len(sides) - len(free), len(free) - len(graded), len(sides))
+
+
+def _graded(results: "Iterable[EpisodeResult]") -> "dict[str, list[EpisodeResult]]":
+    from upcycle.api.taskset.v1.taskset_pb2 import EPISODE_STATUS_GRADED
+
+    found: dict[str, list[EpisodeResult]] = {}
+    for one in results:
+        if one.status == EPISODE_STATUS_GRADED:
+            found.setdefault(one.task_slug, []).append(one)
+    return found
+
+
+def _write(taskset: Taskset, output: Path) -> None:
+    """Whole or not at all."""
+    beside = output.with_name(f".{output.stem}.{os.getpid()}{output.suffix}")
+    try:
+        taskset.save(beside)
+        beside.replace(output)
+    finally:
+        beside.unlink(missing_ok=True)

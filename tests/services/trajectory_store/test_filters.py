@@ -35,13 +35,14 @@ async def stored(store: Store) -> None:
             events.recorded(number, body=ref),
             events.graded(number, body=ref, reward=number / 4),
         )
-        for fact in (recorded, graded):
-            if number == 3:
-                fact.episode.family = "web"
-                fact.sampled_by.oldest, fact.sampled_by.newest = 5, 7
+        if number == 3:
+            recorded.episode.family = graded.episode.family = "web"
+            for span in (recorded.sampled_by, graded.sampled_by):
+                span.oldest, span.newest = 5, 7
         if number == 0:
             graded.failure.CopyFrom(trajectory_pb2.PolicyFailure(kind="answer_error"))
-        await store.publish(recorded, events.failed(4, "engine_error") if number == 4 else graded)
+        last: Message = events.failed(4, "engine_error") if number == 4 else graded
+        await store.publish(recorded, last)
 
     async def all_are_there() -> bool:
         states = (await store.ledger()).by_state

@@ -72,6 +72,7 @@ class TrajectoryChoice:
         from upcycle.cli.runs import resolve_run
 
         version = _VERSION.fullmatch(self.version)
+        state = self.state.upper() if self.state else "UNSPECIFIED"
         return TrajectoryFilter(
             run_id=await resolve_run(platform, self.run) if self.run else "",
             model=self.model,
@@ -81,7 +82,7 @@ class TrajectoryChoice:
             max_reward=self.max_reward,
             failure_kind=self.failure,
             version=int(version[1]) if version else None,
-            state=LedgerState.Value(f"LEDGER_STATE_{self.state.upper()}") if self.state else None,
+            state=LedgerState.Value(f"LEDGER_STATE_{state}"),
         )
 
     async def why_none(self, platform: Platform) -> str:

@@ -2,6 +2,7 @@
 
 import json
 from pathlib import Path
+from typing import Final
 
 import pytest
 from google.protobuf.message import Message
@@ -51,7 +52,7 @@ async def stored(store: Store) -> None:
     await until(all_are_there)
 
 
-CHOSEN = (
+CHOSEN: Final[tuple[tuple[tuple[str, ...], list[int]], ...]] = (
     ((), [0, 1, 2, 3, 4]),
     (("--task", "task-0"), [0, 3]),
     (("--family", "web"), [3]),

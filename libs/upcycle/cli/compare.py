@@ -6,11 +6,12 @@ from typing import Final
 
 from upcycle.cli.exits import Exit
 from upcycle.cli.output import JsonFlag, print_json
-from upcycle.cli.report_text import number, one_line, table
+from upcycle.cli.report_text import one_line, table
 from upcycle.platform import Platform
 from upcycle.reporting.comparison import Comparison, PairedScore, compare
 from upcycle.reporting.episodes import EvaluatedRun, evaluation_in
 from upcycle.reporting.reading import read_evaluation
+from upcycle.reporting.words import number
 from upcycle.statistics.intervals import Estimate
 
 MIN_TASKS: Final = 10

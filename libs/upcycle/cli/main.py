@@ -29,6 +29,10 @@ COMMANDS = {
         "upcycle.cli.compare:compare_runs",
         "Compare two evaluations task by task: intervals of B − A, won, lost, tied.",
     ),
+    "view": (
+        "upcycle.cli.view:view",
+        "Write a run as one HTML file: report, curves, tasks × attempts, trajectories.",
+    ),
     "check": ("upcycle.cli.check:check", "Play gold answers and cheats of tasks; name what pays for cheats."),
     "train": ("upcycle.cli.train:train", "Train a model on a taskset with online GRPO."),
     "runs": ("upcycle.cli.runs:runs", "List runs; pause, resume, stop or cancel one."),

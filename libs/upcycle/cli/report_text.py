@@ -6,7 +6,7 @@ from typing import Final
 from upcycle.cli.terminal_text import terminal_text
 from upcycle.reporting.episodes import EvaluatedRun
 from upcycle.reporting.report import EvaluationReport, Score
-from upcycle.statistics.intervals import Estimate
+from upcycle.reporting.words import number, percent
 
 MAX_ROWS: Final = 12
 MAX_CLUSTERS: Final = 5
@@ -34,22 +34,6 @@ def one_line(text: str, max_chars: int = 80) -> str:
     """For a cell: one line, no control characters, cut."""
     flat = " ".join(terminal_text(text).split())
     return flat if len(flat) <= max_chars else f"{flat[: max_chars - 1]}…"
-
-
-def percent(estimate: Estimate) -> str:
-    """`62.5% [48.1, 75.0]`."""
-    ends = estimate.interval
-    shown = f" [{100 * ends.low:.1f}, {100 * ends.high:.1f}]" if ends is not None else ""
-    return f"{estimate.value:.1%}{shown}"
-
-
-def number(estimate: Estimate | None, sign: str = "") -> str:
-    """`0.713 [0.650, 0.780]`; – where there is none."""
-    if estimate is None:
-        return "–"
-    ends = estimate.interval
-    shown = f" [{ends.low:{sign}.3f}, {ends.high:{sign}.3f}]" if ends is not None else ""
-    return f"{estimate.value:{sign}.3f}{shown}"
 
 
 def table(rows: Sequence[Sequence[str]]) -> list[str]:

@@ -210,6 +210,8 @@ def _row_of(episode: PlayedEpisode, run: Run, stopped: PlayFailure | None, agent
         "reward": None if run.is_error else run.reward,
         "success": None if run.is_error else run.success,
         "policy_failure": run.policy_failure,
+        "failure_kind": run.failure,
+        "failure_detail": run.failure_detail,
         "prompt_tokens": usage.prompt_tokens,
         "completion_tokens": usage.completion_tokens,
     }

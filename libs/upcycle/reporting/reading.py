@@ -4,6 +4,7 @@ The report never waits for the store: what it does not answer is left out, and `
 """
 
 import asyncio
+import math
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -44,6 +45,12 @@ async def read_evaluation(
     Raises NoEvaluation for a training run and for a run that is not over, Unavailable and RemoteError.
     """
     done = response or await read_results(platform, run_id)
+    _require_evaluation(done.run)
+    return await read_played(platform, done)
+
+
+async def read_played(platform: "Platform", done: "GetRunResponse") -> EvaluatedRun:
+    """The episodes of any run, also of one that goes on, with all that is known of them."""
     found = _evaluated(done, await _tasks(platform, done.run))
     try:
         return await _with_trajectories(platform, found)
@@ -51,15 +58,18 @@ async def read_evaluation(
         return replace(found, notice=f"no subscores, tokens and last turns: {error or 'no answer in time'}")
 
 
-def _evaluated(done: "GetRunResponse", tasks: Mapping[str, "Task"]) -> EvaluatedRun:
-    from google.protobuf.json_format import MessageToDict
-
+def _require_evaluation(run: "Run") -> None:
     from upcycle.api.common.v1.common_pb2 import PURPOSE_EVAL
 
-    run = done.run
     if run.spec.purpose != PURPOSE_EVAL or not is_over(run):
         what = "no evaluation" if run.spec.purpose != PURPOSE_EVAL else state_word(run)
         raise NoEvaluation(f"{run.run_id} is {what}", "name an evaluation that is over: `upcycle runs`")
+
+
+def _evaluated(done: "GetRunResponse", tasks: Mapping[str, "Task"]) -> EvaluatedRun:
+    from google.protobuf.json_format import MessageToDict
+
+    run = done.run
     seconds = (run.finished_at.ToMilliseconds() - run.submitted_at.ToMilliseconds()) / 1e3
     return EvaluatedRun(
         run_id=run.run_id,
@@ -76,9 +86,10 @@ def _evaluated(done: "GetRunResponse", tasks: Mapping[str, "Task"]) -> Evaluated
 
 
 def _episode(result: "EpisodeResult", task: "Task | None") -> EpisodeRow:
-    from upcycle.api.taskset.v1.taskset_pb2 import EPISODE_STATUS_GRADED
+    from upcycle.api.taskset.v1.taskset_pb2 import EPISODE_STATUS_GRADED, EPISODE_STATUS_PENDING
 
     graded, kind = result.status == EPISODE_STATUS_GRADED, result.failure_kind
+    missing = "pending" if result.status == EPISODE_STATUS_PENDING else "cancelled"
     return EpisodeRow(
         task_slug=result.task_slug,
         family=result.family or "default",
@@ -87,7 +98,7 @@ def _episode(result: "EpisodeResult", task: "Task | None") -> EpisodeRow:
         reward=result.reward if graded else None,
         success=graded and result.success,
         task_digest=task.digest if task is not None else "",
-        failure="" if graded else kind or "cancelled",
+        failure="" if graded else kind or missing,
         policy_failure=kind if graded else "",
         num_turns=result.num_turns,
         engine_s=result.usage.engine_s,
@@ -139,14 +150,17 @@ async def _indexed(platform: "Platform", run_id: str, wanted: set[str]) -> dict[
     loop = asyncio.get_running_loop()
     give_up_at = loop.time() + INDEX_WAIT_S
     while True:
-        found = await _listed(platform, run_id)
+        found = await summaries_of(platform, run_id)
         have = {name for name, one in found.items() if one.graded}
         if wanted <= have or loop.time() >= give_up_at:
             return found
         await asyncio.sleep(0.3)
 
 
-async def _listed(platform: "Platform", run_id: str) -> dict[str, "TrajectorySummary"]:
+async def summaries_of(
+    platform: "Platform", run_id: str, at_most: float = math.inf
+) -> dict[str, "TrajectorySummary"]:
+    """By trajectory id, newest first; about at_most of them. Raises Unavailable and RemoteError."""
     from upcycle.api.trajectory.v1.service_pb2 import ListTrajectoriesRequest, TrajectoryFilter
     from upcycle.rpc import remote_errors
 
@@ -160,7 +174,7 @@ async def _listed(platform: "Platform", run_id: str) -> dict[str, "TrajectorySum
             answer = await platform.trajectories.ListTrajectories(request, timeout=CALL_TIMEOUT_S)
         found.update((one.episode.trajectory_id, one) for one in answer.trajectories)
         token = answer.next_page_token
-        if not token:
+        if not token or len(found) >= at_most:
             return found
 
 
@@ -172,16 +186,16 @@ def _with_summary(episode: EpisodeRow, summary: "TrajectorySummary | None") -> E
         task_digest=episode.task_digest or summary.episode.task_digest,
         num_turns=summary.num_turns,
         num_tokens=summary.num_sampled_tokens,
-        subscores=dict(_flat(summary.subscores)),
+        subscores=dict(flat_subscores(summary.subscores)),
     )
 
 
-def _flat(subscores: Sequence["Subscore"], prefix: str = "") -> list[tuple[str, float]]:
+def flat_subscores(subscores: Sequence["Subscore"], prefix: str = "") -> list[tuple[str, float]]:
     """Every node of the reward tree with its path, `style/length`."""
     found = []
     for one in subscores:
         path = f"{prefix}{one.name}"
-        found += [(path, one.value), *_flat(one.children, f"{path}/")]
+        found += [(path, one.value), *flat_subscores(one.children, f"{path}/")]
     return found
 
 

@@ -1,0 +1,67 @@
+"""`upcycle view`."""
+
+import asyncio
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+from cyclopts import Parameter
+
+from upcycle.cli.exits import Exit
+from upcycle.cli.output import human
+from upcycle.viewing.asked import DEFAULT_SHOWN, Asked
+from upcycle.viewing.writing import STDOUT, check_place, write_page
+
+if TYPE_CHECKING:
+    from upcycle.run_pages.values import RunPage
+
+Output = Annotated[str, Parameter(name=["--output", "-o"], allow_leading_hyphen=True)]
+All = Annotated[bool, Parameter(name="--all")]
+
+
+async def view(
+    run: str, /, *, output: Output = "", limit: int = DEFAULT_SHOWN, all_: All = False, tokens: bool = False
+) -> int:
+    """Write a run as one HTML file that opens anywhere: report, curves, tasks × attempts, trajectories.
+
+    The file loads nothing from anywhere, and can be read without its script. What episodes wrote stays text.
+
+    :param run: id of a run, `last`, or the trajectories.jsonl of an evaluation in one process.
+    :param output: the file; by default RUN.html here; `-` is standard output. A file that exists is replaced.
+    :param limit: so many trajectories are shown whole: the worst, the best, those without a reward, a sample.
+    :param all_: show all of them, at most 2,000, in a page of at most 32 MiB.
+    :param tokens: with the sampled tokens and their log-probabilities.
+    """
+    asked = Asked(None if all_ else limit, tokens)
+    path = Path(run)
+    is_file = path.is_file() or path.suffix in (".jsonl", ".json")
+    place = output or f"{path.stem if is_file else run}.html"
+    check_place(place)
+    page = await _page_of_file(path, asked) if is_file else await _page_of_run(run, asked)
+    _write(page, place)
+    return Exit.OK
+
+
+async def _page_of_file(path: Path, asked: Asked) -> "RunPage":
+    from upcycle.viewing.lines import page_of_lines
+
+    return await asyncio.to_thread(page_of_lines, path, asked)
+
+
+async def _page_of_run(run: str, asked: Asked) -> "RunPage":
+    from upcycle.cli.runs import resolve_run
+    from upcycle.platform import Platform
+    from upcycle.viewing.platform_run import read_page
+
+    async with Platform() as platform:
+        return await read_page(platform, await resolve_run(platform, run), asked)
+
+
+def _write(page: "RunPage", place: str) -> None:
+    from upcycle.run_pages.rendering import page_of
+
+    text = page_of(page)
+    write_page(text, place)
+    if place != STDOUT:
+        size = f"{len(text.encode()) / 1024:,.0f} KiB"
+        whole = f"{len(page.shown)} of {len(page.episodes)} episodes whole"
+        human().print(f"{place}: {size}, {whole}", markup=False, soft_wrap=True)

@@ -1,0 +1,118 @@
+"""One line of `trajectories.jsonl`: as a row of the report, and as an episode of a page."""
+
+import json
+import math
+from collections.abc import Iterator, Mapping
+from typing import Any, Final
+
+from upcycle.reporting.episodes import EpisodeRow
+from upcycle.reporting.here import first_tool_error, flat_subscores
+from upcycle.run_pages.texts import kept
+from upcycle.run_pages.values import Call, Grade, Message, ShownEpisode, Turn
+from upcycle.viewing.bodies import MAX_DETAIL_CHARS, MAX_GRADES
+
+_MOST_TOKENS: Final = 1 << 53
+_SAID_FIRST: Final = ("system", "developer", "user")
+
+
+def episode_row_of(row: Mapping[str, Any], name: str) -> EpisodeRow:
+    """name: of an episode that has none. Raises KeyError, TypeError, ValueError, AttributeError,
+    OverflowError or RecursionError for a line that is no trajectory."""
+    task, reward = row["task"], None if row.get("reward") is None else _number(row["reward"], "reward")
+    policy_failure = str(row.get("policy_failure") or "")
+    tokens = row.get("completion_tokens")
+    return EpisodeRow(
+        task_slug=str(task["slug"]),
+        family=str(task.get("family") or "default"),
+        episode_id=str(row.get("episode_id") or name),
+        trajectory_id="",
+        reward=reward,
+        success=reward is not None and bool(row.get("success")),
+        failure="" if reward is not None else _failure_kind(row),
+        policy_failure=policy_failure,
+        num_turns=len(row["turns"]),
+        num_tokens=tokens if isinstance(tokens, int) and 0 <= tokens < _MOST_TOKENS else None,
+        subscores={
+            path: _number(value, "a subscore") for path, value in flat_subscores(row.get("subscores") or ())
+        },
+        first_tool_error=first_tool_error(row["turns"]),
+        ended="" if reward is None else policy_failure or str(row.get("stop_reason") or ""),
+    )
+
+
+def _number(value: Any, what: str) -> float:
+    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+        raise ValueError(f"{what} {value!r:.40} is no finite number")
+    return float(value)
+
+
+def _failure_kind(row: Mapping[str, Any]) -> str:
+    failure = row.get("failure")
+    kind = failure.get("kind") if isinstance(failure, Mapping) else ""
+    return str(row.get("failure_kind") or kind or "no reward")
+
+
+def shown_line(row: EpisodeRow, why: str, line: Mapping[str, Any]) -> ShownEpisode:
+    """The whole of it, cut as a page shows it. Raises what `episode_row_of` raises."""
+    words = (f"{row.num_turns} turns", str(line.get("stop_reason") or ""), f"{line.get('seconds', 0)} s")
+    return ShownEpisode(
+        row=row,
+        why=why,
+        words=tuple(word for word in words if word),
+        prompt=tuple(_prompt(line)),
+        turns=tuple(_turn(turn) for turn in line["turns"]),
+        answer=kept(_text(line.get("answer"))),
+        grades=tuple(_grades(line.get("subscores") or ())),
+        detail=kept(_detail(line), MAX_DETAIL_CHARS),
+    )
+
+
+def _prompt(line: Mapping[str, Any]) -> Iterator[Message]:
+    """The messages before the agent's first."""
+    for message in line.get("messages") or ():
+        if not isinstance(message, Mapping) or message.get("role") not in _SAID_FIRST:
+            return
+        yield Message(str(message["role"]), kept(_text(message.get("content"))))
+
+
+def _turn(turn: Mapping[str, Any]) -> Turn:
+    calls = tuple(
+        Call(
+            str(call["name"]),
+            kept(_text(call.get("arguments"))),
+            kept(_text(call.get("result"))),
+            bool(call.get("is_error")),
+        )
+        for call in turn.get("tool_calls") or ()
+    )
+    return Turn(kept(_text(turn.get("text"))), calls)
+
+
+def _grades(subscores: Any) -> Iterator[Grade]:
+    """The reward tree from its top, at most MAX_GRADES of it."""
+    left = [(0, one) for one in reversed(subscores)]
+    for _ in range(MAX_GRADES):
+        if not left:
+            return
+        depth, one = left.pop()
+        info = kept(_text(one.get("info"))) if one.get("info") else ""
+        weight = _number(one.get("weight", 1.0), "a weight")
+        yield Grade(depth, str(one["name"]), _number(one["value"], "a subscore"), weight, info)
+        left += [(depth + 1, child) for child in reversed(one.get("children") or ())]
+
+
+def _detail(line: Mapping[str, Any]) -> str:
+    """Of a failure: what it was, with the traceback and what the episode printed, as far as it is known."""
+    if said := line.get("failure_detail"):
+        return str(said)
+    failure = line.get("failure")
+    if not isinstance(failure, Mapping):
+        return ""
+    parts = (f"{failure.get('during', '')}: {failure.get('message', '')}", failure.get("traceback") or "")
+    return "\n".join(str(part) for part in parts if part)
+
+
+def _text(value: Any) -> str:
+    if value is None:
+        return ""
+    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)

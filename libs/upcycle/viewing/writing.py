@@ -1,0 +1,51 @@
+"""Puts a page where it was asked for: whole or not at all."""
+
+import os
+import sys
+from pathlib import Path
+from typing import Final
+
+from upcycle.errors import UpcycleError
+
+STDOUT: Final = "-"
+
+
+class CannotWrite(UpcycleError, ValueError):
+    """The place of a page is no file in a folder that exists."""
+
+    kind = "cannot_write"
+
+
+def check_place(output: str) -> None:
+    """Before any work. Raises CannotWrite."""
+    if output == STDOUT:
+        return
+    if output.startswith("-"):
+        raise CannotWrite(f"-o is followed by {output!r}", "name a file; `-o -` is standard output")
+    path = Path(output)
+    if not path.parent.is_dir():
+        raise CannotWrite(f"there is no folder {path.parent}", "create it, or name another file with -o")
+    if path.exists() and not path.is_file():
+        raise CannotWrite(f"{path} is no file", "name a file with -o; `-o -` is standard output")
+
+
+def write_page(text: str, output: str) -> None:
+    """A file that is there is replaced at once: who reads it sees the old page or the new one. Raises
+    CannotWrite."""
+    data = text.encode()
+    if output == STDOUT:
+        sys.stdout.buffer.write(data)
+        sys.stdout.buffer.flush()
+        return
+    path = Path(output)
+    draft = path.with_name(f".{path.name[:80]}.{os.getpid()}.part")
+    try:
+        with draft.open("xb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        draft.replace(path)
+    except OSError as error:
+        raise CannotWrite(f"{path} cannot be written: {error}", "name another file with -o") from error
+    finally:
+        draft.unlink(missing_ok=True)

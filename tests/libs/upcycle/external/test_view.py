@@ -1,0 +1,244 @@
+"""`upcycle view` of the file that an evaluation in one process wrote."""
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.libs.upcycle.run_pages.reading_pages import Page, read
+from tests.support.model_servers import KEY, MODEL, Turn, anthropic_shaped, serving
+
+from upcycle.cli.exits import Exit
+from upcycle.cli.main import run
+
+FAILING = """
+from env import count
+from upcycle import Taskset
+
+TASKS = Taskset("shop-tasks", [
+    count.task(slug="tea", item="tea", wanted="3"),
+    count.task(slug="broken", item="tea", wanted="3", fails="answer"),
+    count.task(slug="closed", item="tea", wanted="3", fails="prompt"),
+], "unassigned")
+"""
+
+
+def answers(results: list[str]) -> Turn:
+    """Looks for tea, and says what there is."""
+    return Turn(results[-1]) if results else Turn("Let me look.", ("stock", {"item": "tea"}))
+
+
+@pytest.fixture
+def played(shop: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The file of an evaluation: one task solved, one whose grader raises on the answer, one that never
+    opens."""
+    (shop / "tasks.py").write_text(FAILING)
+    monkeypatch.setenv("UPCYCLE_CLAUDE_MODEL", MODEL)
+    monkeypatch.setenv("ANTHROPIC_API_KEY", KEY)
+    with serving(anthropic_shaped(answers)) as server:
+        monkeypatch.setenv("ANTHROPIC_BASE_URL", server.url)
+        assert run(["eval", "tasks.py", "claude", "--trajectories", "t.jsonl"]) in (Exit.OK, Exit.GATE_UNMET)
+    return shop / "t.jsonl"
+
+
+def viewed(path: Path | str = "t.jsonl", *flags: str) -> Page:
+    """What `upcycle view` wrote."""
+    assert run(["view", str(path), "-o", "run.html", *flags]) == Exit.OK
+    return read(Path("run.html").read_text(encoding="utf-8"))
+
+
+def test_an_evaluation_in_one_process_is_a_page(played: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    page = viewed()
+    run_id = json.loads(played.read_text().splitlines()[0])["run_id"]
+    assert page.texts["h1"] == [run_id]
+    assert page.tags["details"] == 3
+    for part in ("How much tea?", "Let me look.", "stock", f"claude#{MODEL}", "shop", "broken", "closed"):
+        assert part in page.text
+    for part in (
+        "answer_error",
+        "KeyError: '3'",
+        "environment_broken",
+        "RuntimeError: no shop today",
+        "env.py",
+    ):
+        assert part in page.text
+    assert "3 of 3 are shown whole; without a reward: 1." in page.text
+    assert "run.html: " in capsys.readouterr().err
+    assert KEY not in Path("run.html").read_text()
+
+
+def test_standard_output_is_the_page_alone(played: Path, capsysbinary: Any) -> None:
+    capsysbinary.readouterr()
+    assert run(["view", "t.jsonl", "-o", "-"]) == Exit.OK
+    printed = capsysbinary.readouterr()
+    assert printed.out.startswith(b"<!doctype html>")
+    assert printed.out.rstrip().endswith(b"</html>")
+    assert printed.err == b""
+
+
+def test_a_page_that_is_there_is_replaced_whole(played: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    Path("run.html").write_text("old")
+    replaced: list[str] = []
+    monkeypatch.setattr(Path, "replace", lambda self, target: replaced.append(Path("run.html").read_text()))
+    run(["view", "t.jsonl", "-o", "run.html"])
+    assert replaced == ["old"]
+    assert Path("run.html").read_text() == "old"
+    monkeypatch.undo()
+    os.chdir(played.parent)
+    viewed()
+    assert [path.name for path in played.parent.glob(".run.html*")] == []
+
+
+def line(**fields: Any) -> str:
+    """One trajectory."""
+    task = {"slug": "t", "scenario": "s", "args": {}, "family": "f", "environment": {"name": "e"}}
+    row = {
+        "run_id": "here-1",
+        "task": task,
+        "turns": [{"text": "hi"}],
+        "reward": 0.5,
+        "subscores": [],
+        **fields,
+    }
+    return json.dumps(row) + "\n"
+
+
+def lines(path: Path, *rows: str) -> Path:
+    path.write_text("".join(rows))
+    return path
+
+
+def episodes(count: int) -> list[str]:
+    return [line(episode_id=f"e{at:03}", reward=at / count, success=at == 0) for at in range(count)]
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("", "holds no trajectory"),
+        ("[1]\n", "t.jsonl:1: no trajectory: it has no task"),
+        (line() + "{\n", "t.jsonl:2: not JSON"),
+        (line(reward="much"), "t.jsonl:1: no trajectory: ValueError: reward 'much'"),
+        (line(reward=float("nan")), "reward nan is no finite number"),
+        (line(turns=7), "t.jsonl:1: no trajectory: TypeError"),
+        (line(task={}), "t.jsonl:1: no trajectory: KeyError: 'slug'"),
+        (line(turns=["hi"]), "t.jsonl:1: no trajectory: "),
+        (line(subscores=[{"name": "a"}]), "t.jsonl:1: no trajectory: KeyError: 'value'"),
+        (line(subscores=[{"name": "a", "value": "b"}]), "a subscore 'b' is no finite number"),
+        (
+            line(subscores=[{"name": "a", "value": 1, "weight": []}]),
+            "t.jsonl:1: no trajectory: ValueError: a weight",
+        ),
+        (line(reward=10**400), "t.jsonl:1: no trajectory: OverflowError"),
+        (line(turns=[{"text": "a", "tool_calls": [7]}]), "t.jsonl:1: no trajectory: AttributeError"),
+        (line(turns=[{"text": "a", "tool_calls": [{}]}]), "t.jsonl:1: no trajectory: KeyError: 'name'"),
+        ("[" * 100_000, "t.jsonl:1: not JSON"),
+    ],
+)
+def test_what_is_no_trajectory_is_refused_with_its_line(
+    shop: Path, text: str, said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (shop / "t.jsonl").write_text(text)
+    assert run(["view", "t.jsonl", "-o", "run.html"]) == Exit.USAGE
+    assert said in capsys.readouterr().err
+    assert not Path("run.html").exists()
+
+
+@pytest.mark.parametrize(
+    ("output", "said"),
+    [
+        ("none/run.html", "there is no folder none"),
+        (".", "is no file"),
+        ("t.jsonl/run.html", "no folder"),
+        ("--all", "-o is followed by '--all'"),
+    ],
+)
+def test_a_place_that_is_none_is_refused_before_work(
+    shop: Path, output: str, said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(["view", "t.jsonl", "-o", output]) == Exit.USAGE
+    assert said in capsys.readouterr().err
+
+
+def test_a_file_that_is_not_there_is_refused_by_name(shop: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["view", "gone.jsonl"]) == Exit.USAGE
+    assert "gone.jsonl cannot be read" in capsys.readouterr().err
+
+
+def test_the_worst_the_best_and_a_sample_are_shown_whole(shop: Path) -> None:
+    lines(shop / "t.jsonl", *episodes(100), line(episode_id="lost", reward=None, failure_kind="timeout"))
+    page = viewed("t.jsonl", "--limit", "8")
+    why = [text for text in page.texts["span"] if text in ("worst", "best", "sample", "no reward")]
+    assert why == ["no reward", "worst", "worst", "best", "best", "sample", "sample", "sample"]
+    assert "8 of 101 are shown whole" in page.text
+    assert viewed("t.jsonl").tags["details"] == 24
+    assert viewed("t.jsonl", "--all").tags["details"] == 101
+    assert viewed("t.jsonl", "--limit", "0").tags["details"] == 0
+
+
+def test_two_lines_of_one_name_are_two_episodes(shop: Path) -> None:
+    lines(shop / "t.jsonl", line(episode_id="e", answer="one"), line(episode_id="e", answer="other"))
+    page = viewed("t.jsonl", "--all")
+    assert sorted(value for value in page.values("id") if value[0] == "e" and value[1:].isdigit()) == [
+        "e1",
+        "e2",
+    ]
+    assert [text for text in page.texts["pre"] if text in ("one", "other")] == ["one", "other"]
+
+
+def test_more_than_a_page_holds_is_refused_by_name(shop: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    lines(shop / "t.jsonl", *episodes(2_001))
+    for flags, said in (
+        (["--all"], "--all would show 2,001 episodes, a page holds 2,000"),
+        (["--limit", "2001"], "--limit is 2001; show 0 to 2,000 episodes"),
+        (["--limit=-1"], "--limit is -1"),
+    ):
+        assert run(["view", "t.jsonl", *flags]) == Exit.USAGE
+        assert said in capsys.readouterr().err
+
+
+def test_a_page_of_large_episodes_is_refused_by_its_size(
+    shop: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    turns = [{"text": "x" * 7_000} for _ in range(40)]
+    lines(shop / "t.jsonl", *(line(episode_id=f"e{at}", turns=turns) for at in range(200)))
+    assert run(["view", "t.jsonl", "--all"]) == Exit.USAGE
+    assert "page of here-1 with 200 episodes is over 32 MiB" in capsys.readouterr().err
+    assert viewed("t.jsonl").tags["details"] == 24
+
+
+def test_hostile_lines_stay_text_and_the_file_stays_small(shop: Path) -> None:
+    texts = (
+        "<script>alert(1)</script>",
+        "</style><b>",
+        "javascript:alert(1)",
+        "\ud800",
+        "\x1b[2J",
+        "z" * 10**7,
+    )
+    calls = [{"name": text, "arguments": {text: text}, "result": text, "is_error": True} for text in texts]
+    rows = [
+        line(
+            episode_id=f"{at}",
+            run_id=texts[0],
+            agent=text,
+            answer=text,
+            messages=[{"role": "user", "content": text}],
+            turns=[{"text": text, "tool_calls": calls}],
+            failure={"during": text, "kind": text, "message": text, "traceback": text},
+            subscores=[{"name": text, "value": 0.5, "info": {text: text}}],
+        )
+        for at, text in enumerate(texts)
+    ]
+    lines(shop / "t.jsonl", *rows)
+    harmless = viewed(lines(shop / "h.jsonl", line()))
+    page = viewed("t.jsonl")
+    assert page.unclosed == []
+    assert page.texts["script"] == harmless.texts["script"]
+    assert page.texts["style"] == harmless.texts["style"]
+    assert page.tags.keys() <= harmless.tags.keys() | {"strong", "ul", "li", "a", "h3", "p", "h4", "pre"}
+    assert page.text.count("<script>alert(1)</script>") > 6
+    assert Path("run.html").stat().st_size < 1_500_000
+    assert "10,000,000" not in page.text
+    assert "9,992,000 more characters" in page.text

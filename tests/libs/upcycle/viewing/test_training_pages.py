@@ -124,11 +124,12 @@ async def platform() -> AsyncIterator[Platform]:
     async with AsyncExitStack() as stack:
         addresses = await stack.enter_async_context(serving(planner))
         peers = dict(addresses.peers)
-        for peer, add, servicer in (
+        doubles: tuple[tuple[str, Any, Any], ...] = (
             ("training", add_TrainingServiceServicer_to_server, Trainer()),  # type: ignore[abstract]
             ("registry", add_RegistryServiceServicer_to_server, Registry()),  # type: ignore[abstract]
             ("trajectories", add_TrajectoryServiceServicer_to_server, Store()),  # type: ignore[abstract]
-        ):
+        )
+        for peer, add, servicer in doubles:
             server = GrpcServer("127.0.0.1", 0, grace_s=0.1).add(add, servicer)
             await server.start()
             stack.push_async_callback(server.stop)

@@ -58,7 +58,7 @@ class Token:
 
 
 @dataclass(frozen=True, slots=True)
-class Turn:
+class ShownTurn:
     """One completion. words: versions, number of tokens, how it ended, for its heading."""
 
     text: str
@@ -69,7 +69,7 @@ class Turn:
 
 
 @dataclass(frozen=True, slots=True)
-class Grade:
+class ShownGrade:
     """A node of the reward tree. depth: 0 at its top."""
 
     depth: int
@@ -88,9 +88,9 @@ class ShownEpisode:
     why: str
     words: tuple[str, ...] = ()
     prompt: tuple[Message, ...] = ()
-    turns: tuple[Turn, ...] = ()
+    turns: tuple[ShownTurn, ...] = ()
     answer: str = ""
-    grades: tuple[Grade, ...] = ()
+    grades: tuple[ShownGrade, ...] = ()
     detail: str = ""
     notice: str = ""
 

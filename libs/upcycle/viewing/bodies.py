@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 
 from upcycle.reporting.episodes import EpisodeRow
 from upcycle.run_pages.texts import MAX_EPISODE_CHARS, kept
-from upcycle.run_pages.values import Call, Grade, Message, ShownEpisode, Token, Turn
+from upcycle.run_pages.values import Call, Message, ShownEpisode, ShownGrade, ShownTurn, Token
 
 if TYPE_CHECKING:
     from upcycle.api.trajectory.v1 import trajectory_pb2 as pb
@@ -48,7 +48,7 @@ def _words(body: "pb.TrajectoryBody", summary: "pb.TrajectorySummary") -> tuple[
     return tuple(word for word in (version, stop, f"{ledger}{reason}{step}", source) if word)
 
 
-def _turn(turn: "pb.Turn", *, tokens: bool) -> Turn:
+def _turn(turn: "pb.Turn", *, tokens: bool) -> ShownTurn:
     from upcycle.api.trajectory.v1.trajectory_pb2 import FinishReason
 
     results = {one.call_id: one for one in turn.tool_results}
@@ -56,7 +56,7 @@ def _turn(turn: "pb.Turn", *, tokens: bool) -> Turn:
     finish = FinishReason.Name(turn.finish_reason).removeprefix("FINISH_REASON_").lower()
     words = (f"{len(turn.sampled_ids)} tokens", versions, finish, f"{turn.sampling_s:.2g} s")
     sampled = zip(turn.sampled_texts[:MAX_TOKENS], turn.sampled_logprobs, strict=False) if tokens else ()
-    return Turn(
+    return ShownTurn(
         text=kept(turn.text),
         calls=tuple(_call(call, results.get(call.call_id)) for call in turn.tool_calls),
         words=tuple(word for word in words if word),
@@ -72,12 +72,12 @@ def _call(call: "pb.ToolCall", result: "pb.ToolResult | None") -> Call:
     return Call(call.name, kept(call.arguments_json), content, result.is_error, took_s)
 
 
-def _grades(subscores: "Sequence[pb.Subscore]") -> Iterator[Grade]:
+def _grades(subscores: "Sequence[pb.Subscore]") -> Iterator[ShownGrade]:
     """The reward tree from its top, at most MAX_GRADES of it."""
     left = [(0, one) for one in reversed(subscores)]
     for _ in range(MAX_GRADES):
         if not left:
             return
         depth, one = left.pop()
-        yield Grade(depth, one.name, one.value, one.weight, kept(one.info))
+        yield ShownGrade(depth, one.name, one.value, one.weight, kept(one.info))
         left += [(depth + 1, child) for child in reversed(one.children)]

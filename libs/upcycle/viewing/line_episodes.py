@@ -8,7 +8,7 @@ from typing import Any, Final
 from upcycle.reporting.episodes import EpisodeRow
 from upcycle.reporting.here import first_tool_error, flat_subscores
 from upcycle.run_pages.texts import kept
-from upcycle.run_pages.values import Call, Grade, Message, ShownEpisode, Turn
+from upcycle.run_pages.values import Call, Message, ShownEpisode, ShownGrade, ShownTurn
 from upcycle.viewing.bodies import MAX_DETAIL_CHARS, MAX_GRADES
 
 _MOST_TOKENS: Final = 1 << 53
@@ -75,7 +75,7 @@ def _prompt(line: Mapping[str, Any]) -> Iterator[Message]:
         yield Message(str(message["role"]), kept(_text(message.get("content"))))
 
 
-def _turn(turn: Mapping[str, Any]) -> Turn:
+def _turn(turn: Mapping[str, Any]) -> ShownTurn:
     calls = tuple(
         Call(
             str(call["name"]),
@@ -85,10 +85,10 @@ def _turn(turn: Mapping[str, Any]) -> Turn:
         )
         for call in turn.get("tool_calls") or ()
     )
-    return Turn(kept(_text(turn.get("text"))), calls)
+    return ShownTurn(kept(_text(turn.get("text"))), calls)
 
 
-def _grades(subscores: Any) -> Iterator[Grade]:
+def _grades(subscores: Any) -> Iterator[ShownGrade]:
     """The reward tree from its top, at most MAX_GRADES of it."""
     left = [(0, one) for one in reversed(subscores)]
     for _ in range(MAX_GRADES):
@@ -97,7 +97,7 @@ def _grades(subscores: Any) -> Iterator[Grade]:
         depth, one = left.pop()
         info = kept(_text(one.get("info"))) if one.get("info") else ""
         weight = _number(one.get("weight", 1.0), "a weight")
-        yield Grade(depth, str(one["name"]), _number(one["value"], "a subscore"), weight, info)
+        yield ShownGrade(depth, str(one["name"]), _number(one["value"], "a subscore"), weight, info)
         left += [(depth + 1, child) for child in reversed(one.get("children") or ())]
 
 

@@ -94,4 +94,4 @@ async def test_an_evaluation_of_the_platform_is_a_page(runner: Runner, platform:
     for part in (run.run_id, "completed", "pass@k", "environment_broken", "as the test wants", "right"):
         assert part in page.text
     with_tokens = page_of(await read_page(platform, run.run_id, Asked(limit=4, tokens=True)))
-    assert '<span class="p2" title="-2.000">b&gt;</span>' in with_tokens
+    assert '<span class="p3" title="-2.000">b&gt;</span>' in with_tokens

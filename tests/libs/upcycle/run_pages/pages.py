@@ -10,15 +10,15 @@ from upcycle.reporting.episodes import EpisodeRow
 from upcycle.reporting.report import report_of
 from upcycle.run_pages.values import (
     Call,
-    Grade,
     Header,
     Message,
     RunPage,
     Setting,
     ShownEpisode,
+    ShownGrade,
+    ShownTurn,
     Step,
     Token,
-    Turn,
     Verdict,
 )
 
@@ -44,10 +44,10 @@ def shown(row: EpisodeRow, why: str = "worst", **fields: Any) -> ShownEpisode:
     """Two turns, the first with a call that failed."""
     call = Call("search_logs", '{"q": "oom"}', "no such host", is_error=True, seconds=0.012)
     turns = (
-        Turn("Let me look.", (call,), ("17 tokens", "v3 × 17", "stop")),
-        Turn("OOM", tokens=(Token("O", -0.01), Token("OM", -2.5))),
+        ShownTurn("Let me look.", (call,), ("17 tokens", "v3 × 17", "stop")),
+        ShownTurn("OOM", tokens=(Token("O", -0.01), Token("OM", -2.5))),
     )
-    grades = (Grade(0, "service", 1.0, 0.5), Grade(1, "exact", 1.0, 1.0, '{"wanted": "OOM"}'))
+    grades = (ShownGrade(0, "service", 1.0, 0.5), ShownGrade(1, "exact", 1.0, 1.0, '{"wanted": "OOM"}'))
     values: dict[str, Any] = {
         "words": ("v3", "answered"),
         "prompt": (Message("user", "Why is checkout down?"),),

@@ -13,15 +13,15 @@ from upcycle.run_pages.rendering import page_of
 from upcycle.run_pages.texts import MAX_EPISODE_CHARS, Space, name, shown
 from upcycle.run_pages.values import (
     Call,
-    Grade,
     Header,
     Message,
     RunPage,
     Setting,
     ShownEpisode,
+    ShownGrade,
+    ShownTurn,
     Step,
     Token,
-    Turn,
     Verdict,
 )
 
@@ -54,8 +54,8 @@ def page_with(text: str) -> RunPage:
     )
     row = replace(row, episode_id=text, trajectory_id=text)
     missing = replace(row, reward=None, failure=text, episode_id=f"{text} 2")
-    turn = Turn(text, (Call(text, text, text, True, 0.1),), (text,), text)
-    tokens = Turn(text, tokens=(Token(text, -1.0),))
+    turn = ShownTurn(text, (Call(text, text, text, True, 0.1),), (text,), text)
+    tokens = ShownTurn(text, tokens=(Token(text, -1.0),))
     whole = ShownEpisode(
         row,
         text,
@@ -63,7 +63,7 @@ def page_with(text: str) -> RunPage:
         (Message(text, text),),
         (turn, tokens),
         text,
-        (Grade(0, text, 0.5, 1.0, text),),
+        (ShownGrade(0, text, 0.5, 1.0, text),),
         text,
         text,
     )
@@ -109,7 +109,7 @@ def test_long_text_makes_no_large_page() -> None:
 
 def test_an_episode_has_a_place_of_its_own_and_says_that_it_is_full() -> None:
     calls = tuple(Call("read", "{}", "x" * 7_000) for _ in range(60))
-    many = tuple(Turn(f"turn {at}", calls) for at in range(3))
+    many = tuple(ShownTurn(f"turn {at}", calls) for at in range(3))
     first, *others = evaluation_page().shown
     html = page_of(evaluation_page(shown=(replace(first, turns=many), *others)))
     assert len(html) < MAX_EPISODE_CHARS + 150_000
@@ -121,7 +121,7 @@ def test_an_episode_has_a_place_of_its_own_and_says_that_it_is_full() -> None:
 def test_tokens_take_their_place_too() -> None:
     tokens: Any = tuple(Token("<", -1.0) for _ in range(100_000))
     first, *_ = evaluation_page().shown
-    html = page_of(evaluation_page(shown=(replace(first, turns=(Turn("", tokens=tokens),)),)))
+    html = page_of(evaluation_page(shown=(replace(first, turns=(ShownTurn("", tokens=tokens),)),)))
     assert len(html) < MAX_EPISODE_CHARS * 1.2 + 100_000
 
 

@@ -13,7 +13,7 @@ from tests.libs.upcycle.run_pages.reading_pages import read
 from upcycle.run_pages.charts import HEIGHT, WIDTH, charts_of, gains_of
 from upcycle.run_pages.matrix import MAX_ATTEMPTS, MAX_TASKS, matrix_of
 from upcycle.run_pages.rendering import PageTooLarge, page_of, sureness
-from upcycle.run_pages.values import Header, RunPage, Step, Token, Turn, Verdict
+from upcycle.run_pages.values import Header, RunPage, ShownTurn, Step, Token, Verdict
 
 CURVES = (
     "reward",
@@ -158,7 +158,7 @@ def test_a_run_without_an_episode_is_a_page() -> None:
 
 def test_many_turns_are_cut_in_the_middle() -> None:
     one = replace(
-        shown(evaluation_page().episodes[0]), turns=tuple(Turn(f"said-{at}.") for at in range(1000))
+        shown(evaluation_page().episodes[0]), turns=tuple(ShownTurn(f"said-{at}.") for at in range(1000))
     )
     text = read(page_of(evaluation_page(shown=(one,)))).text
     assert "said-0." in text
@@ -177,7 +177,7 @@ def test_a_token_is_marked_by_its_probability_and_has_its_logprob() -> None:
         4,
         4,
     ]
-    one = shown(evaluation_page().episodes[0], turns=(Turn("", tokens=(Token("<b>", -2.5),)),))
+    one = shown(evaluation_page().episodes[0], turns=(ShownTurn("", tokens=(Token("<b>", -2.5),)),))
     html = page_of(evaluation_page(shown=(one,)))
     assert '<span class="p3" title="-2.500">&lt;b&gt;</span>' in html
 

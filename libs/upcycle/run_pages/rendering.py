@@ -9,10 +9,10 @@ from typing import Any, Final
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
-from upcycle.errors import UpcycleError
 from upcycle.reporting.words import number, percent
 from upcycle.run_pages import texts
 from upcycle.run_pages.charts import charts_of, gains_of
+from upcycle.run_pages.errors import PageTooLarge
 from upcycle.run_pages.matrix import matrix_of
 from upcycle.run_pages.values import RunPage, ShownEpisode
 
@@ -26,12 +26,6 @@ MAX_CALLS: Final = 50
 """Of one turn."""
 _TEMPLATES: Final = Path(__file__).parent / "templates"
 _SURENESS: Final = (0.9, 0.5, 0.2, 0.05)
-
-
-class PageTooLarge(UpcycleError, ValueError):
-    """The page would be larger than browsers open without a pause."""
-
-    kind = "page_too_large"
 
 
 def page_of(page: RunPage, *, max_bytes: int = MAX_PAGE_BYTES) -> str:

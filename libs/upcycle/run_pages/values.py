@@ -9,7 +9,7 @@ from upcycle.reporting.report import EvaluationReport
 
 
 @dataclass(frozen=True, slots=True)
-class Setting:
+class ShownSetting:
     """A setting whose value is not its default."""
 
     name: str
@@ -26,7 +26,7 @@ class Header:
     kind: str
     state: str
     facts: tuple[tuple[str, str], ...] = ()
-    settings: tuple[Setting, ...] = ()
+    settings: tuple[ShownSetting, ...] = ()
     warnings: tuple[str, ...] = ()
 
 
@@ -39,7 +39,7 @@ class Message:
 
 
 @dataclass(frozen=True, slots=True)
-class Call:
+class ShownCall:
     """A tool call with its result; None: it has none. seconds: None where they are not known."""
 
     name: str
@@ -50,7 +50,7 @@ class Call:
 
 
 @dataclass(frozen=True, slots=True)
-class Token:
+class ShownToken:
     """A sampled token with the log-probability that the policy gave it."""
 
     text: str
@@ -62,10 +62,10 @@ class ShownTurn:
     """One completion. words: versions, number of tokens, how it ended, for its heading."""
 
     text: str
-    calls: tuple[Call, ...] = ()
+    calls: tuple[ShownCall, ...] = ()
     words: tuple[str, ...] = ()
     parse_error: str = ""
-    tokens: tuple[Token, ...] = ()
+    tokens: tuple[ShownToken, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,18 +4,12 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from upcycle.errors import UpcycleError
 from upcycle.reporting.episodes import EpisodeRow
+from upcycle.viewing.errors import TooManyEpisodes
 
 DEFAULT_SHOWN: Final = 24
 MAX_SHOWN: Final = 2_000
 _PART: Final = 4
-
-
-class TooManyEpisodes(UpcycleError, ValueError):
-    """More episodes are to be shown whole than a page can hold, or fewer than none."""
-
-    kind = "too_many_episodes"
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 
 from upcycle.reporting.episodes import EpisodeRow
 from upcycle.run_pages.texts import MAX_EPISODE_CHARS, kept
-from upcycle.run_pages.values import Call, Message, ShownEpisode, ShownGrade, ShownTurn, Token
+from upcycle.run_pages.values import Message, ShownCall, ShownEpisode, ShownGrade, ShownToken, ShownTurn
 
 if TYPE_CHECKING:
     from upcycle.api.trajectory.v1 import trajectory_pb2 as pb
@@ -61,15 +61,15 @@ def _turn(turn: "pb.Turn", *, tokens: bool) -> ShownTurn:
         calls=tuple(_call(call, results.get(call.call_id)) for call in turn.tool_calls),
         words=tuple(word for word in words if word),
         parse_error=kept(turn.parse_error),
-        tokens=tuple(Token(kept(text), logprob) for text, logprob in sampled),
+        tokens=tuple(ShownToken(kept(text), logprob) for text, logprob in sampled),
     )
 
 
-def _call(call: "pb.ToolCall", result: "pb.ToolResult | None") -> Call:
+def _call(call: "pb.ToolCall", result: "pb.ToolResult | None") -> ShownCall:
     if result is None:
-        return Call(call.name, kept(call.arguments_json))
+        return ShownCall(call.name, kept(call.arguments_json))
     content, took_s = kept(result.content), result.duration_s
-    return Call(call.name, kept(call.arguments_json), content, result.is_error, took_s)
+    return ShownCall(call.name, kept(call.arguments_json), content, result.is_error, took_s)
 
 
 def _grades(subscores: "Sequence[pb.Subscore]") -> Iterator[ShownGrade]:

@@ -8,7 +8,7 @@ from typing import Any, Final
 from upcycle.reporting.episodes import EpisodeRow
 from upcycle.reporting.here import first_tool_error, flat_subscores
 from upcycle.run_pages.texts import kept
-from upcycle.run_pages.values import Call, Message, ShownEpisode, ShownGrade, ShownTurn
+from upcycle.run_pages.values import Message, ShownCall, ShownEpisode, ShownGrade, ShownTurn
 from upcycle.viewing.bodies import MAX_DETAIL_CHARS, MAX_GRADES
 
 _MOST_TOKENS: Final = 1 << 53
@@ -77,7 +77,7 @@ def _prompt(line: Mapping[str, Any]) -> Iterator[Message]:
 
 def _turn(turn: Mapping[str, Any]) -> ShownTurn:
     calls = tuple(
-        Call(
+        ShownCall(
             str(call["name"]),
             kept(_text(call.get("arguments"))),
             kept(_text(call.get("result"))),

@@ -12,20 +12,14 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
 
-from upcycle.errors import UpcycleError
 from upcycle.reporting.episodes import EpisodeRow, EvaluatedRun
 from upcycle.reporting.report import report_of
 from upcycle.run_pages.values import Header, RunPage, ShownEpisode
 from upcycle.viewing.asked import Asked
+from upcycle.viewing.errors import NoTrajectories
 from upcycle.viewing.line_episodes import episode_row_of, shown_line
 
 _WAY_OUT: Final = "give what `upcycle eval` with an agent of others wrote, or name a run"
-
-
-class NoTrajectories(UpcycleError, ValueError):
-    """A file that holds no trajectories of an evaluation in one process."""
-
-    kind = "no_trajectories"
 
 
 def page_of_lines(path: Path, asked: Asked) -> RunPage:

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any, Final
 from upcycle.run_config.flags import DEFAULTS_OF_EVAL
 from upcycle.run_config.names import Purpose
 from upcycle.run_config.refusing import RunConfigInvalid, leaves
-from upcycle.run_pages.values import Setting
+from upcycle.run_pages.values import ShownSetting
 
 if TYPE_CHECKING:
     from upcycle.api.taskset.v1.taskset_pb2 import RunSpec as WireSpec
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 _IN_THE_FACTS: Final = ("taskset", "purpose", "policy.model", "label")
 
 
-def differing_settings(message: "WireSpec") -> tuple[Setting, ...]:
+def differing_settings(message: "WireSpec") -> tuple[ShownSetting, ...]:
     """By their dotted names. None of a spec that another version of the planner made and this one refuses."""
     from upcycle.run_config.wire import spec_from_wire
 
@@ -25,7 +25,7 @@ def differing_settings(message: "WireSpec") -> tuple[Setting, ...]:
     return tuple(_differing(spec, spec.purpose))
 
 
-def _differing(spec: Any, purpose: Purpose) -> Iterator[Setting]:
+def _differing(spec: Any, purpose: Purpose) -> Iterator[ShownSetting]:
     for path, info in leaves().items():
         section, _, name = path.rpartition(".")
         part = getattr(spec, section) if section else spec
@@ -36,7 +36,7 @@ def _differing(spec: Any, purpose: Purpose) -> Iterator[Setting]:
             default = DEFAULTS_OF_EVAL.get(path, default)
         value = getattr(part, name)
         if value != default and value is not None:
-            yield Setting(path, _text(value), _text(default))
+            yield ShownSetting(path, _text(value), _text(default))
 
 
 def _text(value: Any) -> str:

@@ -5,15 +5,9 @@ import sys
 from pathlib import Path
 from typing import Final
 
-from upcycle.errors import UpcycleError
+from upcycle.viewing.errors import CannotWrite
 
 STDOUT: Final = "-"
-
-
-class CannotWrite(UpcycleError, ValueError):
-    """The place of a page is no file in a folder that exists."""
-
-    kind = "cannot_write"
 
 
 def check_place(output: str) -> None:

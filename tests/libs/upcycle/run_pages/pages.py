@@ -9,16 +9,16 @@ from tests.libs.upcycle.reporting.rows import episode, evaluation
 from upcycle.reporting.episodes import EpisodeRow
 from upcycle.reporting.report import report_of
 from upcycle.run_pages.values import (
-    Call,
     Header,
     Message,
     RunPage,
-    Setting,
+    ShownCall,
     ShownEpisode,
     ShownGrade,
+    ShownSetting,
+    ShownToken,
     ShownTurn,
     Step,
-    Token,
     Verdict,
 )
 
@@ -42,10 +42,10 @@ def rows(num_tasks: int = 6, group: int = 4) -> list[EpisodeRow]:
 
 def shown(row: EpisodeRow, why: str = "worst", **fields: Any) -> ShownEpisode:
     """Two turns, the first with a call that failed."""
-    call = Call("search_logs", '{"q": "oom"}', "no such host", is_error=True, seconds=0.012)
+    call = ShownCall("search_logs", '{"q": "oom"}', "no such host", is_error=True, seconds=0.012)
     turns = (
         ShownTurn("Let me look.", (call,), ("17 tokens", "v3 × 17", "stop")),
-        ShownTurn("OOM", tokens=(Token("O", -0.01), Token("OM", -2.5))),
+        ShownTurn("OOM", tokens=(ShownToken("O", -0.01), ShownToken("OM", -2.5))),
     )
     grades = (ShownGrade(0, "service", 1.0, 0.5), ShownGrade(1, "exact", 1.0, 1.0, '{"wanted": "OOM"}'))
     values: dict[str, Any] = {
@@ -68,7 +68,7 @@ def evaluation_page(**fields: Any) -> RunPage:
         "evaluation",
         "completed",
         (("model", "incident"), ("version", "v3"), ("source that judged it", "c0dec0dec0de")),
-        (Setting("sampling.temperature", "0.7", "1"),),
+        (ShownSetting("sampling.temperature", "0.7", "1"),),
     )
     page = RunPage(header, played.episodes, tuple(chosen), report_of(played), group=4)
     return replace(page, **fields)

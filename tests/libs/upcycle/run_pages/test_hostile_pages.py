@@ -12,16 +12,16 @@ from upcycle.reporting.report import report_of
 from upcycle.run_pages.rendering import page_of
 from upcycle.run_pages.texts import MAX_EPISODE_CHARS, Space, name, shown
 from upcycle.run_pages.values import (
-    Call,
     Header,
     Message,
     RunPage,
-    Setting,
+    ShownCall,
     ShownEpisode,
     ShownGrade,
+    ShownSetting,
+    ShownToken,
     ShownTurn,
     Step,
-    Token,
     Verdict,
 )
 
@@ -54,8 +54,8 @@ def page_with(text: str) -> RunPage:
     )
     row = replace(row, episode_id=text, trajectory_id=text)
     missing = replace(row, reward=None, failure=text, episode_id=f"{text} 2")
-    turn = ShownTurn(text, (Call(text, text, text, True, 0.1),), (text,), text)
-    tokens = ShownTurn(text, tokens=(Token(text, -1.0),))
+    turn = ShownTurn(text, (ShownCall(text, text, text, True, 0.1),), (text,), text)
+    tokens = ShownTurn(text, tokens=(ShownToken(text, -1.0),))
     whole = ShownEpisode(
         row,
         text,
@@ -68,7 +68,7 @@ def page_with(text: str) -> RunPage:
         text,
     )
     return RunPage(
-        header=Header(text, text, text, ((text, text),), (Setting(text, text, text),), (text,)),
+        header=Header(text, text, text, ((text, text),), (ShownSetting(text, text, text),), (text,)),
         episodes=(row, missing, replace(row, family="other", episode_id="3")),
         shown=(whole, replace(whole, row=missing)),
         report=report_of(evaluation(row, missing, replace(row, family="other"), group=1)),
@@ -108,7 +108,7 @@ def test_long_text_makes_no_large_page() -> None:
 
 
 def test_an_episode_has_a_place_of_its_own_and_says_that_it_is_full() -> None:
-    calls = tuple(Call("read", "{}", "x" * 7_000) for _ in range(60))
+    calls = tuple(ShownCall("read", "{}", "x" * 7_000) for _ in range(60))
     many = tuple(ShownTurn(f"turn {at}", calls) for at in range(3))
     first, *others = evaluation_page().shown
     html = page_of(evaluation_page(shown=(replace(first, turns=many), *others)))
@@ -119,7 +119,7 @@ def test_an_episode_has_a_place_of_its_own_and_says_that_it_is_full() -> None:
 
 
 def test_tokens_take_their_place_too() -> None:
-    tokens: Any = tuple(Token("<", -1.0) for _ in range(100_000))
+    tokens: Any = tuple(ShownToken("<", -1.0) for _ in range(100_000))
     first, *_ = evaluation_page().shown
     html = page_of(evaluation_page(shown=(replace(first, turns=(ShownTurn("", tokens=tokens),)),)))
     assert len(html) < MAX_EPISODE_CHARS * 1.2 + 100_000

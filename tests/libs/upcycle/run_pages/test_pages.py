@@ -11,9 +11,10 @@ from tests.libs.upcycle.run_pages.pages import TRACEBACK, evaluation_page, shown
 from tests.libs.upcycle.run_pages.reading_pages import read
 
 from upcycle.run_pages.charts import HEIGHT, WIDTH, charts_of, gains_of
+from upcycle.run_pages.errors import PageTooLarge
 from upcycle.run_pages.matrix import MAX_ATTEMPTS, MAX_TASKS, matrix_of
-from upcycle.run_pages.rendering import PageTooLarge, page_of, sureness
-from upcycle.run_pages.values import Header, RunPage, ShownTurn, Step, Token, Verdict
+from upcycle.run_pages.rendering import page_of, sureness
+from upcycle.run_pages.values import Header, RunPage, ShownToken, ShownTurn, Step, Verdict
 
 CURVES = (
     "reward",
@@ -177,7 +178,7 @@ def test_a_token_is_marked_by_its_probability_and_has_its_logprob() -> None:
         4,
         4,
     ]
-    one = shown(evaluation_page().episodes[0], turns=(ShownTurn("", tokens=(Token("<b>", -2.5),)),))
+    one = shown(evaluation_page().episodes[0], turns=(ShownTurn("", tokens=(ShownToken("<b>", -2.5),)),))
     html = page_of(evaluation_page(shown=(one,)))
     assert '<span class="p3" title="-2.500">&lt;b&gt;</span>' in html
 

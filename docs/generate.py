@@ -12,11 +12,12 @@ from pathlib import Path
 from typing import Any, Final
 
 from docs import asyncapi
+from docs.provoked import PROVOKED_BY
 from prometheus_client import REGISTRY
 from prometheus_client.metrics import MetricWrapperBase
 from pydantic_settings import BaseSettings
 
-from episodes import ATTRIBUTABLE, MISSING
+from episodes import ATTRIBUTABLE, MISSING, EpisodeFailure
 from service_kit.main import shown_default
 from service_kit.settings import variables
 
@@ -135,9 +136,14 @@ def failures() -> str:
         """
     ), ""]  # fmt: skip
     for heading, rows in (("Missing", MISSING), ("Attributable", ATTRIBUTABLE)):
-        lines += [f"## {heading}\n", "| kind | where it arose |\n|---|---|"]
-        lines += [f"| `{kind}` | {text} |" for kind, text in rows.items()] + [""]
+        lines += [f"## {heading}\n", "| kind | where it arose | a test that provokes it |\n|---|---|---|"]
+        lines += [f"| `{kind}` | {text} | {_provoking(kind)} |" for kind, text in rows.items()] + [""]
     return "\n".join(lines)
+
+
+def _provoking(kind: EpisodeFailure) -> str:
+    path, test = PROVOKED_BY[kind]
+    return f"[`{test}`](../../{path})"
 
 
 def grpc() -> str:

@@ -157,6 +157,7 @@ class EnvironmentDouble(service_pb2_grpc.EnvironmentServiceServicer):
     def __init__(self, tools: dict[str, Tool] | None = None, question: str = "Why is checkout down?") -> None:
         self.tools = tools or {}
         self.question = question
+        self.role = "user"
         self.refuse: tuple[grpc.StatusCode, str] | None = None
         self.kind: str | None = None
         self.fail_calls: list[grpc.StatusCode] = []
@@ -208,7 +209,7 @@ class EnvironmentDouble(service_pb2_grpc.EnvironmentServiceServicer):
             )
             for name in self.tools
         ]
-        prompt = [trajectory_pb2.Message(role="user", content=self.question)]
+        prompt = [trajectory_pb2.Message(role=self.role, content=self.question)]
         return environment_pb2.OpenResponse(
             lease_id=lease_id, environment_address=self.address, prompt=prompt, tools=specs
         )

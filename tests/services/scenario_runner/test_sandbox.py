@@ -68,7 +68,7 @@ async def test_an_episode_can_be_another_user_in_a_folder_of_its_own() -> None:
 
 
 async def test_files_memory_and_descriptors_are_bounded() -> None:
-    limits = Limits(file_size_bytes=1 << 20, open_files=32)
+    limits = Limits(address_space_bytes=1 << 30, file_size_bytes=1 << 20, open_files=32)
     async with fleet_with(limits) as fleet:
         opened = await fleet.open()
         disk = await fleet.call(opened, "fill_disk", '{"megabytes": 5}')
@@ -78,6 +78,9 @@ async def test_files_memory_and_descriptors_are_bounded() -> None:
         assert files.is_error
         assert "Too many open files" in files.content
         assert not (await fleet.call(opened, "open_files", '{"count": 10}')).is_error
+        memory = await fleet.call(opened, "take_memory", '{"megabytes": 1024}')
+        assert (memory.is_error, "MemoryError" in memory.content) == (True, True)  # for the policy to read
+        assert (await fleet.call(opened, "take_memory", '{"megabytes": 16}')).content == "16 MB"
         assert (await fleet.grade(opened)).reward == 1.0
 
 

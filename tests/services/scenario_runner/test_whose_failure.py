@@ -12,8 +12,10 @@ from pathlib import Path
 
 import pytest
 from tests.services.scenario_runner.fleets import ENVIRONMENTS, Fleet
+from tests.services.scenario_runner.test_sandbox import fleet_with
 from tests.support.waiting import until
 
+from scenario_runner.adapters.sandbox import Limits
 from scenario_runner.domain.environments import (
     EnvironmentBroken,
     EnvironmentLost,
@@ -151,6 +153,24 @@ async def test_a_call_that_ends_its_environment_is_the_policys(
         await fleet.call(environment, tool)
     assert caught.value.failure_kind == kind
     assert await fleet.works()
+
+
+@pytest.mark.parametrize(
+    ("limits", "tool", "args", "kind", "said"),
+    [
+        (Limits(cpu_s=1), "spins", "{}", "tool_timeout", "processor time"),
+        (Limits(address_space_bytes=1 << 30), "fills", '{"megabytes": 1024}', "process_ended", "signal 11"),
+    ],
+)
+async def test_a_call_that_meets_a_limit_of_its_sandbox_is_the_policys(
+    limits: Limits, tool: str, args: str, kind: str, said: str
+) -> None:
+    async with fleet_with(limits) as fleet:
+        environment = await opened(fleet)
+        with pytest.raises(PolicyFault, match=said) as caught:
+            await fleet.call(environment, tool, args)
+        assert caught.value.failure_kind == kind
+        assert await fleet.works()
 
 
 @pytest.mark.parametrize(("tool", "args"), [("blocks", "{}"), ("naps", '{"seconds": 29}')])

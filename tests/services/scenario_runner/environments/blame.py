@@ -1,6 +1,7 @@
 """An environment in which each kind of failure can be caused: by the answer, by a call, or by neither."""
 
 import asyncio
+import ctypes
 import json
 import os
 import signal
@@ -44,6 +45,22 @@ def blocks() -> str:
     """Blocks the whole process."""
     time.sleep(600)
     return ""
+
+
+@env.tool()
+def spins() -> str:
+    """Computes for ever."""
+    while True:
+        pass
+
+
+@env.tool()
+def fills(megabytes: int) -> str:
+    """Writes to memory as native code does that does not look whether it got any."""
+    libc = ctypes.CDLL(None)
+    libc.malloc.restype, libc.malloc.argtypes = ctypes.c_void_p, [ctypes.c_size_t]
+    ctypes.memset(libc.malloc(megabytes << 20), 1, 1)
+    return f"{megabytes} MB"
 
 
 @env.tool()

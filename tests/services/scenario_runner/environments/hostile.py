@@ -235,6 +235,12 @@ def open_files(count: int) -> str:
 
 
 @env.tool()
+def take_memory(megabytes: int) -> str:
+    """Asks Python for one large piece."""
+    return f"{len(bytearray(megabytes << 20)) >> 20} MB"
+
+
+@env.tool()
 def identity() -> str:
     """Who this process is and what it may touch."""
     folder = os.stat(".")

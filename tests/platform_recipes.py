@@ -1,5 +1,6 @@
 """What the whole-platform tests run: the incident example, small."""
 
+from dataclasses import replace
 from pathlib import Path
 
 from local_demo.plan import HELD_OUT_TASKSET, MODEL, TRAIN_TASKSET
@@ -8,6 +9,7 @@ from upcycle.api.common.v1.common_pb2 import CHANNEL_LATEST, PURPOSE_EVAL, PURPO
 from upcycle.api.taskset.v1.taskset_pb2 import GateConfig, RunSpec, SamplingConfig, TrainingConfig
 from upcycle.cli.tasksets import load_source
 from upcycle.platform import Addresses, Platform
+from upcycle.tasks import Taskset
 
 __all__ = ["HELD_OUT_TASKSET", "MODEL", "TRAIN_TASKSET"]
 
@@ -33,10 +35,19 @@ def addresses(stack: Stack) -> Addresses:
     return Addresses(stack.peers, "the test's stack", stack.gateway_key_file)
 
 
-async def register_incident(stack: Stack) -> None:
-    """Register both incident tasksets."""
+async def register_incident(stack: Stack, repository: Path = REPOSITORY) -> None:
+    """Register both incident tasksets. repository: whose environment plays them."""
+    source = load_source(str(EXAMPLE / "tasks.py"), TRAIN_TASKSET)
+    played_by = repository / "examples" / "incident" / "env.py"
+    tasksets = tuple(_moved(taskset, played_by) for taskset in source.defined)
     async with Platform(addresses(stack)) as platform:
-        await load_source(str(EXAMPLE / "tasks.py"), TRAIN_TASKSET).register(platform)
+        await replace(source, defined=tasksets).register(platform)
+
+
+def _moved(taskset: Taskset, environment: Path) -> Taskset:
+    """The same tasks of another environment file."""
+    tasks = (replace(task, environment=replace(task.environment, path=str(environment))) for task in taskset)
+    return Taskset(taskset.name, tasks, taskset.split)
 
 
 def sampling(seed: int) -> SamplingConfig:

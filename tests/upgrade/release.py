@@ -25,6 +25,8 @@ class Release:
     tag: str
     folder: Path
     """First on PYTHONPATH, it hides today's code."""
+    source: Path
+    """Its repository, with the examples of its time."""
 
     @property
     def environment(self) -> Mapping[str, str]:
@@ -60,7 +62,7 @@ def build(folder: Path) -> Release:
     _pip("wheel", "--no-build-isolation", "-w", str(wheels), str(source / "libs"), str(source))
     built = sorted(str(wheel) for wheel in wheels.glob("*.whl"))
     _pip("install", "--no-compile", "--target", str(installed), *built)
-    return Release(tag, installed)
+    return Release(tag, installed, source)
 
 
 def version_path(environment: Mapping[str, str]) -> Path:

@@ -38,7 +38,7 @@ def test_the_release_hides_todays_code(release: Release) -> None:
 
 
 async def test_service_by_service_while_a_run_trains(release: Release, tmp_path: Path) -> None:
-    async with trained(settings(tmp_path), Arrangement(), release) as (stack, runs):
+    async with trained(settings(tmp_path, release), Arrangement(), release) as (stack, runs):
         await settles(runs, "before anything was upgraded")
         await stack.provision_today()
         for service in ORDER:
@@ -51,7 +51,7 @@ async def test_service_by_service_while_a_run_trains(release: Release, tmp_path:
 async def test_replicas_of_both_versions_train_one_model(release: Release, tmp_path: Path) -> None:
     with PostgresServer() as postgres:
         arrangement = Arrangement(replicas=2, database=lambda _service: postgres.database())
-        async with trained(settings(tmp_path), arrangement, release) as (stack, runs):
+        async with trained(settings(tmp_path, release), arrangement, release) as (stack, runs):
             await settles(runs, "before anything was upgraded")
             await stack.provision_today()
             for service in ORDER:
@@ -71,7 +71,7 @@ async def trained(
     """A platform of the last release with training runs under way; at the end they are audited."""
     async with UpgradingStack(settings, arrangement, release) as stack:
         assert {stack.version_of(name) for name in services(stack)} == {release.tag}
-        await register_incident(stack)
+        await register_incident(stack, release.source)
         async with Platform(addresses(stack)) as platform:
             runs = Runs(platform, small_training(steps=8), speaker())
             watching = asyncio.create_task(runs.watch())
@@ -105,13 +105,14 @@ async def dead_letters(settings: BusSettings) -> int:
         await client.close()
 
 
-def settings(folder: Path) -> StackSettings:
-    """A platform with the incident policy."""
+def settings(folder: Path, release: Release) -> StackSettings:
+    """A platform with the incident policy. It plays the environment of the release, which both versions load:
+    today's may use what the release does not have."""
     return StackSettings(
         data_dir=folder,
         model=MODEL,
         model_dir=POLICY_DIR,
-        environment_roots=(REPOSITORY,),
+        environment_roots=(release.source,),
         ephemeral_ports=True,
         on_event=speaker(),
     )

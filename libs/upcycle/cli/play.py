@@ -46,12 +46,8 @@ def play(
     chosen = _chosen(task)
     view, player = _view(as_json), _player(chosen, script, agent, temperature)
     host = _host(chosen, in_process)
-    try:
-        view.say(f"{chosen.slug} of {chosen.environment.name}, {host.where}", "dim")
-        person = _person(view) if player is None else player
-        episode = asyncio.run(_play(chosen, host, person, view, max_turns))
-    finally:
-        host.end()
+    view.say(f"{chosen.slug} of {chosen.environment.name}, {host.where}", "dim")
+    episode = asyncio.run(_play(chosen, host, player or _person(view), view, max_turns))
     view.ended(episode, host.output())
     if as_json:
         print_json("trajectory", {**episode.to_json(), "host": host.where, "output": host.output()})
@@ -71,6 +67,7 @@ async def _play(
             limits = PlayLimits(TurnLimits(max_turns))
             return await play_episode(task, channel, player, limits, view, host.ended_how, judges.ask)
     finally:
+        await host.end()
         await judges.close()
 
 

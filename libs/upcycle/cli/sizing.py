@@ -19,13 +19,13 @@ Basis = Literal["measured", "computed"]
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """Figures of benchmarks/README.md: machine with 4 cores, policies of 0.7 million parameters."""
+    """Figures of benchmarks/README.md: machine with 2 cores, policies of 0.7 million parameters."""
 
-    cores: int = 4
-    environments_alive: int = 1024
-    environment_mib: float = 3.97
-    environments_started_per_s: float = 366.0
-    episodes_per_s: float = 91.1
+    cores: int = 2
+    environments_alive: int = 2048
+    environment_mib: float = 3.87
+    environments_started_per_s: float = 260.0
+    episodes_per_s: float = 50.5
     """Of the whole platform, with an engine and environments that do nothing."""
     engine_gflops: float = 18.3
     """Of one core: (10,395 new + 2,599 prompt tokens)/s × 2 × 703,232 parameters, 128 sequences at once."""

@@ -1,7 +1,8 @@
 """The loop of a single-threaded process that forks a child on demand and reaps what its children leave.
 
-It talks over a SOCK_SEQPACKET socket, one JSON object per packet. In: {"fork": token, ...} with the child's
-end of a socketpair attached, {"kill": pid}. Out: {"forked": token, "pid"} or {"unforked": token, "error"},
+`upcycle.environment.fork_client` is the other side. They talk over a SOCK_SEQPACKET socket, one JSON object
+per packet. In: {"fork": token, ...} with the child's end of a socketpair attached, and what else the child
+is to have, {"kill": pid}. Out: {"forked": token, "pid"} or {"unforked": token, "error"},
 {"exited": pid, "status"}. It ends when the other side hangs up. Linux only.
 """
 
@@ -11,18 +12,26 @@ import os
 import select
 import signal
 import socket
+import sys
 import traceback
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final, NoReturn
 
 MAX_PACKET_BYTES: Final = 128 * 1024
+_MAX_DESCRIPTORS: Final = 2
 
-Become = Callable[[Mapping[str, Any], int], None]
-"""What a child does: (the command that asked for it, its end of the socketpair)."""
+Become = Callable[[Mapping[str, Any], Sequence[int]], None]
+"""What a child does: (the command that asked for it, the descriptors that came with it: its end of the
+socketpair first)."""
 
 _LIBC: Final = ctypes.CDLL(None, use_errno=True)
 _PR_SET_PDEATHSIG: Final = 1
 _PR_SET_CHILD_SUBREAPER: Final = 36
+
+
+def can_fork() -> bool:
+    """Whether this system has what the loop needs."""
+    return sys.platform == "linux"
 
 
 class ForkLoop:
@@ -54,36 +63,36 @@ class ForkLoop:
         self._sweep_orphans()
 
     def _serve_one(self) -> bool:
-        data, descriptors, _, _ = socket.recv_fds(self._control, MAX_PACKET_BYTES, 1)
+        data, descriptors, _, _ = socket.recv_fds(self._control, MAX_PACKET_BYTES, _MAX_DESCRIPTORS)
         if not data:
             return False
         command = json.loads(data)
         if "kill" in command:
             self._kill(int(command["kill"]))
         elif "fork" in command:
-            self._fork(command, descriptors[0])
+            self._fork(command, descriptors)
         return True
 
-    def _fork(self, command: Mapping[str, Any], descriptor: int) -> None:
+    def _fork(self, command: Mapping[str, Any], descriptors: Sequence[int]) -> None:
         token = command["fork"]
         try:
             pid = os.fork()
         except OSError as error:
-            os.close(descriptor)
+            _close(descriptors)
             self._send({"unforked": token, "error": str(error)})
             return
         if pid == 0:
-            self._be_the_child(command, descriptor)
-        os.close(descriptor)
+            self._be_the_child(command, descriptors)
+        _close(descriptors)
         self._children.add(pid)
         self._send({"forked": token, "pid": pid})
 
-    def _be_the_child(self, command: Mapping[str, Any], descriptor: int) -> NoReturn:
+    def _be_the_child(self, command: Mapping[str, Any], descriptors: Sequence[int]) -> NoReturn:
         status = 1
         try:
             signal.set_wakeup_fd(-1)
             signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-            self._become(command, descriptor)
+            self._become(command, descriptors)
             status = 0
         except SystemExit as error:
             status = error.code if isinstance(error.code, int) else 1
@@ -151,6 +160,11 @@ def die_with_parent(parent_pid: int) -> None:
     _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
     if os.getppid() != parent_pid:
         os._exit(1)
+
+
+def _close(descriptors: Sequence[int]) -> None:
+    for descriptor in descriptors:
+        os.close(descriptor)
 
 
 def _children_of(pid: int) -> list[int]:

@@ -19,8 +19,9 @@ from upcycle.environment.channel.forked_session import ForkedSession, SessionLim
 from upcycle.environment.channel.server import SESSION_IN_URL, ChannelServer
 from upcycle.environment.channel.session import LocalSession
 from upcycle.environment.channel.sessions import Sessions
+from upcycle.environment.forking import can_fork
 from upcycle.environment.loading import load_environment, why_not_loaded
-from upcycle.environment.session_forks import SessionForks, can_fork_sessions
+from upcycle.environment.session_forks import SessionForks
 from upcycle.errors import Failed
 
 if TYPE_CHECKING:
@@ -111,7 +112,7 @@ def main() -> None:
     except Exception as error:
         sys.exit(why_not_loaded(error))
     # Before there is an event loop: a fork of a process with one would have it twice.
-    forks = SessionForks.start(environment) if can_fork_sessions() else None
+    forks = SessionForks.start(environment) if can_fork() else None
     try:
         asyncio.run(_main(environment, forks, arguments))
     finally:

@@ -177,7 +177,7 @@ class _Evaluation:
                     task, channel, player, limits, kept, host.ended_how, self._judges.ask
                 )
         finally:
-            await asyncio.to_thread(host.end)
+            await host.end()
         return await blame_for(kept.episode, hosts, limits, host.output())
 
 

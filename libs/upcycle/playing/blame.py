@@ -59,5 +59,5 @@ async def _grades_nothing(episode: PlayedEpisode, hosts: EpisodeHosts, limits: P
     except (UpcycleError, TypeError, ValueError):
         return False
     finally:
-        host.end()
+        await host.end()
     return True

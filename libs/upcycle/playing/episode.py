@@ -112,7 +112,7 @@ async def play_episode(
     player: ChatPlayer,
     limits: PlayLimits,
     watcher: EpisodeOpened,
-    ended_how: Callable[[], str],
+    ended_how: Callable[[], Awaitable[str]],
     judge: AskJudge | None = None,
 ) -> PlayedEpisode:
     """Play one task. judge: asks what the scenario's judges ask, outside the environment.
@@ -135,7 +135,7 @@ class _EpisodePlay:
         episode: PlayedEpisode,
         channel: ControlChannel,
         limits: PlayLimits,
-        ended_how: Callable[[], str],
+        ended_how: Callable[[], Awaitable[str]],
         judge: AskJudge | None,
     ) -> None:
         self._episode = episode
@@ -212,7 +212,7 @@ class _EpisodePlay:
         except ChannelTimeout as error:
             raise _Broke(PlayFailure(during, "timeout", str(error))) from error
         except ChannelClosed as error:
-            raise _Broke(PlayFailure(during, "process_ended", self._ended_how())) from error
+            raise _Broke(PlayFailure(during, "process_ended", await self._ended_how())) from error
         except UpcycleError as error:
             raise _Broke(PlayFailure(during, error.kind, str(error))) from error
 

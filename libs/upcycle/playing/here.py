@@ -33,8 +33,10 @@ async def _played(tasks: Iterable[Task], reply: ReplyFunction) -> list[PlayedEpi
                 host = SameProcessHost(load_environment(where.path, where.name))
                 channels[where] = await stack.enter_async_context(host.channel())
             player = FunctionPlayer(reply, task, getattr(reply, "__name__", "reply"))
-            played = play_episode(
-                task, channels[where], player, limits, watcher, lambda: "it left its channel"
-            )
+            played = play_episode(task, channels[where], player, limits, watcher, _ended_how)
             episodes.append(await played)
     return episodes
+
+
+async def _ended_how() -> str:
+    return "it left its channel"

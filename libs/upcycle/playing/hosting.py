@@ -16,13 +16,14 @@ from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Final, NoReturn, Protocol
 
 from upcycle.environment.channel import ChannelServer, ControlChannel
+from upcycle.environment.fork_client import ended_text
 from upcycle.external.keys import forget_keys
 
 if TYPE_CHECKING:
     from upcycle.environment.core import Environment
 
 MAX_OUTPUT_BYTES: Final = 64 * 1024
-_END_WAIT_S: Final = 2.0
+ENDED_WAIT_S: Final = 2.0
 _CLOSE_WAIT_S: Final = 30.0
 """In this process an environment closes what it attached, such as MCP servers, before its loop ends."""
 
@@ -43,11 +44,11 @@ class EnvironmentHost(Protocol):
         """What it printed, at most MAX_OUTPUT_BYTES of it; empty where it prints to this terminal."""
         ...
 
-    def ended_how(self) -> str:
+    async def ended_how(self) -> str:
         """Why the channel broke, once it did."""
         ...
 
-    def end(self) -> None:
+    async def end(self) -> None:
         """Stop it with everything it started. Idempotent."""
         ...
 
@@ -68,7 +69,7 @@ class KeptOutput:
 
     def finish(self) -> None:
         """Wait until its writers are gone, for a moment."""
-        self._reader.join(_END_WAIT_S)
+        self._reader.join(ENDED_WAIT_S)
 
     def _read(self, read_end: int) -> None:
         with os.fdopen(read_end, "rb", buffering=0) as pipe:
@@ -103,27 +104,24 @@ class ForkedHost:
     @asynccontextmanager
     async def channel(self) -> AsyncIterator[ControlChannel]:
         """On our end of the socket pair."""
-        channel = await ControlChannel.over(self._ours, speaks_tools=True)
-        try:
+        async with channel_over(self._ours) as channel:
             yield channel
-        finally:
-            await channel.close()
 
     def output(self) -> str:
         """Its beginning, and how much more there was."""
         return self._output.text()
 
-    def ended_how(self) -> str:
+    async def ended_how(self) -> str:
         """By its exit status."""
-        self._wait(_END_WAIT_S)
-        return status_text(self._status)
+        await asyncio.to_thread(self._wait, ENDED_WAIT_S)
+        return f"its process {ended_text(self._status)}"
 
-    def end(self) -> None:
+    async def end(self) -> None:
         """Kill its process group."""
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(self.pid, signal.SIGKILL)
-        self._wait(_END_WAIT_S)
-        self._output.finish()
+        await asyncio.to_thread(self._wait, ENDED_WAIT_S)
+        await asyncio.to_thread(self._output.finish)
 
     def _wait(self, limit_s: float) -> None:
         waiter = threading.Thread(target=self._reap, daemon=True)
@@ -132,17 +130,17 @@ class ForkedHost:
 
     def _reap(self) -> None:
         with contextlib.suppress(ChildProcessError):
-            _, self._status = os.waitpid(self.pid, 0)
+            self._status = os.waitstatus_to_exitcode(os.waitpid(self.pid, 0)[1])
 
 
-def status_text(status: int | None) -> str:
-    """How a process ended, from its wait status; None where it has not."""
-    if status is None:
-        return "its process closed the channel"
-    if os.WIFSIGNALED(status):
-        number = os.WTERMSIG(status)
-        return f"its process was killed by signal {number} ({signal.Signals(number).name})"
-    return f"its process ended with exit status {os.WEXITSTATUS(status)}"
+@asynccontextmanager
+async def channel_over(sock: socket.socket) -> AsyncIterator[ControlChannel]:
+    """The control channel to a forked environment, closed at the end."""
+    channel = await ControlChannel.over(sock, speaks_tools=True)
+    try:
+        yield channel
+    finally:
+        await channel.close()
 
 
 def be_the_environment(environment: "Environment", sock: socket.socket, output: int) -> NoReturn:
@@ -192,22 +190,21 @@ class SameProcessHost:
         """A socket pair with both ends here."""
         ours, theirs = socket.socketpair()
         serving = asyncio.create_task(_serve(self._environment, theirs))
-        channel = await ControlChannel.over(ours, speaks_tools=True)
         try:
-            yield channel
+            async with channel_over(ours) as channel:
+                yield channel
         finally:
-            await channel.close()
             await asyncio.wait([serving], timeout=_CLOSE_WAIT_S)
 
     def output(self) -> str:
         """Nothing: it was seen."""
         return ""
 
-    def ended_how(self) -> str:
+    async def ended_how(self) -> str:
         """Without a reason."""
         return "it closed the channel"
 
-    def end(self) -> None:
+    async def end(self) -> None:
         """Nothing to stop."""
 
 
@@ -236,9 +233,9 @@ class ServedHost:
         """Nothing: it is printed there."""
         return ""
 
-    def ended_how(self) -> str:
+    async def ended_how(self) -> str:
         """Without a reason."""
         return f"{self._url} closed the channel"
 
-    def end(self) -> None:
+    async def end(self) -> None:
         """It is not ours."""

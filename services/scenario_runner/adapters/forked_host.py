@@ -59,9 +59,9 @@ class ForkedHost:
         async with self._forks:
             forked = await zygote.fork()
         try:
-            channel = await ControlChannel.over(forked.sock, speaks_tools=True)
+            channel = await ControlChannel.over(forked.child.sock, speaks_tools=True)
         except BaseException:
-            forked.sock.close()
+            forked.child.sock.close()
             await zygote.end(forked)
             raise
         environment = ChannelEnvironment(
@@ -70,7 +70,7 @@ class ForkedHost:
             on_close=partial(zygote.end, forked),
             explain_loss=_explainer(zygote, forked),
             source_digest=zygote.source_digest,
-            process=EpisodeProcess(partial(end_of_output, forked.folder), forked.ended.done),
+            process=EpisodeProcess(partial(end_of_output, forked.folder), forked.child.ended.done),
         )
         try:
             await environment.start(episode.scenario, json.loads(episode.args_json))
@@ -104,13 +104,13 @@ class ForkedHost:
 
 def _explainer(zygote: WarmEnvironment, forked: Forked) -> Callable[[], Any]:
     async def explain() -> Exception:
-        done, _ = await asyncio.wait([forked.ended], timeout=EXIT_WAIT_S)
+        done, _ = await asyncio.wait([forked.child.ended], timeout=EXIT_WAIT_S)
         if not done:
             return EpisodeFault(
                 EpisodeFailure.SCENARIO_ERROR, "the environment closed its control channel and went on"
             )
         if zygote.dead.done():
             return EnvironmentLost(f"the zygote of {zygote.source.path} died, and the episode with it")
-        return loss_of(forked.ended.result(), end_of_output(forked.folder))
+        return loss_of(forked.child.ended.result(), end_of_output(forked.folder))
 
     return explain

@@ -15,7 +15,7 @@ import signal
 import socket
 import sys
 import traceback
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -33,7 +33,8 @@ from upcycle.modules import pin_sources
 def become_episode(environment: Environment, sandbox: Sandbox, zygote: int) -> Become:
     """What a forked child does: enter the sandbox, then speak the control channel until it ends."""
 
-    def become(command: Mapping[str, Any], descriptor: int) -> None:
+    def become(command: Mapping[str, Any], descriptors: Sequence[int]) -> None:
+        (descriptor,) = descriptors
         sandbox.enter(command["folder"], descriptor, zygote)
         _serve(environment, socket.socket(fileno=descriptor))
 

@@ -21,7 +21,7 @@ from scenario_runner.domain.environments import (
     PythonEnvironment,
     SourceChanged,
 )
-from upcycle.environment.forking import MAX_PACKET_BYTES
+from upcycle.environment.fork_client import Child, ForkClient, ForkFailed, ForkTimedOut
 from upcycle.environment.source_files import SourceFiles
 from upcycle.environment.source_pack import pack_source
 
@@ -48,12 +48,10 @@ class ZygoteOptions:
 
 @dataclass(frozen=True, slots=True)
 class Forked:
-    """A running episode process. ended: resolves to its exit status (negative: the signal that killed it)."""
+    """A running episode process."""
 
-    pid: int
-    sock: socket.socket
+    child: Child
     folder: Path
-    ended: "asyncio.Future[int]"
 
 
 class WarmEnvironment:
@@ -71,11 +69,9 @@ class WarmEnvironment:
         self.used_at = asyncio.get_running_loop().time()
         self.description: Mapping[str, Any] = {}
         self._options = options
-        self._tokens = itertools.count(1)
-        self._forks: dict[str, asyncio.Future[tuple[int, asyncio.Future[int]]]] = {}
-        self._episodes: dict[int, asyncio.Future[int]] = {}
+        self._numbers = itertools.count(1)
         self._process: asyncio.subprocess.Process | None = None
-        self._control: socket.socket | None = None
+        self._client: ForkClient | None = None
         self._ready: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._folder = Path(tempfile.mkdtemp(prefix=f"{FOLDER_PREFIX}{os.getpid()}-"))
         self._litter: list[Path] = []
@@ -86,7 +82,6 @@ class WarmEnvironment:
         """Start the process and load the environment. Raises EnvironmentBroken."""
         self._folder.chmod(0o711)  # episodes that run as another user reach their own folders through it
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        ours.setblocking(False)
         program = "scenario_runner.adapters.zygote_program"
         self._process = await asyncio.create_subprocess_exec(
             *(sys.executable, "-m", program, str(theirs.fileno())),
@@ -97,41 +92,35 @@ class WarmEnvironment:
             start_new_session=True,
         )
         theirs.close()
-        self._control = ours
-        asyncio.get_running_loop().add_reader(ours, self._on_readable)
-        await self._load(ours)
+        self._client = ForkClient(ours, on_message=self._on_message, on_gone=self._gone)
+        await self._load(self._client)
 
     async def fork(self) -> Forked:
         """A new episode process. Raises EnvironmentLost when the zygote is dead or does not answer."""
         self.used_at = asyncio.get_running_loop().time()
-        if self._control is None or self.dead.done():
+        if self._client is None:
             raise EnvironmentLost(f"the zygote of {self.source.path} is not running")
-        token = str(next(self._tokens))
-        folder = self._folder / token  # the child makes it
-        ours, theirs = socket.socketpair()
-        ours.setblocking(False)
-        self._forks[token] = asyncio.get_running_loop().create_future()
+        folder = self._folder / str(next(self._numbers))  # the child makes it
         try:
-            async with asyncio.timeout(self._options.fork_timeout_s):
-                with theirs:
-                    await self._send({"fork": token, "folder": str(folder)}, theirs.fileno())
-                pid, ended = await self._forks[token]
+            child = await self._client.fork({"folder": str(folder)}, timeout_s=self._options.fork_timeout_s)
         except BaseException as error:
-            ours.close()
             self._litter.append(folder)
-            if isinstance(error, TimeoutError):
-                if not self._episodes:  # while there are some, it is `end` that finds it hanging
-                    self._give_up(error)
-                raise EnvironmentLost(f"the zygote of {self.source.path} did not fork: {error!r}") from error
+            if isinstance(error, ForkTimedOut) and not self.has_episodes:
+                self._give_up(error)  # while there are some, it is `end` that finds it hanging
+            if isinstance(error, ForkFailed):
+                raise EnvironmentLost(f"the zygote of {self.source.path} did not fork: {error}") from error
             raise
-        finally:
-            self._forks.pop(token, None)
-        return Forked(pid, ours, folder, ended)
+        return Forked(child, folder)
 
     @property
     def has_episodes(self) -> bool:
         """Whether episodes run in it or are being started."""
-        return bool(self._episodes or self._forks)
+        return self._client is not None and self._client.num_children > 0
+
+    @property
+    def pids(self) -> list[int]:
+        """Of its episodes' processes, oldest first."""
+        return [] if self._client is None else self._client.pids
 
     async def end(self, forked: Forked) -> int:
         """Kill an episode with everything it started; its folder goes soon after, its socket is the caller's.
@@ -139,24 +128,24 @@ class WarmEnvironment:
 
         A zygote that does not do so within END_TIMEOUT_S is killed itself, with all its episodes.
         """
+        ended = forked.child.ended
         try:
-            async with asyncio.timeout(END_TIMEOUT_S):
-                if not forked.ended.done():
-                    await self._send({"kill": forked.pid})
-                    await asyncio.wait([forked.ended])  # a deadline must not cancel what others wait for
-        except (TimeoutError, EnvironmentLost) as error:
-            if not forked.ended.done():
+            if self._client is not None:
+                async with asyncio.timeout(END_TIMEOUT_S):
+                    await self._client.kill(forked.child)
+        except (TimeoutError, ForkFailed) as error:
+            if not ended.done():
                 self._give_up(error)
         self._litter.append(forked.folder)
         if self._sweeping is None or self._sweeping.done():
             self._sweeping = asyncio.create_task(self._sweep())
-        return forked.ended.result()
+        return ended.result()
 
     async def stop(self) -> None:
         """Close the control socket, upon which the zygote kills its episodes and exits; kill it after
         END_TIMEOUT_S."""
-        if self._control is not None:
-            self._control.shutdown(socket.SHUT_RDWR)
+        if self._client is not None:
+            self._client.close()
         if self._process is not None:
             try:
                 async with asyncio.timeout(END_TIMEOUT_S):
@@ -177,7 +166,8 @@ class WarmEnvironment:
     def _give_up(self, why: Exception) -> None:
         log.warning("zygote_killed", extra={"path": self.source.path, "why": repr(why)})
         self.kill()
-        self._gone()
+        if self._client is not None:
+            self._client.close()
 
     async def _sweep(self) -> None:
         """Remove the folders of ended episodes, in batches and in a thread, because disk calls block."""
@@ -186,7 +176,7 @@ class WarmEnvironment:
             litter, self._litter = self._litter, []
             await asyncio.to_thread(_remove, litter)
 
-    async def _load(self, control: socket.socket) -> None:
+    async def _load(self, client: ForkClient) -> None:
         described, packed = self._folder / "description.json", self._folder / "source.zip"
         await asyncio.to_thread(_pack_into, packed, self._files)
         load = {
@@ -198,9 +188,9 @@ class WarmEnvironment:
             "fleet_pid": os.getpid(),
             "describe_to": str(described),
         }
-        control.send(json.dumps({"load": load}).encode())
         try:
             async with asyncio.timeout(self._options.start_timeout_s):
+                await client.send({"load": load})
                 await self._ready
         except TimeoutError as error:
             raise EnvironmentBroken(
@@ -208,43 +198,8 @@ class WarmEnvironment:
             ) from error
         self.description = json.loads(described.read_text())
 
-    async def _send(self, command: Mapping[str, Any], descriptor: int | None = None) -> None:
-        # A full socket buffer means that the zygote is busy forking; it empties within milliseconds.
-        packet = json.dumps(command).encode()
-        descriptors = [] if descriptor is None else [descriptor]
-        while self._control is not None and not self.dead.done():
-            try:
-                socket.send_fds(self._control, [packet], descriptors)
-                return
-            except BlockingIOError:
-                await asyncio.sleep(0.002)
-            except OSError as error:
-                raise EnvironmentLost(f"the zygote of {self.source.path} is gone: {error}") from error
-
-    def _on_readable(self) -> None:
-        assert self._control is not None  # noqa: S101 - the reader is removed with the socket
-        while True:
-            try:
-                data = self._control.recv(MAX_PACKET_BYTES)
-            except BlockingIOError:
-                return
-            except OSError:
-                data = b""
-            if not data:
-                self._gone()
-                return
-            self._on_message(json.loads(data))
-
     def _on_message(self, message: Mapping[str, Any]) -> None:
-        if "forked" in message:
-            pid = int(message["pid"])
-            ended = self._episodes[pid] = asyncio.get_running_loop().create_future()
-            _settle(self._forks.get(message["forked"]), (pid, ended))
-        elif "exited" in message:
-            _settle(self._episodes.pop(int(message["exited"]), None), int(message["status"]))
-        elif "unforked" in message:
-            _fail(self._forks.get(message["unforked"]), EnvironmentLost(f"cannot fork: {message['error']}"))
-        elif "ready" in message:
+        if "ready" in message:
             _settle(self._ready, None)
         elif "broken" in message:
             _fail(self._ready, self._broken(message["broken"]))
@@ -254,17 +209,7 @@ class WarmEnvironment:
         return kind(f"{self.source.path}: {broken['error']}", broken["detail"])
 
     def _gone(self) -> None:
-        if self._control is not None:
-            asyncio.get_running_loop().remove_reader(self._control)
-            self._control.close()
-            self._control = None
-        lost = EnvironmentLost(f"the zygote of {self.source.path} died")
         _fail(self._ready, EnvironmentBroken(f"{self.source.path}: its process died while importing it"))
-        for fork in self._forks.values():
-            _fail(fork, lost)
-        for episode in self._episodes.values():
-            _settle(episode, -9)  # children die with their zygote
-        self._episodes.clear()
         _settle(self.dead, None)
 
     def _environ(self) -> dict[str, str]:

@@ -63,8 +63,8 @@ def test_measured_figures_are_those_of_the_stored_benchmarks() -> None:
 
 
 def test_environments_per_core_are_bounded_by_starts_and_by_the_measured_most() -> None:
-    assert environments_per_core(1.0) == pytest.approx(91.5)  # 366 / 4 started a second, each lives a second
-    assert environments_per_core(100.0) == 256.0  # 1,024 on four cores
+    assert environments_per_core(1.0) == pytest.approx(130.0)  # 260 / 2 started a second, each lives a second
+    assert environments_per_core(100.0) == 1024.0  # 2,048 on two cores
 
 
 def test_memory_of_an_engine_is_weights_and_keys_and_values() -> None:
@@ -84,8 +84,8 @@ def test_seconds_of_a_batch() -> None:
     assert WORK.computed_tokens == 10_000  # 10 × 100 of prompts, once a group, and 100 × 90 sampled
     assert took.engine == pytest.approx(10.0)  # 2 × 1 G × 10,000 / (2 × 1,000 G)
     assert took.trainer == pytest.approx(30.0)  # 6 × 1 G × 10,000 / 2,000 G
-    assert took.environment == pytest.approx(200 / 183)  # 100 × 2 s on 91.5 × 2 places
-    assert took.platform == pytest.approx(100 / 91.1)
+    assert took.environment == pytest.approx(200 / 260)  # 100 × 2 s on 130 × 2 places
+    assert took.platform == pytest.approx(100 / 50.5)
     assert took.overlapped == pytest.approx(30.0)
     assert took.in_turn == pytest.approx(40.0)
 

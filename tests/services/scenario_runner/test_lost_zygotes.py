@@ -39,7 +39,8 @@ async def test_a_child_that_died_before_its_fork_is_noticed_is_a_typed_failure(
     for child in ("1", "2"):  # it cannot make its folder, and ends; so does the one that is started after it
         (zygote._folder / child).mkdir()
     held: list[Any] = []
-    deliver = zygote._on_message
+    assert zygote._client is not None
+    deliver = zygote._client._on_message
 
     def deliver_both_in_one_turn(message: Any) -> None:
         held.append(message)
@@ -49,10 +50,10 @@ async def test_a_child_that_died_before_its_fork_is_noticed_is_a_typed_failure(
             held.clear()
 
     with monkeypatch.context() as patch:
-        patch.setattr(zygote, "_on_message", deliver_both_in_one_turn)
+        patch.setattr(zygote._client, "_on_message", deliver_both_in_one_turn)
         with pytest.raises(EnvironmentBroken, match=r"each time: .* status 1"):
             await fleet.open()
-    assert (len(zygote._episodes), fleet.leases.num_alive) == (0, 0)
+    assert (len(zygote.pids), fleet.leases.num_alive) == (0, 0)
     assert await fleet.works()
 
 

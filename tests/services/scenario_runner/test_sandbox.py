@@ -110,8 +110,8 @@ async def test_many_environments_are_alive_at_once() -> None:
         alive = []
         for _ in range(8):
             alive += await asyncio.gather(*(zygote.fork() for _ in range(16)))
-        assert len(zygote._episodes) == 128
-        assert len({forked.pid for forked in alive}) == 128
+        assert len(zygote.pids) == 128
+        assert len({forked.child.pid for forked in alive}) == 128
         statuses = await asyncio.gather(*(zygote.end(forked) for forked in alive))
         assert set(statuses) <= {-9, 0}  # killed, or gone by itself when its channel was closed
-        assert len(zygote._episodes) == 0
+        assert len(zygote.pids) == 0

@@ -230,7 +230,7 @@ async def test_a_process_that_is_killed_after_a_call_is_the_policys(fleet: Fleet
 async def test_a_process_that_is_killed_before_any_call_is_lost(fleet: Fleet) -> None:
     for is_graded in (False, True):
         environment = await opened(fleet)
-        (pid,) = (await fleet.hosts.forked.zygote(BLAME))._episodes
+        (pid,) = (await fleet.hosts.forked.zygote(BLAME)).pids
         os.kill(pid, signal.SIGKILL)
         await _gone(fleet, pid)
         with pytest.raises(EnvironmentLost) as caught:
@@ -251,4 +251,4 @@ async def test_a_call_whose_zygote_dies_is_lost(fleet: Fleet) -> None:
 async def _gone(fleet: Fleet, pid: int) -> None:
     """Until the process is reaped, and the runner was told."""
     zygote = await fleet.hosts.forked.zygote(BLAME)
-    await until(lambda: pid not in zygote._episodes)
+    await until(lambda: pid not in zygote.pids)

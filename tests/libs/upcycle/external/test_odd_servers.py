@@ -89,7 +89,10 @@ async def test_the_episodes_of_a_fork_server_that_died_are_missing_and_say_so(ta
         options = HereOptions(group=3, max_concurrent=1)
         runs = await evaluate_here(tasks.tasks[:1], model_at(server.url), options)
     assert [run.failure for run in runs[1:]] == ["environment_lost"] * 2
-    assert "the process that forks environment 'shop' ended with status -9" in runs[-1].failure_detail
+    assert (
+        "the process that forks environment 'shop' was killed by signal 9 (SIGKILL)"
+        in runs[-1].failure_detail
+    )
 
 
 async def test_a_bug_in_one_episode_makes_that_one_missing_with_its_traceback(

@@ -33,6 +33,8 @@ NAMES: Final = (
     "ledger",
     "scale",
     "decisions",
+    "outbox",
+    "queues",
     "wall_clock",
 )
 RESULTS: Final = Path(__file__).parent / "results"

@@ -53,12 +53,12 @@ async def measure(options: Options) -> list[Figure]:
     server = FillingServer(options.scratch / "decisions")
     await asyncio.to_thread(server.start)
     try:
-        empty = _resident_mib(server.pid)
+        empty = resident_mib(server.pid)
         await _fill(server.url, count)
-        full = _resident_mib(server.pid)
+        full = resident_mib(server.pid)
         size = await _stored_bytes(server.url)
         stopped = await _restart_s(server, kill=False)
-        after = _resident_mib(server.pid)
+        after = resident_mib(server.pid)
         killed = await _restart_s(server, kill=True)
         winning = await _winning_ms(server.url, range(count, count + 300))
         losing = await _losing_ms(server.url, 300, count)
@@ -201,7 +201,8 @@ async def _losing_ms(url: str, count: int, among: int) -> list[float]:
     return found
 
 
-def _resident_mib(pid: int) -> float:
+def resident_mib(pid: int) -> float:
+    """Resident memory of a process."""
     for line in Path(f"/proc/{pid}/status").read_text().splitlines():
         if line.startswith("VmRSS:"):
             return int(line.split()[1]) / 1024

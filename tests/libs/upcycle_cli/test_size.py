@@ -93,7 +93,7 @@ def test_seconds_of_a_batch() -> None:
 def test_bytes_and_episodes_in_flight() -> None:
     found = lines()
     assert found["episodes in flight, at most"].value == 400
-    assert found["cores for all of them"].value == 3  # 400 / 183
+    assert found["cores for all of them"].value == 2  # 400 / 260
     assert found["a published version"].value == pytest.approx(4e9 / GIB)
     assert found["moved per version"].value == pytest.approx(
         12e9 / GIB

@@ -13,7 +13,7 @@ from .apps import desktop
 from .categories import CATEGORIES
 from .grading import grade
 from .machine.state import Computer
-from .problems import TASKS_PER_CATEGORY, Problem
+from .problems import TASKS_PER_CATEGORY, ComputerProblem
 from .shell.running import run
 
 env = Environment("autonomy-10")
@@ -76,7 +76,7 @@ def done(number: int) -> Reference:
     return Reference("The work is finished.", drawn(number).calls())
 
 
-def drawn(number: int) -> Problem:
+def drawn(number: int) -> ComputerProblem:
     """The problem of a task, with a fresh computer. Raises UnknownName."""
     if not 0 <= number < NUM_TASKS:
         raise UnknownName(f"autonomy-10 has no task {number}", f"its tasks are 0 to {NUM_TASKS - 1}")

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from .env import drawn
-from .problems import Calls, Deed, Problem
+from .problems import Calls, ComputerProblem, Deed
 
 ANCHOR: Final = "scripted-5"
 
@@ -29,7 +29,7 @@ def calls_of(player: Worker, number: int) -> Calls:
     return tuple(call for deed in kept for call in deed.calls)
 
 
-def _acting(problem: Problem) -> list[Deed]:
+def _acting(problem: ComputerProblem) -> list[Deed]:
     return [deed for deed in problem.deeds if deed.changes]
 
 

@@ -53,7 +53,7 @@ class Plan:
 
 
 @dataclass(frozen=True, slots=True)
-class Problem:
+class ComputerProblem:
     """What one task gives and asks. machine: fresh, for one play."""
 
     text: str
@@ -66,7 +66,7 @@ class Problem:
         return tuple(call for deed in self.deeds for call in deed.calls)
 
 
-Maker = Callable[[random.Random], Problem]
+Maker = Callable[[random.Random], ComputerProblem]
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +76,7 @@ class Category:
     name: str
     make: Maker
 
-    def problem(self, seed: int) -> Problem:
+    def problem(self, seed: int) -> ComputerProblem:
         """The problem of a seed; the same each time."""
         return self.make(random.Random(f"autonomy-10/{self.name}/{seed}"))
 

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from upcycle.benchmarks.autonomy_10.machine.state import HOME, Computer
 from upcycle.benchmarks.autonomy_10.problems import (
     Calls,
-    Problem,
+    ComputerProblem,
     click,
     mailed,
     noted,
@@ -16,7 +16,7 @@ from upcycle.benchmarks.autonomy_10.problems import (
 )
 
 
-def cheats_of(problem: Problem) -> dict[str, Calls]:
+def cheats_of(problem: ComputerProblem) -> dict[str, Calls]:
     """Calls of tools that should earn next to nothing, by what they do."""
     machine = problem.machine
     return {

@@ -17,7 +17,7 @@ from upcycle.benchmarks.autonomy_10.grading import grade, same
 from upcycle.benchmarks.autonomy_10.machine.facts import facts_of
 from upcycle.benchmarks.autonomy_10.machine.state import Computer, Mail
 from upcycle.benchmarks.autonomy_10.players import PLAYERS
-from upcycle.benchmarks.autonomy_10.problems import Calls, Goal, Problem, Want
+from upcycle.benchmarks.autonomy_10.problems import Calls, ComputerProblem, Goal, Want
 from upcycle.benchmarks.autonomy_10.shell.running import run
 from upcycle.benchmarks.autonomy_10.tasks import tasks
 from upcycle.checking import MAX_CHEAT
@@ -28,7 +28,7 @@ ONE_OF_EACH = range(len(CATEGORIES))
 ALL = range(NUM_TASKS)
 
 
-def done(problem: Problem, calls: Calls) -> EvaluationResult:
+def done(problem: ComputerProblem, calls: Calls) -> EvaluationResult:
     """The reward of calls, without the environment between."""
     machine = copy.deepcopy(problem.machine)
     for name, given in calls:

@@ -17,7 +17,7 @@ from upcycle.benchmarks.autonomy_10.machine.state import (
     Process,
     Service,
     Setting,
-    Table,
+    StoredTable,
     User,
 )
 from upcycle.benchmarks.autonomy_10.shell.running import COMMANDS, run
@@ -49,7 +49,7 @@ def machine() -> Computer:
     made.cron = {"bo": ["0 1 * * * /bin/x"]}
     made.receive(Mail("bo@ours.com", "ana", "Hello", "A text."))
     made.events = {"e001": Event("ana", "Call", "2026-03-03", "10:00", "11:00")}
-    made.tables = {"People": Table(["name", "town"], [["bo", "Como"]])}
+    made.tables = {"People": StoredTable(["name", "town"], [["bo", "Como"]])}
     made.notes = {"List": "bread"}
     made.settings = {
         "sound.level": Setting("5"),

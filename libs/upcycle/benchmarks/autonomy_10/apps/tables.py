@@ -3,7 +3,7 @@
 from typing import Final
 
 from ..errors import ActionRefused
-from ..machine.state import Computer, Table
+from ..machine.state import Computer, StoredTable
 from .page import Element, Page, go
 
 MAX_ROWS: Final = 300
@@ -70,7 +70,7 @@ def _new(machine: Computer, name: str) -> Page:
     return page
 
 
-def _add(table: Table, row: list[str]) -> None:
+def _add(table: StoredTable, row: list[str]) -> None:
     if not row[0]:
         raise ActionRefused(f"the field cell:{table.columns[0]} is empty", "the first column names the row")
     if len(table.rows) >= MAX_ROWS:

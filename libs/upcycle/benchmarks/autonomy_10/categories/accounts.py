@@ -4,8 +4,8 @@ import random
 from dataclasses import dataclass
 from typing import Final
 
-from ..machine.state import Computer, Mail, Table, User
-from ..problems import Category, Deed, Goal, Plan, Problem, Want, opened, shell
+from ..machine.state import Computer, Mail, StoredTable, User
+from ..problems import Category, ComputerProblem, Deed, Goal, Plan, Want, opened, shell
 from .common import PEOPLE, RULES, page
 
 _LAST: Final = (
@@ -74,7 +74,7 @@ def _machine(rng: random.Random, present: list[_Person], groups: dict[str, list[
         [one.full_name, one.role, present[(at + 1) % len(present)].full_name]
         for at, one in enumerate(present)
     ]
-    machine.tables = {"Staff": Table(["name", "role", "manager"], sorted(rows))}
+    machine.tables = {"Staff": StoredTable(["name", "role", "manager"], sorted(rows))}
     machine.pages = {"it/accounts": _rules(groups), "it/printers": "Floor 2."}
     return machine
 
@@ -109,7 +109,7 @@ def _leaves(
     return Goal(f"{name} left", tuple(wants)), deeds
 
 
-def make(rng: random.Random) -> Problem:
+def make(rng: random.Random) -> ComputerProblem:
     pairs = [sorted(rng.sample(_GROUPS, 3)) for _ in _ROLES]
     groups = dict(zip(_ROLES, pairs, strict=True))
     people = _people(rng)
@@ -137,7 +137,7 @@ def make(rng: random.Random) -> Problem:
         "line, as page "
         f"it/accounts of the intranet says. {RULES}"
     )
-    return Problem(text, machine, tuple(goals), _plan(deeds, leaver.account))
+    return ComputerProblem(text, machine, tuple(goals), _plan(deeds, leaver.account))
 
 
 def _plan(deeds: list[Deed], leaver: str) -> tuple[Deed, ...]:

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from ..machine.state import Computer, Event, Mail
-from ..problems import Calls, Category, Deed, Goal, Plan, Problem, Want, click, opened, typed
+from ..problems import Calls, Category, ComputerProblem, Deed, Goal, Plan, Want, click, opened, typed
 from .common import PEOPLE, RULES, page
 
 DAYS: Final = ("2026-03-03", "2026-03-04", "2026-03-05", "2026-03-06")
@@ -107,13 +107,13 @@ _RULES: Final = page(
 )
 
 
-def make(rng: random.Random) -> Problem:
+def make(rng: random.Random) -> ComputerProblem:
     while (found := _drawn(rng)) is None:
         pass
     return found
 
 
-def _drawn(rng: random.Random) -> Problem | None:
+def _drawn(rng: random.Random) -> ComputerProblem | None:
     """A problem, where both meetings have a time and the one called off makes a difference."""
     people = rng.sample(PEOPLE, 3)
     machine = Computer()
@@ -150,7 +150,7 @@ def _drawn(rng: random.Random) -> Problem | None:
         "Read the mails in the inbox and put the meetings that are asked for into the calendar, by the rules "
         f"on page office/meetings of the intranet. Colleagues' calendars are open to you. {RULES}"
     )
-    return Problem(text, machine, goals, _plan(requests, off, [calls for _, calls in made]))
+    return ComputerProblem(text, machine, goals, _plan(requests, off, [calls for _, calls in made]))
 
 
 def _plan(requests: list[_Request], off: str, meetings: list[Calls]) -> tuple[Deed, ...]:

@@ -4,8 +4,8 @@ import random
 from dataclasses import dataclass, replace
 from typing import Final
 
-from ..machine.state import HOME, Computer, Mail, Table
-from ..problems import Calls, Category, Deed, Goal, Plan, Problem, Want, click, opened, shell, typed
+from ..machine.state import HOME, Computer, Mail, StoredTable
+from ..problems import Calls, Category, ComputerProblem, Deed, Goal, Plan, Want, click, opened, shell, typed
 from .common import PEOPLE, RULES, moved, page
 
 _SCANS: Final = f"{HOME}/Scans"
@@ -70,7 +70,7 @@ def _others(rng: random.Random) -> list[_Form]:
     return [replace(one, plan=plan) for one, plan in zip(made, [*_PLANS] * 3, strict=True)]
 
 
-def make(rng: random.Random) -> Problem:
+def make(rng: random.Random) -> ComputerProblem:
     people = rng.sample(PEOPLE, 9)
     new = [_form(rng, who) for who in people[:3]]
     returned = [_form(rng, people[3], rng.choice(("Born", "Town", "Plan")))]
@@ -79,7 +79,7 @@ def make(rng: random.Random) -> Problem:
     machine = Computer()
     for one in rng.sample([*new, *returned, *known], 5):
         machine.put(one.path, one.text)
-    machine.tables = {"Members": Table(list(_COLUMNS), [list(one.row.values()) for one in members])}
+    machine.tables = {"Members": StoredTable(list(_COLUMNS), [list(one.row.values()) for one in members])}
     corrected, fixed = new[0], members[2]
     town = rng.choice([one for one in _TOWNS if one not in (corrected.town, fixed.town)])
     plan = rng.choice([one for one in _PLANS.values() if one != fixed.row["plan"]])
@@ -105,7 +105,7 @@ def make(rng: random.Random) -> Problem:
     )
     fix = (*opened("tables", "table:Members", f"row:{members.index(fixed) + 1}"), typed("cell:plan", plan))
     putting = tuple(shell(f"mkdir -p {folder} && mv {path} {folder}") for path, (folder, _) in moves.items())
-    return Problem(text, machine, goals, _plan(rows, fix, putting))
+    return ComputerProblem(text, machine, goals, _plan(rows, fix, putting))
 
 
 def _put_away(moves: dict[str, tuple[str, str]]) -> tuple[Want, ...]:

@@ -4,8 +4,8 @@ import random
 from dataclasses import dataclass
 from typing import Final
 
-from ..machine.state import HOME, Computer, Mail, Table
-from ..problems import Calls, Category, Deed, Goal, Plan, Problem, Want, noted, opened, shell, typed
+from ..machine.state import HOME, Computer, Mail, StoredTable
+from ..problems import Calls, Category, ComputerProblem, Deed, Goal, Plan, Want, noted, opened, shell, typed
 from .common import PEOPLE, RULES, is_noted, page
 
 _KINDS: Final = ("hotel", "meals", "travel", "books")
@@ -76,7 +76,7 @@ def _give_receipts(machine: Computer, rng: random.Random, claims: list[_Claim]) 
             machine.receive(Mail(f"{one.who}@ours.com", "ana", "Sorry, late", text))
 
 
-def make(rng: random.Random) -> Problem:
+def make(rng: random.Random) -> ComputerProblem:
     limits = {kind: rng.randrange(60, 220) * 100 for kind in _KINDS}
     words = {
         "fine": rng.choice(("approved", "accepted", "pay")),
@@ -98,7 +98,9 @@ def make(rng: random.Random) -> Problem:
         for n in range(4)
     ]
     rows = [[one.number, one.who, one.kind, _money(one.amount), "open"] for one in claims]
-    machine.tables = {"Expenses": Table(["claim", "who", "kind", "amount", "status"], [*decided, *rows])}
+    machine.tables = {
+        "Expenses": StoredTable(["claim", "who", "kind", "amount", "status"], [*decided, *rows])
+    }
     _give_receipts(machine, rng, claims)
     machine.receive(Mail("news@ours.com", "ana", "Canteen", "Soup today."))
     title = rng.choice(("Paid claims", "Claims of today", "Expenses done"))
@@ -114,7 +116,7 @@ def make(rng: random.Random) -> Problem:
     text = (
         f"Decide the open claims in the table Expenses as page finance/expenses of the intranet says. {RULES}"
     )
-    return Problem(text, machine, goals, _plan(claims, noted(title, report)))
+    return ComputerProblem(text, machine, goals, _plan(claims, noted(title, report)))
 
 
 def _plan(claims: list[_Claim], report: Calls) -> tuple[Deed, ...]:

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from ..machine.state import HOME, Computer
-from ..problems import Category, Deed, Goal, Plan, Problem, Want, opened, shell
+from ..problems import Category, ComputerProblem, Deed, Goal, Plan, Want, opened, shell
 from .common import PEOPLE, RULES, is_gone, moved, page
 
 DOWNLOADS: Final = f"{HOME}/Downloads"
@@ -77,7 +77,7 @@ def _policy(finance: str, photos: str, age: int, mode: str) -> str:
     )
 
 
-def make(rng: random.Random) -> Problem:
+def make(rng: random.Random) -> ComputerProblem:
     finance, photos = rng.choice(("Finance", "Books", "Ledger")), rng.choice(("Photos", "Pictures", "Album"))
     age, mode, kept = rng.choice((20, 24, 28)), rng.choice(("600", "640", "700")), rng.choice(_TOPICS)
     invoices, held = _invoices(rng, finance)
@@ -111,7 +111,7 @@ def make(rng: random.Random) -> Problem:
         "Clean up ~/Downloads by the file policy on the intranet. Ana left a note of what she wants to keep. "
         f"{RULES}"
     )
-    return Problem(text, machine, goals, _plan(everything, mode))
+    return ComputerProblem(text, machine, goals, _plan(everything, mode))
 
 
 def _moves(items: list[_Item]) -> tuple[Want, ...]:

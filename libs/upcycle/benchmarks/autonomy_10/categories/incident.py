@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from ..machine.state import Computer, Process, Service
-from ..problems import Calls, Category, Deed, Goal, Plan, Problem, Want, noted, opened, shell
+from ..problems import Calls, Category, ComputerProblem, Deed, Goal, Plan, Want, noted, opened, shell
 from .common import RULES, is_noted, page
 
 _NAMES: Final = ("billing", "catalog", "search", "orders", "stock", "prices")
@@ -112,7 +112,7 @@ def _runbook(title: str) -> str:
     )
 
 
-def make(rng: random.Random) -> Problem:
+def make(rng: random.Random) -> ComputerProblem:
     machine, configs = _well(rng)
     broken = rng.sample(_NAMES, 4)
     causes = [*rng.sample(_CAUSES, 4)]
@@ -138,7 +138,7 @@ def make(rng: random.Random) -> Problem:
         "Customers say that the shop does not work. Bring every service back as page shop/runbook of the "
         f"intranet says, and write the note that it asks for. {RULES}"
     )
-    return Problem(text, machine, tuple(goals), _plan(faults, waiting, noted(title, report)))
+    return ComputerProblem(text, machine, tuple(goals), _plan(faults, waiting, noted(title, report)))
 
 
 def _plan(faults: list[_Fault], waiting: list[str], report: Calls) -> tuple[Deed, ...]:

@@ -4,8 +4,8 @@ import random
 from dataclasses import dataclass
 from typing import Final
 
-from ..machine.state import HOME, Computer, Process, Table, User
-from ..problems import Category, Deed, Goal, Plan, Problem, Want, mailed, opened, shell, written
+from ..machine.state import HOME, Computer, Process, StoredTable, User
+from ..problems import Category, ComputerProblem, Deed, Goal, Plan, Want, mailed, opened, shell, written
 from .common import PEOPLE, RULES, is_at, is_sent, page
 
 _AUTH, _WEB, _BLOCKED = "/var/log/auth.log", "/var/log/web.log", "/etc/firewall/blocked.txt"
@@ -96,7 +96,7 @@ def _report(breach: _Breach) -> str:
     )
 
 
-def make(rng: random.Random) -> Problem:
+def make(rng: random.Random) -> ComputerProblem:
     people = rng.sample(PEOPLE, 6)
     office = f"10.{rng.randrange(1, 99)}"
     records = tuple(str(one) for one in sorted(rng.sample(range(500, 999), rng.randrange(3, 5))))
@@ -114,7 +114,7 @@ def make(rng: random.Random) -> Problem:
         machine.processes[str(3100 + number)] = Process(one, f"session {one}")
     machine.processes[breach.pid] = Process(breach.account, f"session {breach.account}")
     managers = {one: f"{people[at - 1]}.lead@ours.com" for at, one in enumerate(people)}
-    machine.tables = {"Owners": Table(["account", "manager"], sorted(map(list, managers.items())))}
+    machine.tables = {"Owners": StoredTable(["account", "manager"], sorted(map(list, managers.items())))}
     path, subject = (
         f"{HOME}/reports/{rng.choice(('breach', 'case', 'finding'))}.txt",
         rng.choice(("Locked", "Break-in")),
@@ -134,7 +134,7 @@ def make(rng: random.Random) -> Problem:
     )
     notice = mailed(managers[breach.account], subject, breach.account)
     acts = [Deed((written(path, report), shell(f"cat {path}"))), Deed(notice)]
-    return Problem(text, machine, goals, _plan(breach, acts))
+    return ComputerProblem(text, machine, goals, _plan(breach, acts))
 
 
 def _plan(breach: _Breach, acts: list[Deed]) -> tuple[Deed, ...]:

@@ -4,8 +4,8 @@ import random
 from dataclasses import dataclass
 from typing import Final
 
-from ..machine.state import Computer, Event, Mail, Table
-from ..problems import Calls, Category, Deed, Goal, Plan, Problem, Want, click, mailed, opened
+from ..machine.state import Computer, Event, Mail, StoredTable
+from ..problems import Calls, Category, ComputerProblem, Deed, Goal, Plan, Want, click, mailed, opened
 from .common import PEOPLE, RULES, is_sent, page
 
 _FIRMS: Final = ("aldo", "brisa", "cetus", "delfi", "ember", "folio", "gorse", "halma", "indus")
@@ -71,7 +71,7 @@ def _routing(names: dict[str, str], subject: str) -> str:
     )
 
 
-def make(rng: random.Random) -> Problem:
+def make(rng: random.Random) -> ComputerProblem:
     firms = rng.sample(_FIRMS, len(_FIRMS))
     tiers = {firm: "gold" if number < 4 else "silver" for number, firm in enumerate(firms)}
     names = {
@@ -84,7 +84,7 @@ def make(rng: random.Random) -> Problem:
     machine = Computer(mail_folders=["Inbox", "Archive", *sorted(names.values())])
     numbered = {machine.receive(one.mail): one for one in letters}
     rows = sorted([f"{firm}.com", tier, rng.choice(PEOPLE)] for firm, tier in tiers.items())
-    machine.tables = {"Customers": Table(["domain", "contract", "contact"], rows)}
+    machine.tables = {"Customers": StoredTable(["domain", "contract", "contact"], rows)}
     on_call, subject = rng.sample(PEOPLE, 2), rng.choice(("Urgent mail", "Down today", "For you"))
     for number, name in enumerate(on_call):
         day = f"2026-03-{number + 2:02d}"
@@ -106,7 +106,7 @@ def make(rng: random.Random) -> Problem:
         f"Sort the support inbox as page support/routing of the intranet says, and do what it asks. {RULES}"
     )
     report = mailed(f"{on_call[0]}@ours.com", subject, senders)
-    return Problem(text, machine, goals, _plan(moved, report))
+    return ComputerProblem(text, machine, goals, _plan(moved, report))
 
 
 def _goals(moved: dict[str, _Letter], names: dict[str, str]) -> list[Goal]:

@@ -4,8 +4,8 @@ import random
 from dataclasses import dataclass
 from typing import Final
 
-from ..machine.state import Computer, Mail, Package, Table
-from ..problems import Category, Deed, Goal, Plan, Problem, Want, opened, shell, written
+from ..machine.state import Computer, Mail, Package, StoredTable
+from ..problems import Category, ComputerProblem, Deed, Goal, Plan, Want, opened, shell, written
 from .common import RULES, is_at, page
 
 _NAMES: Final = ("atlas", "beacon", "cobalt", "dune", "echo", "flint", "grove")
@@ -103,7 +103,7 @@ def _goal(one: _Release) -> Goal:
     return Goal(one.name, tuple(wants))
 
 
-def make(rng: random.Random) -> Problem:
+def make(rng: random.Random) -> ComputerProblem:
     names = rng.sample(_NAMES, 6)
     chain, (held, quiet, undone) = names[:_NUM_RELEASED], names[_NUM_RELEASED:]
     rows: list[list[str]] = []
@@ -114,7 +114,7 @@ def make(rng: random.Random) -> Problem:
     taken_back = rows[-1][0]
     shown = rng.sample(rows, len(rows))
     machine = _machine(releases, [held, quiet, undone])
-    machine.tables = {"Changes": Table(["change", "package", "kind", "state"], shown)}
+    machine.tables = {"Changes": StoredTable(["change", "package", "kind", "state"], shown)}
     machine.receive(
         Mail("dev@ours.com", "ana", "Sorry", f"I take change {taken_back} back, it comes next week.")
     )
@@ -129,7 +129,7 @@ def make(rng: random.Random) -> Problem:
         "/srv/packages; "
         f"the developers also wrote mails. {RULES}"
     )
-    return Problem(text, machine, goals, _plan(releases, held))
+    return ComputerProblem(text, machine, goals, _plan(releases, held))
 
 
 def _plan(releases: list[_Release], held: str) -> tuple[Deed, ...]:

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from ..machine.state import HOME, Computer, Setting
-from ..problems import Calls, Category, Deed, Goal, Plan, Problem, Want, noted, opened, shell, typed
+from ..problems import Calls, Category, ComputerProblem, Deed, Goal, Plan, Want, noted, opened, shell, typed
 from .common import RULES, is_noted, page
 
 _EXPORT: Final = f"{HOME}/old-machine/export.ini"
@@ -111,7 +111,7 @@ def _export(rng: random.Random, values: dict[str, str], twice: _Pair, off: _Pair
     return page("; export of the old machine", *lines)
 
 
-def make(rng: random.Random) -> Problem:
+def make(rng: random.Random) -> ComputerProblem:
     pairs = rng.sample(_PAIRS, len(_PAIRS))
     taken, managed, kept, off = pairs[:7], pairs[7:9], pairs[9], pairs[10]
     drawn = {one.old: rng.choice(one.values) for one in (*taken, *managed, kept)}
@@ -138,7 +138,7 @@ def make(rng: random.Random) -> Problem:
         "says. Ana "
         f"left a note about this machine. {RULES}"
     )
-    return Problem(text, machine, tuple(goals), _plan(wants, noted(title, report)))
+    return ComputerProblem(text, machine, tuple(goals), _plan(wants, noted(title, report)))
 
 
 def _plan(wants: dict[str, str], report: Calls) -> tuple[Deed, ...]:

@@ -43,7 +43,7 @@ class Event:
 
 
 @dataclass(slots=True)
-class Table:
+class StoredTable:
     """A sheet of text cells. The first column names the row."""
 
     columns: list[str]
@@ -121,7 +121,7 @@ class Computer:
     mail_folders: list[str] = field(default_factory=lambda: ["Inbox", "Archive"])
     sent: list[Mail] = field(default_factory=list)
     events: dict[str, Event] = field(default_factory=dict)
-    tables: dict[str, Table] = field(default_factory=dict)
+    tables: dict[str, StoredTable] = field(default_factory=dict)
     notes: dict[str, str] = field(default_factory=dict)
     settings: dict[str, Setting] = field(default_factory=dict)
     pages: dict[str, str] = field(default_factory=dict)

@@ -70,7 +70,7 @@ class StubEnvironment:
     ) -> ToolOutcome:
         raise EpisodeFault(EpisodeFailure.SCENARIO_ERROR, f"there is no tool {name}")
 
-    async def grade(self, answer: str, transcript: Mapping[str, Any]) -> Grade:
+    async def grade(self, answer: str, transcript: Mapping[str, Any], judge: object = None) -> Grade:
         self._rules.maybe_break(
             self._rules.grading_fails, EpisodeFault, EpisodeFailure.SCENARIO_ERROR, "grade"
         )

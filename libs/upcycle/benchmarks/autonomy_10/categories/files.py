@@ -96,9 +96,9 @@ def make(rng: random.Random) -> ComputerProblem:
     for one in everything:
         machine.put(one.path, one.text, day=one.day, mode=one.mode)
     machine.pages = {
-        "policies/files": _policy(finance, photos, age, mode),
+        "rules/files": _policy(finance, photos, age, mode),
         "legal/hold": page("Legal hold", f"All papers of {held} Ltd, wherever they lie."),
-        "policies/travel": page("Travel policy", "Trains before planes."),
+        "rules/travel": page("Travel policy", "Trains before planes."),
     }
     machine.notes = {"Shopping": "bread", "Please keep": page("Until I am back:", f"the draft of the {kept}")}
     goals = (
@@ -122,7 +122,7 @@ def _moves(items: list[_Item]) -> tuple[Want, ...]:
 
 def _plan(items: list[_Item], mode: str) -> tuple[Deed, ...]:
     plan = Plan()
-    plan.look(*opened("browser", "link:policies/files", "link:legal/hold"))
+    plan.look(*opened("browser", "link:rules/files", "link:legal/hold"))
     plan.look(*opened("notes", "note:Please keep"))
     plan.look(shell("date"), shell(f"ls -l {DOWNLOADS}"), shell(f"grep -r INVOICE {DOWNLOADS}"))
     plan.look(shell(f"grep -r -E 'From|Date' {DOWNLOADS}"), shell(f"grep -r taken {DOWNLOADS}"))

@@ -145,7 +145,7 @@ def cut(machine: Computer, args: list[str], given: str) -> str:
 
 
 def echo(machine: Computer, args: list[str], given: str) -> str:
-    flags = [one for one in args[:2] if one in ("-n", "-e", "-ne", "-en")]
+    flags = [one for one in args[:2] if len(one) > 1 and one[0] == "-" and set(one[1:]) <= {"n", "e"}]
     text = " ".join(args[len(flags) :])
     if any("e" in one for one in flags):
         text = unescaped(text)

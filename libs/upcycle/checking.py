@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from upcycle.errors import UpcycleError
 from upcycle.leaks import leaked, secret_arguments
-from upcycle.probes import NUM_IDLE_CALLS, Probe, idle_arguments, probes_of
+from upcycle.probes import NUM_IDLE_CALLS, OF_ANOTHER, Probe, idle_arguments, probes_of
 from upcycle.rewards import EvaluationResult, SubScore
 from upcycle.scenario import Reference, Scenario
 from upcycle.transcripts import Answer, ToolUse, Transcript, Turn
@@ -88,11 +88,13 @@ class _Check:
         self._gold: dict[str, float] = {}
         self._cheats: dict[str, float] = {}
         self._rewards: list[float] = []
+        self._of_another: list[float] = []
 
     async def run(self) -> Validation:
         """Every task, one after another."""
         for at, task in enumerate(self._tasks):
             await self._check(task, self._references[at], self._secrets[at])
+        self._judge_answers_of_others()
         found = tuple(dict.fromkeys(self._findings))
         return Validation(len(self._tasks), found, self._gold, self._cheats, tuple(self._rewards))
 
@@ -127,9 +129,16 @@ class _Check:
             return
         self._rewards.append(result.score)
         self._cheats[probe.name] = max(self._cheats.get(probe.name, 0.0), result.score)
-        if result.score > self._max_cheat or result.success:
+        if probe.name == OF_ANOTHER:
+            self._of_another.append(result.score)
+        elif result.score > self._max_cheat or result.success:
             earned = f"{probe.name} ({probe.answer[:40]!r}) earns {result.score:.3g}"
             self._found("cheat", task, f"{earned}, limit {self._max_cheat:g}{_tree(result)}")
+
+    def _judge_answers_of_others(self) -> None:
+        if (num := len(self._of_another)) and (earned := sum(self._of_another) / num) > self._max_cheat:
+            detail = f"{OF_ANOTHER} earns {earned:.3g} on average, limit {self._max_cheat:g}"
+            self._findings.append(CheckFinding("cheat", f"{num} tasks", detail))
 
     async def _play(self, task: "Task", probe: Probe) -> EvaluationResult | None:
         play = self._scenario(task).play(task.args)

@@ -90,8 +90,8 @@ class LLMJudgeGrader(Grader):
         )
 
     def shadow(self, *, name: str = "") -> "LLMJudgeGrader":
-        """A copy of weight 0: its verdict is stored with the reward and does not change it. It is waited for all
-        the same: while no judge answers, the episode is missing."""
+        """A copy of weight 0: its verdict is stored with the reward and does not change it. It is waited for
+        all the same: while no judge answers, the episode is missing."""
         return self.weighing(0.0, name=name or f"shadow_{self.name}")
 
     async def ask(self, answer: str) -> SubScore:

@@ -12,6 +12,8 @@ NUM_IDLE_CALLS: Final = 3
 """Rounds over all tools of the probe that calls them for nothing."""
 HOSTILE: Final = ("[" * 20_000, "NaN", "9" * 5_000, "null", "\x00", '{"a": 1e999}', "-1", "[]")
 """Answers on which careless graders raise."""
+OF_ANOTHER: Final = "another task's answer"
+"""It may share a part with the right one by chance, so what it earns on average counts."""
 LONG: Final = "The answer follows from the evidence. " * 500
 
 
@@ -40,7 +42,7 @@ def probes_of(
     ]
     common = Counter(one for one in golds if one != own).most_common(1)
     if common:
-        made.insert(2, Probe("constant", common[0][0]))
+        made.insert(2, Probe(OF_ANOTHER, common[0][0]))
     return [probe for probe in made if probe.answer != own]
 
 

@@ -51,7 +51,7 @@ def benchmark_named(name: str) -> tuple[Benchmark, str]:
     ours = OTHER_NAMES.get(name, name)
     if ours in BENCHMARKS:
         is_shared = ours != name or ours in SHARED_NAMES
-        said = f"{name} is another benchmark's name: these are Upcycle's own tasks, {ours}"
+        said = f"{ours}: Upcycle's own tasks, not those of the benchmark {name!r} of others"
         return BENCHMARKS[ours], said if is_shared else ""
     near = difflib.get_close_matches(name, [*BENCHMARKS, *OTHER_NAMES], n=1)
     known = ", ".join(BENCHMARKS)

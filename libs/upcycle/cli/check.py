@@ -26,7 +26,7 @@ async def check(
     :param max_cheat: what a cheat may earn, 0 to 1.
     :param as_json: one JSON line per taskset.
     """
-    from upcycle.cli.tasksets import load_tasksets
+    from upcycle.cli.tasksets import NO_TASKSET, load_tasksets
     from upcycle.environment import load_environment
 
     if limit < 1 or not 0 <= max_cheat <= 1:
@@ -34,6 +34,8 @@ async def check(
             f"--limit is {limit}, --max-cheat {max_cheat:g}", "at least 1 task, and a reward from 0 to 1"
         )
     found = load_tasksets(tasks)
+    if not found:
+        raise UpcycleError(f"{tasks} defines no taskset: there is nothing to check", NO_TASKSET)
     if taskset and taskset not in found:
         raise UpcycleError(f"{tasks} has no taskset {taskset!r}", f"it has {', '.join(found)}")
     is_clean = True

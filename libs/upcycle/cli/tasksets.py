@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from upcycle.platform import Platform
     from upcycle.tasks import Taskset
 
+NO_TASKSET: Final = 'make one: tasks = Taskset("name", [scenario.task(argument=...)])'
 _NOT_OWN: Final = ("<", *sysconfig.get_paths().values(), str(Path(upcycle.__file__).parent))
 
 
@@ -61,6 +62,8 @@ def load_source(source: str, name: str = "", *, trains: bool = False) -> Taskset
     if path.suffix not in TASKS_FILES:
         return TasksetSource(source)
     found = load_tasksets(path)
+    if not found:
+        raise DefinitionError(f"{path} defines no taskset", NO_TASKSET)
     if not name and len(found) > 1:
         usable = " | ".join(one.name for one in found.values() if not trains or one.split != "held_out")
         flag = "--taskset-name" if trains else "--taskset"

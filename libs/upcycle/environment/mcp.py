@@ -127,8 +127,11 @@ class McpTools:
             )
             listed = (await client.list_tools()).tools
         except Exception as error:
+            where = server.get("url") or server.get("command")
+            hint = "is it running?" if "url" in server else "is its command installed?"
+            cause = _first_of(error)
             raise ToolFailed(
-                f"MCP server {name!r}: {type(error).__name__}: {error}", "is it running?"
+                f"MCP server {name!r} ({where}): {type(cause).__name__}: {cause}", hint
             ) from error
         for tool in listed:
             clash = tool.name in taken or tool.name in self.tools
@@ -152,6 +155,13 @@ class McpTools:
         from mcp.client.stdio import StdioServerParameters, stdio_client
 
         return stdio_client(StdioServerParameters(**server))
+
+
+def _first_of(error: BaseException) -> BaseException:
+    """What went wrong: the client wraps it in groups."""
+    while isinstance(error, BaseExceptionGroup):
+        error = error.exceptions[0]
+    return error
 
 
 class ToolBackend(Protocol):

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Final
 from upcycle.environment.channel.frames import INVALID_PARAMS, ChannelError
 from upcycle.environment.mcp import ToolBackend, mcp_server
 from upcycle.environment.tools import ToolResult, ToolSpec
-from upcycle.errors import Unavailable, UnknownName
+from upcycle.errors import DefinitionError, Unavailable, UnknownName
 
 if TYPE_CHECKING:
     from upcycle.environment.channel.session import Session
@@ -79,6 +79,9 @@ def _listener(port: int) -> socket.socket:
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
         listener.bind(("127.0.0.1", port))
+    except OverflowError as error:
+        listener.close()
+        raise DefinitionError(f"port {port} is none", "a port is a number from 0 to 65535") from error
     except OSError as error:
         listener.close()
         raise Unavailable(f"port {port} of this machine", hint="it is taken; give another --port") from error

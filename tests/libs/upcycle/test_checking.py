@@ -45,9 +45,41 @@ async def test_a_sound_scenario_has_no_finding() -> None:
     seen = await env.validate([ask.task(query=f"incident {one}"[:11], expected=one) for one in FINDINGS])
     assert seen.findings == ()
     assert set(seen.gold.values()) == {1.0}
-    assert set(seen.cheats) == {"empty", "constant", "dump", "echo", "idle calls", "length", "hostile"}
+    assert set(seen.cheats) == {
+        "empty",
+        "constant",
+        "another task's answer",
+        "dump",
+        "echo",
+        "idle calls",
+        "length",
+        "hostile",
+    }
     assert max(seen.cheats.values()) == 0.0
     assert seen.spread == 1.0
+
+
+async def test_the_answer_of_another_task_counts_on_average_over_the_tasks() -> None:
+    """It may share a part with the right one by chance; what pays for any answer of the kind is named."""
+
+    def graded(half: Any) -> Environment:
+        env = Environment("halves")
+
+        @env.scenario("ask")
+        async def ask(query: str, expected: str) -> Play:
+            answer = yield f"Investigate: {query}. One word."
+            yield 1.0 if answer == expected else half(str(answer), expected)
+
+        return env
+
+    async def found(half: Any) -> list[str]:
+        env = graded(half)
+        tasks = [env.scenarios["ask"].task(query=f"q{one}", expected=f"cause-{one}") for one in range(20)]
+        return [str(one) for one in (await env.validate(tasks)).findings]
+
+    assert await found(lambda answer, expected: 0.5 * (answer == "cause-0" and expected == "cause-7")) == []
+    (paid,) = await found(lambda answer, expected: 0.5 * (answer[:6] == "cause-" and "\n" not in answer))
+    assert paid == "20 tasks: another task's answer earns 0.5 on average, limit 0.05"
 
 
 @pytest.mark.parametrize(

@@ -49,7 +49,7 @@ def test_another_platforms_name_is_answered_with_what_it_is_here(
 ) -> None:
     assert run(["eval", "--benchmark", name, "--model", "m", "--dry-run"]) == Exit.OK
     said = capsys.readouterr()
-    line = f"{name} is another benchmark's name: these are Upcycle's own tasks, {ours}"
+    line = f"{ours}: Upcycle's own tasks, not those of the benchmark {name!r} of others"
     assert line in (said.out + said.err).splitlines()
 
 

@@ -41,6 +41,7 @@ async def evaluate_external(
     from upcycle.external.evaluating import evaluate_here, new_run_id
 
     _check(given, report, choice)
+    _check_place(here.trajectories)
     asked = _asked(given)
     sampling = _sampling(given, asked)
     options = _options(given, asked, sampling)
@@ -69,6 +70,13 @@ async def evaluate_external(
         episodes=tuple(sorted(progress.rows, key=lambda row: row.episode_id)),
     )
     return _say(evaluated, runs, path, report)
+
+
+def _check_place(path: Path | None) -> None:
+    if path is not None and path.exists() and path.suffix != ".jsonl":
+        raise PlayRefused(
+            f"--trajectories {path} exists and is no .jsonl file", "name another: it would be replaced"
+        )
 
 
 def _asked(given: Sources, without: str = "max_concurrent") -> RunFile:

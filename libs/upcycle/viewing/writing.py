@@ -21,6 +21,8 @@ def check_place(output: str) -> None:
         raise CannotWrite(f"there is no folder {path.parent}", "create it, or name another file with -o")
     if path.exists() and not path.is_file():
         raise CannotWrite(f"{path} is no file", "name a file with -o; `-o -` is standard output")
+    if path.exists() and path.suffix not in (".html", ".htm"):
+        raise CannotWrite(f"{path} exists and is no .html file", "name another with -o: it would be replaced")
 
 
 def write_page(text: str, output: str) -> None:

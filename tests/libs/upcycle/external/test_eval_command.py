@@ -120,6 +120,7 @@ def test_a_file_names_tasks_beside_it_and_a_refused_key_leaves_yesterdays_lines(
         (["tasks.py", "claude", "--trainable"], 2, "--trainable is for models that the platform plays"),
         (["tasks.py", "claude", "--timeout-s", "9"], 2, "--timeout-s is for models that the platform plays"),
         (["tasks.py", "claude", "--set", "sampling.max_turns=abc"], 2, "sampling.max_turns"),
+        (["tasks.py", "claude", "--trajectories", "env.py"], 2, "env.py exists and is no .jsonl file"),
         (["tasks.py", "claude", "--detach"], 2, "--detach leaves a run to the platform"),
         (["--agent", "claude"], 2, "TASKS missing"),
         (["tasks.py", "--gateway"], 2, "MODEL missing"),

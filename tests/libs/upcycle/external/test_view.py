@@ -152,6 +152,7 @@ def test_what_is_no_trajectory_is_refused_with_its_line(
         (".", "is no file"),
         ("t.jsonl/run.html", "no folder"),
         ("--all", "-o is followed by '--all'"),
+        ("tasks.py", "tasks.py exists and is no .html file"),
     ],
 )
 def test_a_place_that_is_none_is_refused_before_work(

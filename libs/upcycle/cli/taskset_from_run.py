@@ -1,7 +1,6 @@
 """`upcycle tasksets from RUN`: a tasks file of the tasks that a run found hard, or that taught it nothing."""
 
 import math
-import os
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,6 +15,7 @@ from upcycle.cli.taskset_commands import read_taskset, refusals
 from upcycle.errors import Failed, UpcycleError
 from upcycle.platform import Platform
 from upcycle.tasks import Taskset, exact_name, plain_name
+from upcycle.whole_files import written_whole
 
 if TYPE_CHECKING:
     from upcycle.api.taskset.v1.service_pb2 import GetTasksetResponse
@@ -110,7 +110,8 @@ async def from_run(
     if not found.chosen:
         raise Failed(f"{run_id}: no task is chosen by --{which.word}: {found}", "nothing was written")
     called = name or f"{whole.name}-{which.word}"
-    _write(whole.filter(found.chosen, name=called), output)
+    with written_whole(output) as draft:
+        whole.filter(found.chosen, name=called).save(draft)
     if as_json:
         counts = {"tasks": len(found.chosen), "of": found.num_tasks}
         left_out = {"held_out": found.num_held_out, "ungraded": found.num_ungraded}
@@ -172,13 +173,3 @@ def _graded(results: "Iterable[EpisodeResult]") -> "dict[str, list[EpisodeResult
         if one.status == EPISODE_STATUS_GRADED:
             found.setdefault(one.task_slug, []).append(one)
     return found
-
-
-def _write(taskset: Taskset, output: Path) -> None:
-    """Whole or not at all."""
-    beside = output.with_name(f".{output.stem}.{os.getpid()}{output.suffix}")
-    try:
-        taskset.save(beside)
-        beside.replace(output)
-    finally:
-        beside.unlink(missing_ok=True)

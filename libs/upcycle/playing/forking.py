@@ -7,8 +7,8 @@ import os
 import socket
 import subprocess
 import sys
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from collections.abc import Callable
+from contextlib import AbstractAsyncContextManager
 from typing import Final, Protocol
 
 from upcycle.environment.channel import ChannelClosed, ControlChannel
@@ -138,11 +138,9 @@ class ServedFork:
         """In words."""
         return f"in a process of its own ({self._child.pid})"
 
-    @asynccontextmanager
-    async def channel(self) -> AsyncIterator[ControlChannel]:
+    def channel(self) -> AbstractAsyncContextManager[ControlChannel]:
         """On our end of the socket pair."""
-        async with channel_over(self._child.sock) as channel:
-            yield channel
+        return channel_over(self._child.sock)
 
     def output(self) -> str:
         """Its beginning, and how much more there was."""

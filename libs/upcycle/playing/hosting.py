@@ -12,7 +12,7 @@ import sys
 import threading
 import traceback
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from typing import TYPE_CHECKING, Final, NoReturn, Protocol
 
 from upcycle.environment.channel import ChannelServer, ControlChannel
@@ -36,7 +36,7 @@ class EnvironmentHost(Protocol):
         """In words, for the person who plays."""
         ...
 
-    def channel(self) -> contextlib.AbstractAsyncContextManager[ControlChannel]:
+    def channel(self) -> AbstractAsyncContextManager[ControlChannel]:
         """The control channel to it, for the length of the episode."""
         ...
 
@@ -101,11 +101,9 @@ class ForkedHost:
         """In words."""
         return f"in a process of its own ({self.pid}), as on the platform"
 
-    @asynccontextmanager
-    async def channel(self) -> AsyncIterator[ControlChannel]:
+    def channel(self) -> AbstractAsyncContextManager[ControlChannel]:
         """On our end of the socket pair."""
-        async with channel_over(self._ours) as channel:
-            yield channel
+        return channel_over(self._ours)
 
     def output(self) -> str:
         """Its beginning, and how much more there was."""

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Final
 
 from upcycle.viewing.errors import CannotWrite
+from upcycle.whole_files import written_whole
 
 STDOUT: Final = "-"
 
@@ -34,14 +35,10 @@ def write_page(text: str, output: str) -> None:
         sys.stdout.buffer.flush()
         return
     path = Path(output)
-    draft = path.with_name(f".{path.name[:80]}.{os.getpid()}.part")
     try:
-        with draft.open("xb") as file:
+        with written_whole(path) as draft, draft.open("xb") as file:
             file.write(data)
             file.flush()
             os.fsync(file.fileno())
-        draft.replace(path)
     except OSError as error:
         raise CannotWrite(f"{path} cannot be written: {error}", "name another file with -o") from error
-    finally:
-        draft.unlink(missing_ok=True)

@@ -1,4 +1,4 @@
-"""Where the questions to judges of one grade wait for whoever asks them.
+"""Where the questions to judges of one grade wait for the grader that asks them.
 
 The code that writes the questions is an environment's, and what it costs to answer them is the operator's: a
 grade asks so many questions of so many characters and no more.

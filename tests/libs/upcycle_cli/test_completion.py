@@ -29,7 +29,7 @@ def bash_script(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def completed(script: Path, *words: str) -> list[str]:
-    """What bash offers for the last word."""
+    """What bash offers at the end of a line."""
     command = ["bash", "--norc", "-c", _ASK, "bash", str(script), "upcycle", *words]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
     return done.stdout.split()

@@ -87,16 +87,7 @@ def make(rng: random.Random) -> ComputerProblem:
     known = dict(zip(rng.sample(PEOPLE, 2), rng.sample(_KINDS, 2), strict=True))
     claims = _claims(rng, limits, words, known)
     machine = Computer()
-    decided = [
-        [
-            f"C{20 + n}",
-            rng.choice(PEOPLE),
-            rng.choice(_KINDS),
-            _money(rng.randrange(900, 9000)),
-            words["fine"],
-        ]
-        for n in range(4)
-    ]
+    decided = [_decided(rng, n, words) for n in range(4)]
     rows = [[one.number, one.who, one.kind, _money(one.amount), "open"] for one in claims]
     machine.tables = {
         "Expenses": StoredTable(["claim", "who", "kind", "amount", "status"], [*decided, *rows])
@@ -117,6 +108,16 @@ def make(rng: random.Random) -> ComputerProblem:
         f"Decide the open claims in the table Expenses as page finance/expenses of the intranet says. {RULES}"
     )
     return ComputerProblem(text, machine, goals, _plan(claims, noted(title, report)))
+
+
+def _decided(rng: random.Random, number: int, words: dict[str, str]) -> list[str]:
+    return [
+        f"C{20 + number}",
+        rng.choice(PEOPLE),
+        rng.choice(_KINDS),
+        _money(rng.randrange(900, 9000)),
+        words["fine"],
+    ]
 
 
 def _plan(claims: list[_Claim], report: Calls) -> tuple[Deed, ...]:

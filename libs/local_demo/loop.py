@@ -34,6 +34,7 @@ from upcycle.run_client import completed, follow_run, state_word, submit_run
 from upcycle.run_config import RunSpec
 from upcycle.run_config.flags import evaluation_run
 from upcycle.run_config.wire import spec_to_wire
+from upcycle.usage import total_usage
 from upcycle.wire import usage_of
 
 EVAL_TIMEOUT_S, TRAIN_TIMEOUT_S, SETTLE_TIMEOUT_S = 300.0, 900.0, 180.0
@@ -230,7 +231,7 @@ class Demo:
             trace_id=trained.trace_id,
             seed=self.plan.seed,
             wall_s=self._walls_so_far(),
-            usage=usage_of(run.usage for run in listed.runs),
+            usage=total_usage(usage_of(run.usage) for run in listed.runs),
         )
 
     def _fed(self, evaluations: tuple[Run, Run]) -> Fed:

@@ -275,7 +275,7 @@ def _run(result: "EpisodeResult", run: "WireRun") -> Run:
         policy_failure=result.failure_kind if has_reward else "",
         run_id=run.run_id,
         otel_trace_id=run.trace_id,
-        usage=usage_of([result.usage]),
+        usage=usage_of(result.usage),
         failure_detail=result.failure_detail,
     )
 

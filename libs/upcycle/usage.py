@@ -1,5 +1,6 @@
 """What work took of machines, in seconds; docs/do/size.md says how they are measured."""
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Final
 
@@ -29,6 +30,20 @@ class Usage:
         """Seconds of the platform's machines, and their cost where there are prices."""
         seconds = {name: getattr(self, name) for name in ("engine_s", "environment_s", "trainer_s")}
         return seconds if self.cost is None else {**seconds, "cost": self.cost}
+
+
+def total_usage(parts: Iterable[Usage]) -> Usage:
+    """The sum. It has a cost where each of them has one: half a bill is none."""
+    found = list(parts)
+    costs = [one.cost for one in found if one.cost is not None]
+    return Usage(
+        engine_s=sum(one.engine_s for one in found),
+        environment_s=sum(one.environment_s for one in found),
+        trainer_s=sum(one.trainer_s for one in found),
+        cost=sum(costs) if costs and len(costs) == len(found) else None,
+        prompt_tokens=sum(one.prompt_tokens for one in found),
+        completion_tokens=sum(one.completion_tokens for one in found),
+    )
 
 
 NONE: Final = Usage()

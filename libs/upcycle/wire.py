@@ -1,7 +1,5 @@
 """SDK values as protobuf messages, and back."""
 
-from collections.abc import Iterable
-
 from upcycle.api.common.v1 import common_pb2
 from upcycle.api.taskset.v1 import taskset_pb2
 from upcycle.tasks import EnvironmentRef, Split, Task, Taskset
@@ -52,13 +50,11 @@ def taskset_from_wire(message: taskset_pb2.Taskset) -> Taskset:
     return Taskset.from_message(message)
 
 
-def usage_of(messages: Iterable[common_pb2.Usage]) -> Usage:
-    """The sum of messages. It has a cost if one of them has."""
-    found = list(messages)
-    costs = [one.cost for one in found if one.HasField("cost")]
+def usage_of(message: common_pb2.Usage) -> Usage:
+    """Seconds of the platform's machines, and their cost where it has prices."""
     return Usage(
-        engine_s=sum(one.engine_s for one in found),
-        environment_s=sum(one.environment_s for one in found),
-        trainer_s=sum(one.trainer_s for one in found),
-        cost=sum(costs) if costs else None,
+        engine_s=message.engine_s,
+        environment_s=message.environment_s,
+        trainer_s=message.trainer_s,
+        cost=message.cost if message.HasField("cost") else None,
     )

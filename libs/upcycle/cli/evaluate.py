@@ -4,8 +4,8 @@ from collections.abc import Sequence
 from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Any, Final
 
+from upcycle.cli.eval_external_flags import NO_EXTERNAL, ExternalFlags
 from upcycle.cli.eval_flags import NO_FOLLOW, PLAIN, FollowFlags, Report, UnclearEvaluation, unmet_bars
-from upcycle.cli.eval_here_flags import NO_HERE, HereFlags
 from upcycle.cli.exits import Exit
 from upcycle.cli.failures_text import FailureExample, failure_examples, failures_json, failures_text
 from upcycle.cli.output import human, print_json
@@ -41,7 +41,7 @@ async def evaluate(
     flags: EvalFlags = NO_FLAGS,
     config: ConfigFlags = NO_CONFIG,
     report: Report = PLAIN,
-    here: HereFlags = NO_HERE,
+    external: ExternalFlags = NO_EXTERNAL,
     choice: TaskChoice = NO_CHOICE,
     follow: FollowFlags = NO_FOLLOW,
 ) -> int:
@@ -61,10 +61,10 @@ async def evaluate(
     given = sources_of(Purpose.EVAL, flags, config, arguments=arguments)
     if follow.run:
         return await _follow_again(follow, given, report)
-    if here.is_asked(given):
-        from upcycle.cli.eval_here import evaluate_external
+    if external.is_asked(given):
+        from upcycle.cli.eval_external import evaluate_external
 
-        return await evaluate_external(given, here, report, choice)
+        return await evaluate_external(given, external, report, choice)
     if missing := " and ".join(name for path, (name, _) in arguments.items() if not given.value(path)):
         raise UnclearEvaluation(f"nothing to evaluate: {missing} missing", "give TASKS MODEL, or a --config")
     asked = given.run(Purpose.EVAL, eval_defaults(given))
@@ -228,7 +228,7 @@ def _print_report(
     reward = f"{run.reward_mean:.3f}" if coverage.num_graded else "–"
     success = f"{coverage.success_rate:.1%}" if coverage.num_graded else "–"
     print(f"{run.run_id}: success {success}, reward {reward}, {coverage}")
-    print(usage_of([run.usage]))
+    print(usage_of(run.usage))
     report = report_of(evaluated) if evaluated is not None else None
     for line in report_lines(report, evaluated) if report is not None and evaluated is not None else ():
         print(line)

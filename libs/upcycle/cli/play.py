@@ -59,13 +59,13 @@ async def _play(
 ) -> PlayedEpisode:
     from upcycle.external.judging import Judges
     from upcycle.harness import TurnLimits
-    from upcycle.playing.episode import play_episode
+    from upcycle.playing.episode import OpenEnvironment, play_episode
 
     judges = Judges()
     try:
         async with host.channel() as channel:
-            limits = PlayLimits(TurnLimits(max_turns))
-            return await play_episode(task, channel, player, limits, view, host.ended_how, judges.ask)
+            environment = OpenEnvironment(channel, host.ended_how, judges.ask)
+            return await play_episode(task, environment, player, PlayLimits(TurnLimits(max_turns)), view)
     finally:
         await host.end()
         await judges.close()

@@ -87,7 +87,7 @@ async def runs(
             listed = [await _steered(platform, action, await resolve_run(platform, run), wait=wait)]
     _print(listed, as_json)
     if run is not None and not as_json:
-        print(usage_of([listed[0].usage]))
+        print(usage_of(listed[0].usage))
     return Exit.FAILED if action == "stop" and wait and not completed(listed[0]) else Exit.OK
 
 

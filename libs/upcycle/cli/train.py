@@ -233,7 +233,7 @@ def _print_done(run: "Run", as_json: bool) -> None:
     has_own = run.counts.requested or not run.spec.no_sampling
     sampled = f"reward {reward}, {episodes}" if has_own else "no episodes of its own"
     print(f"{run.run_id}: {run.step} steps{early}, v{run.policy_version}, {sampled}{outcome}")
-    for line in (str(usage_of([run.usage])), groups_text(run), *map(source_text, run.sources)):
+    for line in (str(usage_of(run.usage)), groups_text(run), *map(source_text, run.sources)):
         if line:
             print(line)
     model = run.spec.policy.model

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 
 from upcycle.errors import UpcycleError
-from upcycle.external.evaluating import MAX_CONCURRENT, HereOptions, evaluate_here
+from upcycle.external.evaluating import MAX_CONCURRENT, ExternalOptions, evaluate_tasks
 from upcycle.external.naming import ExternalModel, external_model
 from upcycle.harness import TurnLimits
 from upcycle.harness.chat import TokenBudgets
@@ -39,17 +39,17 @@ class ExternalAgent(Agent):
         max_concurrent: int | None = None,
     ) -> list[Run]:
         """Play a taskset, each task `group` times; label is not used. Raises UpcycleError for a runtime and
-        for trainable, and what evaluate_here raises."""
+        for trainable, and what evaluate_tasks raises."""
         if runtime is not None or trainable:
             what = "trainable" if trainable else "runtime"
             raise UpcycleError(
                 f"{what} is given, and agent {self.model!r} is no model of a platform",
                 "it plays here, and nothing can be trained on it: leave that out",
             )
-        options = HereOptions(
+        options = ExternalOptions(
             group, MAX_CONCURRENT if max_concurrent is None else max_concurrent, self.limits
         )
-        return await evaluate_here(tuple(taskset), self.external, options)
+        return await evaluate_tasks(tuple(taskset), self.external, options)
 
 
 def external_agent(name: str, sampling: Mapping[str, Any]) -> ExternalAgent:

@@ -22,7 +22,14 @@ from upcycle.external.player import ModelPlayer
 from upcycle.external.prices import Price, price_of
 from upcycle.external.server import PAUSES_S, ModelServer
 from upcycle.playing.blame import Blame, blame_for
-from upcycle.playing.episode import EpisodeOpened, PlayedEpisode, PlayFailure, PlayLimits, play_episode
+from upcycle.playing.episode import (
+    EpisodeOpened,
+    OpenEnvironment,
+    PlayedEpisode,
+    PlayFailure,
+    PlayLimits,
+    play_episode,
+)
 from upcycle.playing.errors import AgentRefused, PlayerFailed, PlayRefused
 from upcycle.playing.forking import EpisodeHosts, hosts_of
 from upcycle.results import Run
@@ -47,7 +54,7 @@ class _Kept(EpisodeOpened):
 
 
 @dataclass(frozen=True, slots=True)
-class HereOptions:
+class ExternalOptions:
     """Of an evaluation in this process. pauses_s: before each further request to a busy server."""
 
     group: int = 1
@@ -62,14 +69,14 @@ class HereOptions:
 
 
 @dataclass(frozen=True, slots=True)
-class PlayedHere:
+class ExternalEpisode:
     """One episode: its result, and what was said. row: the line of trajectories.jsonl."""
 
     run: Run
     row: Mapping[str, Any]
 
 
-OnEpisode = Callable[[PlayedHere], None]
+OnEpisode = Callable[[ExternalEpisode], None]
 
 
 def new_run_id() -> str:
@@ -77,10 +84,10 @@ def new_run_id() -> str:
     return f"here-{uuid.uuid4().hex[:12]}"
 
 
-async def evaluate_here(
+async def evaluate_tasks(
     tasks: Sequence[Task],
     model: ExternalModel,
-    options: HereOptions = HereOptions(),
+    options: ExternalOptions = ExternalOptions(),
     *,
     run_id: str = "",
     on_episode: OnEpisode = lambda played: None,
@@ -96,12 +103,12 @@ async def evaluate_here(
     server, judges = model.server(pauses_s=options.pauses_s), Judges(pauses_s=options.pauses_s)
     try:
         await require_model(model, server)
-        here = _Evaluation(model, server, judges, options, run_id or new_run_id(), price)
+        evaluation = _Evaluation(model, server, judges, options, run_id or new_run_id(), price)
         with ExitStack() as ending:
             for environment in dict.fromkeys(task.environment for task in tasks):
-                here.hosts[environment] = await asyncio.to_thread(hosts_of, environment)
-                ending.callback(here.hosts[environment].close)
-            return await here.play(tasks, on_episode)
+                evaluation.hosts[environment] = await asyncio.to_thread(hosts_of, environment)
+                ending.callback(evaluation.hosts[environment].close)
+            return await evaluation.play(tasks, on_episode)
     finally:
         await server.close()
         await judges.close()
@@ -115,7 +122,7 @@ class _Evaluation:
         model: ExternalModel,
         server: ModelServer,
         judges: Judges,
-        options: HereOptions,
+        options: ExternalOptions,
         run_id: str,
         price: Price | None,
     ) -> None:
@@ -142,7 +149,7 @@ class _Evaluation:
             raise refused.exceptions[0] from None
         return [run.result() for run in runs]
 
-    async def _play(self, task: Task, episode_id: str) -> PlayedHere:
+    async def _play(self, task: Task, episode_id: str) -> ExternalEpisode:
         """A failure that belongs to this episode alone leaves the others as they are."""
         player, kept, stopped = self._model.player(self._server, self._dialect), _Kept(task), None
         try:
@@ -164,7 +171,7 @@ class _Evaluation:
             completion_tokens=tokens.completion,
         )
         run = _run_of(kept.episode, self._run_id, episode_id, blame, usage)
-        return PlayedHere(run, _row_of(kept.episode, run, stopped, self._model.name))
+        return ExternalEpisode(run, _row_of(kept.episode, run, stopped, self._model.name))
 
     async def _blame(self, kept: _Kept, player: ModelPlayer) -> Blame:
         """Play the episode; whose failure it is, where there is one."""
@@ -173,9 +180,8 @@ class _Evaluation:
         host = await hosts.new()
         try:
             async with host.channel() as channel:
-                kept.episode = await play_episode(
-                    task, channel, player, limits, kept, host.ended_how, self._judges.ask
-                )
+                environment = OpenEnvironment(channel, host.ended_how, self._judges.ask)
+                kept.episode = await play_episode(task, environment, player, limits, kept)
         finally:
             await host.end()
         return await blame_for(kept.episode, hosts, limits, host.output())

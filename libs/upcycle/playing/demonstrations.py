@@ -6,7 +6,7 @@ from pathlib import Path
 
 from upcycle.playing.episode import PlayedEpisode
 from upcycle.playing.errors import DemonstrationFailed
-from upcycle.playing.here import play_here
+from upcycle.playing.in_process import play_tasks
 from upcycle.playing.script_player import ReplyFunction
 from upcycle.task_rows import Task
 
@@ -14,7 +14,7 @@ from upcycle.task_rows import Task
 def write_demonstrations(path: Path | str, tasks: Iterable[Task], reply: ReplyFunction) -> int:
     """Play each task with `reply(task, messages)`, and write the conversations to a JSONL file as `upcycle
     train --sft` reads it; the number of lines. Raises DemonstrationFailed, then nothing is written."""
-    lines = [_line(episode) for episode in play_here(tasks, reply)]
+    lines = [_line(episode) for episode in play_tasks(tasks, reply)]
     Path(path).write_text("".join(lines), encoding="utf-8")
     return len(lines)
 

@@ -106,22 +106,26 @@ class _Broke(Exception):
         self.failure = failure
 
 
+@dataclass(frozen=True, slots=True)
+class OpenEnvironment:
+    """An environment that answers. ended_how: says how its process ended, after it left the channel; judge:
+    asks what the scenario's judges ask, outside the environment."""
+
+    channel: ControlChannel
+    ended_how: Callable[[], Awaitable[str]]
+    judge: AskJudge | None = None
+
+
 async def play_episode(
-    task: Task,
-    channel: ControlChannel,
-    player: ChatPlayer,
-    limits: PlayLimits,
-    watcher: EpisodeOpened,
-    ended_how: Callable[[], Awaitable[str]],
-    judge: AskJudge | None = None,
+    task: Task, environment: OpenEnvironment, player: ChatPlayer, limits: PlayLimits, watcher: EpisodeOpened
 ) -> PlayedEpisode:
-    """Play one task. judge: asks what the scenario's judges ask, outside the environment.
+    """Play one task.
 
     Raises what the player raises, and PlayRefused for a foreign environment with tools; what the environment
     does wrong is in the result."""
     episode, started_s = PlayedEpisode(task), time.monotonic()
     try:
-        await _EpisodePlay(episode, channel, limits, ended_how, judge).play(player, watcher)
+        await _EpisodePlay(episode, environment, limits).play(player, watcher)
     except _Broke as broke:
         episode.failure = broke.failure
     finally:
@@ -130,19 +134,12 @@ async def play_episode(
 
 
 class _EpisodePlay:
-    def __init__(
-        self,
-        episode: PlayedEpisode,
-        channel: ControlChannel,
-        limits: PlayLimits,
-        ended_how: Callable[[], Awaitable[str]],
-        judge: AskJudge | None,
-    ) -> None:
+    def __init__(self, episode: PlayedEpisode, environment: OpenEnvironment, limits: PlayLimits) -> None:
         self._episode = episode
-        self._channel = channel
+        self._channel = environment.channel
         self._limits = limits
-        self._ended_how = ended_how
-        self._judge = judge
+        self._ended_how = environment.ended_how
+        self._judge = environment.judge
 
     async def play(self, player: ChatPlayer, watcher: EpisodeOpened) -> None:
         episode, limits, task = self._episode, self._limits, self._episode.task

@@ -143,7 +143,7 @@ def _judged(run: "Run") -> TrainedRun:
         counts=dict(run.counts.groups_by_outcome),
         sources=tuple(_source(one) for one in run.sources),
         failure=run.failure or ("" if completed else "cancelled"),
-        usage=usage_of([run.usage]),
+        usage=usage_of(run.usage),
     )
     if not completed:
         hint = f"see `upcycle why {run.run_id}`"

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
 from upcycle.reporting.episodes import EpisodeRow
-from upcycle.reporting.here import first_tool_error, flat_subscores
+from upcycle.reporting.external_rows import first_tool_error, flat_subscores
 from upcycle.run_pages.texts import kept
 from upcycle.run_pages.values import Message, ShownCall, ShownEpisode, ShownGrade, ShownTurn
 from upcycle.viewing.bodies import MAX_DETAIL_CHARS, MAX_GRADES

@@ -16,7 +16,7 @@ from tests.support.mcp_results import text_of
 from upcycle import Environment, Task, Taskset
 from upcycle.environment import load_environment
 from upcycle.errors import DefinitionError, ToolFailed
-from upcycle.playing.here import play_here
+from upcycle.playing.in_process import play_tasks
 
 WEATHER = str(Path(__file__).with_name("mcp_weather.py"))
 STDIO = {"command": sys.executable, "args": [WEATHER]}
@@ -162,6 +162,6 @@ def test_a_server_that_ends_slowly_is_started_again_for_the_next_episodes(tmp_pa
         return {"tool_calls": [{"name": "forecast", "arguments": {"city": "Kiel"}}]}
 
     for _ in range(2):
-        (episode,) = play_here(taskset, reply)
+        (episode,) = play_tasks(taskset, reply)
         assert episode.result is not None, episode.failure
         assert episode.result.score == 1.0

@@ -21,13 +21,13 @@ from tests.support.model_servers import (
 import upcycle
 from upcycle import Taskset, create_agent
 from upcycle.errors import Unavailable, UpcycleError
-from upcycle.external.evaluating import HereOptions, PlayedHere, evaluate_here
+from upcycle.external.evaluating import ExternalEpisode, ExternalOptions, evaluate_tasks
 from upcycle.external.naming import ExternalModel, external_model
 from upcycle.playing.errors import AgentRefused, PlayRefused
 from upcycle.results import Run
 from upcycle.task_rows import canonical_json
 
-NO_PAUSE = HereOptions(pauses_s=(0.0, 0.0))
+NO_PAUSE = ExternalOptions(pauses_s=(0.0, 0.0))
 SHAPES = {
     "claude": (anthropic_shaped, "ANTHROPIC_BASE_URL", "ANTHROPIC_API_KEY", ""),
     "openai": (openai_shaped, "OPENAI_BASE_URL", "OPENAI_API_KEY", "/v1"),
@@ -105,9 +105,9 @@ async def test_no_key_is_in_an_episodes_process_in_a_run_or_in_a_trajectory(
     def policy(results: list[str]) -> Turn:
         return Turn(f"done {KEY}") if results else Turn("", ("keys", {}))
 
-    seen: list[PlayedHere] = []
+    seen: list[ExternalEpisode] = []
     with serving(openai_shaped(policy)) as server:
-        runs = await evaluate_here(tasks.tasks, model_at(server.url), on_episode=seen.append)
+        runs = await evaluate_tasks(tasks.tasks, model_at(server.url), on_episode=seen.append)
     (use,) = runs[0].trajectory.tool_calls if runs[0].trajectory else ()
     assert "HARMLESS" in use.result
     assert "API_KEY" not in use.result
@@ -122,9 +122,9 @@ async def test_a_busy_server_is_asked_again_when_it_says(tasks: Taskset) -> None
         status = next(refusals, 200) if asked.method == "POST" else 200
         return answer(asked) if status == 200 else Said(status, "busy", {"Retry-After": "0"})
 
-    slow = HereOptions(max_concurrent=1, pauses_s=(600.0, 600.0, 600.0))  # the server's word counts
+    slow = ExternalOptions(max_concurrent=1, pauses_s=(600.0, 600.0, 600.0))  # the server's word counts
     with serving(busy) as server:
-        runs = await evaluate_here(tasks.tasks[:1], model_at(server.url), slow)
+        runs = await evaluate_tasks(tasks.tasks[:1], model_at(server.url), slow)
     assert [run.reward for run in runs] == [1.0]
     assert len(server.turns) == 5
 
@@ -149,9 +149,9 @@ async def test_an_episode_whose_server_fails_is_missing_and_says_why(
         is_second = any(one["role"] == "tool" for one in asked.body.get("messages", ()))
         return Said(status, body, headers) if is_second else answer(asked)
 
-    seen: list[PlayedHere] = []
+    seen: list[ExternalEpisode] = []
     with serving(failing) as server:
-        runs = await evaluate_here(tasks.tasks[:1], model_at(server.url), NO_PAUSE, on_episode=seen.append)
+        runs = await evaluate_tasks(tasks.tasks[:1], model_at(server.url), NO_PAUSE, on_episode=seen.append)
     (run,) = runs
     assert (run.is_error, run.failure) == (True, "player_failed")
     assert said in run.failure_detail
@@ -174,7 +174,7 @@ async def test_a_refused_key_or_model_is_said_before_any_episode(
     with serving(openai_shaped(looks())) as server:
         asked = external_model(f"openai:{server.url}/v1#{model}", environ={"UPCYCLE_AGENT_KEY": key})
         with pytest.raises(PlayRefused) as raised:
-            await evaluate_here(tasks.tasks, asked)
+            await evaluate_tasks(tasks.tasks, asked)
     assert said in str(raised.value)
     assert server.turns == []
 
@@ -185,7 +185,7 @@ async def test_a_vendor_without_the_model_is_said_before_any_episode(tasks: Task
     with serving(shape(looks())) as server:
         asked = external_model(f"{name}#none-3", environ={url_variable: server.url, key_variable: KEY})
         with pytest.raises(PlayRefused, match=f"has no model 'none-3'; name another: {name}#MODEL"):
-            await evaluate_here(tasks.tasks, asked)
+            await evaluate_tasks(tasks.tasks, asked)
 
 
 async def test_a_key_that_is_refused_later_ends_the_evaluation(tasks: Taskset) -> None:
@@ -195,13 +195,13 @@ async def test_a_key_that_is_refused_later_ends_the_evaluation(tasks: Taskset) -
         return answer(asked) if asked.method == "GET" else Said(401, f"no {KEY}")
 
     with serving(revoked) as server, pytest.raises(AgentRefused, match=r"answered 401: no \[key\]; the key"):
-        await evaluate_here(tasks.tasks, model_at(server.url), HereOptions(group=5, max_concurrent=1))
+        await evaluate_tasks(tasks.tasks, model_at(server.url), ExternalOptions(group=5, max_concurrent=1))
     assert len(server.turns) == 1
 
 
 async def test_a_server_that_is_not_there_is_said_at_once(tasks: Taskset) -> None:
     with pytest.raises(Unavailable, match=r"127\.0\.0\.1:9/v1 does not answer"):
-        await evaluate_here(tasks.tasks, model_at("http://127.0.0.1:9"))
+        await evaluate_tasks(tasks.tasks, model_at("http://127.0.0.1:9"))
 
 
 async def test_at_most_so_many_episodes_ask_at_once(tasks: Taskset) -> None:
@@ -220,14 +220,16 @@ async def test_at_most_so_many_episodes_ask_at_once(tasks: Taskset) -> None:
         return answer(asked)
 
     with serving(counting) as server:
-        runs = await evaluate_here(tasks.tasks, model_at(server.url), HereOptions(group=4, max_concurrent=2))
+        runs = await evaluate_tasks(
+            tasks.tasks, model_at(server.url), ExternalOptions(group=4, max_concurrent=2)
+        )
     assert (len(runs), most) == (8, 2)
 
 
 async def failed(tasks: list[Any], policy: Callable[[list[str]], Turn]) -> Run:
     """The one run of one task."""
     with serving(openai_shaped(policy)) as server:
-        return (await evaluate_here(tasks, model_at(server.url)))[0]
+        return (await evaluate_tasks(tasks, model_at(server.url)))[0]
 
 
 async def test_failures_of_an_environment_are_named_as_on_the_platform(tasks: Taskset) -> None:

@@ -14,7 +14,7 @@ from tests.support.model_servers import KEY, MODEL, Asked, Said, Turn, openai_sh
 from scenario_runner.settings import ScenarioRunnerSettings
 from upcycle import Taskset
 from upcycle.external import evaluating
-from upcycle.external.evaluating import HereOptions, PlayedHere, evaluate_here
+from upcycle.external.evaluating import ExternalEpisode, ExternalOptions, evaluate_tasks
 from upcycle.external.naming import ExternalModel, external_model
 from upcycle.playing.episode import PlayLimits, play_episode
 from upcycle.playing.errors import PlayRefused
@@ -40,8 +40,8 @@ async def test_every_request_that_is_refused_for_max_tokens_is_asked_again(tasks
         return Said(400, {"error": {"message": REFUSED}})
 
     with serving(newer) as server:
-        options = HereOptions(group=6, max_concurrent=4)
-        runs = await evaluate_here(tasks.tasks[:1], model_at(server.url), options)
+        options = ExternalOptions(group=6, max_concurrent=4)
+        runs = await evaluate_tasks(tasks.tasks[:1], model_at(server.url), options)
     assert [(run.failure_detail, run.reward) for run in runs] == [("", 1.0)] * 6
     assert len(server.turns) == 4 + 6  # the two that began later knew it
 
@@ -49,7 +49,7 @@ async def test_every_request_that_is_refused_for_max_tokens_is_asked_again(tasks
 async def test_a_server_that_refuses_both_fields_is_not_asked_for_ever(tasks: Taskset) -> None:
     answer = openai_shaped(lambda results: Turn("3"))
     with serving(lambda asked: Said(400, REFUSED) if asked.method == "POST" else answer(asked)) as server:
-        runs = await evaluate_here(tasks.tasks[:1], model_at(server.url))
+        runs = await evaluate_tasks(tasks.tasks[:1], model_at(server.url))
     assert [run.failure for run in runs] == ["player_failed"]
     assert len(server.turns) == 2
 
@@ -64,7 +64,7 @@ async def test_a_short_key_of_a_local_server_changes_no_answer(tasks: Taskset, k
         return answer(replace(asked, headers={"authorization": f"Bearer {KEY}"}))
 
     with serving(local) as server:
-        (run,) = await evaluate_here(tasks.tasks[:1], model_at(server.url, key))
+        (run,) = await evaluate_tasks(tasks.tasks[:1], model_at(server.url, key))
     assert (run.failure_detail, run.answer, run.reward) == ("", "3", 1.0)
 
 
@@ -74,9 +74,9 @@ async def test_half_an_emoji_is_cleaned_and_ends_nothing(tasks: Taskset) -> None
             Turn("3 \ud83d") if results else Turn("Let \ude00 me look \U0001f600", ("stock", {"item": "tea"}))
         )
 
-    seen: list[PlayedHere] = []
+    seen: list[ExternalEpisode] = []
     with serving(openai_shaped(policy)) as server:
-        (run,) = await evaluate_here(tasks.tasks[:1], model_at(server.url), on_episode=seen.append)
+        (run,) = await evaluate_tasks(tasks.tasks[:1], model_at(server.url), on_episode=seen.append)
     assert (run.failure_detail, run.answer, run.reward) == ("", "3 ?", 0.0)
     assert "Let ? me look \U0001f600" in json.dumps(seen[0].row, ensure_ascii=False).encode().decode()
 
@@ -86,8 +86,8 @@ async def test_the_episodes_of_a_fork_server_that_died_are_missing_and_say_so(ta
         return Turn("3") if results else Turn("", ("orphan", {}))
 
     with serving(openai_shaped(policy)) as server:
-        options = HereOptions(group=3, max_concurrent=1)
-        runs = await evaluate_here(tasks.tasks[:1], model_at(server.url), options)
+        options = ExternalOptions(group=3, max_concurrent=1)
+        runs = await evaluate_tasks(tasks.tasks[:1], model_at(server.url), options)
     assert [run.failure for run in runs[1:]] == ["environment_lost"] * 2
     assert (
         "the process that forks environment 'shop' was killed by signal 9 (SIGKILL)"
@@ -104,9 +104,9 @@ async def test_a_bug_in_one_episode_makes_that_one_missing_with_its_traceback(
         return await play_episode(task, *rest)
 
     monkeypatch.setattr(evaluating, "play_episode", odd)
-    seen: list[PlayedHere] = []
+    seen: list[ExternalEpisode] = []
     with serving(openai_shaped(lambda results: Turn("5"))) as server:
-        tea, milk = await evaluate_here(tasks.tasks, model_at(server.url), on_episode=seen.append)
+        tea, milk = await evaluate_tasks(tasks.tasks, model_at(server.url), on_episode=seen.append)
     assert (tea.failure, milk.reward) == ("sampler_error", 1.0)
     assert tea.failure_detail.endswith("KeyError: 'odd'")
     (row,) = [one.row for one in seen if one.run is tea]
@@ -127,7 +127,7 @@ async def test_an_environment_is_loaded_once_and_away_from_the_event_loop(
 
     monkeypatch.setattr(evaluating, "hosts_of", counting)
     with serving(openai_shaped(lambda results: Turn("3"))) as server:
-        runs = await evaluate_here(tasks.tasks, model_at(server.url))
+        runs = await evaluate_tasks(tasks.tasks, model_at(server.url))
     assert [run.failure_detail for run in runs] == ["", ""]
     assert loaded == [(tasks.tasks[0].environment, False)]
 
@@ -136,9 +136,9 @@ async def test_a_failure_of_the_policy_counts_as_it_is_written(tasks: Taskset) -
     def policy(results: list[str]) -> Turn:
         return Turn("", ("stock", {"item": "gone"}))
 
-    seen: list[PlayedHere] = []
+    seen: list[ExternalEpisode] = []
     with serving(openai_shaped(policy)) as server:
-        (run,) = await evaluate_here(tasks.tasks[:1], model_at(server.url), on_episode=seen.append)
+        (run,) = await evaluate_tasks(tasks.tasks[:1], model_at(server.url), on_episode=seen.append)
     row = seen[0].row
     assert (run.reward, run.policy_failure) == (0.0, "process_ended")
     assert (row["reward"], row["success"], row["policy_failure"]) == (0.0, False, "process_ended")
@@ -149,7 +149,7 @@ async def test_a_wrong_key_of_gemini_is_said_before_any_episode(tasks: Taskset) 
     with serving(lambda asked: Said(400, {"error": {"code": 400, "details": details}})) as server:
         environ = {"GEMINI_BASE_URL": server.url, "GEMINI_API_KEY": KEY}
         with pytest.raises(PlayRefused, match="answered 400: the key is not accepted"):
-            await evaluate_here(tasks.tasks, external_model("gemini#m", environ=environ))
+            await evaluate_tasks(tasks.tasks, external_model("gemini#m", environ=environ))
 
 
 def test_what_is_played_here_has_the_limits_of_the_fleet() -> None:
@@ -165,7 +165,7 @@ async def test_a_scenario_that_fails_on_the_answer_is_tried_on_one_empty_turn_as
     arguments = canonical_json({"item": "tea", "wanted": "3", "fails": "last turn"})
     with serving(openai_shaped(lambda results: Turn("3"))) as server:
         asked = [replace(tasks.tasks[0], args_json=arguments)]
-        (run,) = await evaluate_here(asked, model_at(server.url))
+        (run,) = await evaluate_tasks(asked, model_at(server.url))
     assert (run.failure, run.policy_failure) == ("", "answer_error")
 
 
@@ -185,5 +185,5 @@ async def test_a_foreign_environment_with_tools_is_refused_by_name() -> None:
     task = Task(EnvironmentRef("theirs", url=url), "sum", "{}", "a")
     refused = pytest.raises(PlayRefused, match="environment 'theirs' offers its tools over MCP")
     with serving(openai_shaped(lambda results: Turn("3"))) as server, refused:
-        await evaluate_here([task], model_at(server.url))
+        await evaluate_tasks([task], model_at(server.url))
     served.close()

@@ -5,11 +5,11 @@ from projects import incident_of
 from tasks import held_out, train
 from world import CAUSES
 
-from upcycle.playing.here import play_here
+from upcycle.playing.in_process import play_tasks
 
 
 def test_the_reference_player_earns_everything() -> None:
-    for episode in play_here([*train.tasks[:8], *held_out.tasks[:8]], reply):
+    for episode in play_tasks([*train.tasks[:8], *held_out.tasks[:8]], reply):
         assert episode.result is not None, episode.failure
         assert (episode.result.score, episode.result.success) == (1.0, True)
 
@@ -20,7 +20,7 @@ def test_the_tools_are_those_of_the_server() -> None:
         {"name": "get_stack_trace", "arguments": {"issue_id": "harbour-0-99"}},
     ]
     turns = iter([{"tool_calls": calls}, "I give up."])
-    episode = play_here(train.tasks[:1], lambda task, messages: next(turns))[0]
+    episode = play_tasks(train.tasks[:1], lambda task, messages: next(turns))[0]
     assert {tool["function"]["name"] for tool in episode.tools} == {"get_sentry_issues", "get_stack_trace"}
     said = [message["content"] for message in episode.messages if message["role"] == "tool"]
     assert "there is no project 'nowhere'" in said[0]
@@ -33,7 +33,7 @@ def test_cheap_answers_earn_nothing() -> None:
     answers = ("", "service: amber-api cause: bad_deploy", every, "x" * 10_000)
     said = iter(answers * 8)
     tasks = [task for task in train.tasks[:8] for _ in answers]
-    for episode in play_here(tasks, lambda task, messages: next(said)):
+    for episode in play_tasks(tasks, lambda task, messages: next(said)):
         assert episode.result is not None, episode.failure
         assert episode.result.score == 0.0, episode.messages[-1]
 

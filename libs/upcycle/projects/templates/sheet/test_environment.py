@@ -11,11 +11,11 @@ from upcycle import Task
 from upcycle.benchmarks.sheet_50.env import NUM_TASKS
 from upcycle.benchmarks.sheet_50.env import drawn as drawn_benchmark
 from upcycle.benchmarks.sheet_50.problems import problem_of
-from upcycle.playing.here import play_here
+from upcycle.playing.in_process import play_tasks
 
 
 def test_the_reference_player_earns_everything() -> None:
-    for episode in play_here([*train.tasks[:12], *held_out.tasks[:12]], reply):
+    for episode in play_tasks([*train.tasks[:12], *held_out.tasks[:12]], reply):
         assert episode.result is not None, episode.failure
         assert (episode.result.score, episode.result.success) == (1.0, True)
 
@@ -27,7 +27,7 @@ def test_cheap_answers_and_typed_values_earn_nothing() -> None:
         return {"tool_calls": [call]} if len(messages) == 1 else "Done"
 
     for player in (types_a_value, lambda task, messages: "Done", lambda task, messages: "x" * 10_000):
-        for episode in play_here(train.tasks[:12], player):
+        for episode in play_tasks(train.tasks[:12], player):
             assert episode.result is not None, episode.failure
             assert episode.result.score == 0.0
 

@@ -8,10 +8,10 @@ from upcycle.reporting.episodes import EpisodeRow
 from upcycle.reporting.reading import MAX_ERROR_CHARS
 
 if TYPE_CHECKING:
-    from upcycle.external.evaluating import PlayedHere
+    from upcycle.external.evaluating import ExternalEpisode
 
 
-def episode_row(played: "PlayedHere", task_digest: str) -> EpisodeRow:
+def episode_row(played: "ExternalEpisode", task_digest: str) -> EpisodeRow:
     """Without a trajectory of the platform; everything that was said is at hand, so each end is known."""
     run, row = played.run, played.row
     return EpisodeRow(

@@ -5,8 +5,8 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, Final
 
+from upcycle.cli.eval_external_flags import ExternalFlags
 from upcycle.cli.eval_flags import Report, unmet_bars
-from upcycle.cli.eval_here_flags import HereFlags
 from upcycle.cli.exits import Exit
 from upcycle.cli.failures_text import failure_examples, failures_json, failures_text
 from upcycle.cli.output import human, print_json
@@ -18,10 +18,10 @@ from upcycle.reporting.report import report_of
 from upcycle.results import Coverage, Run, coverage_of
 from upcycle.run_config import Purpose
 from upcycle.run_config.reading import RunFile, Sources
-from upcycle.usage import Usage
+from upcycle.usage import total_usage
 
 if TYPE_CHECKING:
-    from upcycle.external.evaluating import HereOptions, PlayedHere
+    from upcycle.external.evaluating import ExternalEpisode, ExternalOptions
     from upcycle.external.naming import ExternalModel
     from upcycle.tasks import Taskset
 
@@ -34,29 +34,29 @@ _USED: Final = frozenset(
 
 
 async def evaluate_external(
-    given: Sources, here: HereFlags, report: Report, choice: TaskChoice = NO_CHOICE
+    given: Sources, external: ExternalFlags, report: Report, choice: TaskChoice = NO_CHOICE
 ) -> int:
     """Play the tasks and report; the exit status. Raises PlayRefused before any work for what cannot be
     played."""
-    from upcycle.external.evaluating import evaluate_here, new_run_id
+    from upcycle.external.evaluating import evaluate_tasks, new_run_id
 
     _check(given, report, choice)
-    _check_place(here.trajectories)
+    _check_place(external.trajectories)
     asked = _asked(given)
     sampling = _sampling(given, asked)
     options = _options(given, asked, sampling)
     taskset = choice.of(await _taskset(asked))
     if report.dry_run:
         return _dry_run(taskset, report.as_json)
-    model = await _model(given, here, sampling)
+    model = await _model(given, external, sampling)
     run_id = new_run_id()
-    path = here.trajectories or FOLDER / run_id / "trajectories.jsonl"
+    path = external.trajectories or FOLDER / run_id / "trajectories.jsonl"
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("a", encoding="utf-8") as lines:
         progress = _Progress(lines, taskset, options.group)
         _launched(run_id, taskset, model, options, report.as_json)
         began_s = time.monotonic()
-        runs = await evaluate_here(taskset.tasks, model, options, run_id=run_id, on_episode=progress)
+        runs = await evaluate_tasks(taskset.tasks, model, options, run_id=run_id, on_episode=progress)
     evaluated = EvaluatedRun(
         run_id=run_id,
         taskset=taskset.name,
@@ -111,27 +111,29 @@ def _sampling(given: Sources, asked: RunFile) -> dict[str, Any]:
     return {name: getattr(asked.sampling, name) if chosen[name] else None for name in _SAMPLING}
 
 
-def _options(given: Sources, asked: RunFile, sampling: dict[str, Any]) -> "HereOptions":
+def _options(given: Sources, asked: RunFile, sampling: dict[str, Any]) -> "ExternalOptions":
     from upcycle.external.agent import limits_of
-    from upcycle.external.evaluating import MAX_CONCURRENT, HereOptions
+    from upcycle.external.evaluating import MAX_CONCURRENT, ExternalOptions
 
     limits = limits_of({name: sampling[name] for name in _SAMPLING[2:]})
     at_once = _asked(given, without="group_size").max_concurrent
-    return HereOptions(asked.group_size, MAX_CONCURRENT if at_once is None else at_once, limits)
+    return ExternalOptions(asked.group_size, MAX_CONCURRENT if at_once is None else at_once, limits)
 
 
-async def _model(given: Sources, here: HereFlags, sampling: dict[str, Any]) -> "ExternalModel":
+async def _model(given: Sources, external: ExternalFlags, sampling: dict[str, Any]) -> "ExternalModel":
     from upcycle.external.gateway import gateway_model
     from upcycle.external.naming import external_model
 
     model = given.value("policy.model") or ""
-    if model and here.agent:
-        raise PlayRefused(f"--agent {here.agent} and MODEL {model} both name the agent", "give one of them")
-    name = here.agent or model
+    if model and external.agent:
+        raise PlayRefused(
+            f"--agent {external.agent} and MODEL {model} both name the agent", "give one of them"
+        )
+    name = external.agent or model
     if not name:
         raise PlayRefused("there is no agent: MODEL missing", "upcycle eval tasks.py claude")
     chosen = {key: sampling[key] for key in _SAMPLING[:2]}
-    if here.gateway:
+    if external.gateway:
         return await gateway_model(name, **chosen)
     return external_model(name, **chosen)
 
@@ -157,7 +159,7 @@ def _dry_run(taskset: "Taskset", as_json: bool) -> int:
 
 
 def _launched(
-    run_id: str, taskset: "Taskset", model: "ExternalModel", options: "HereOptions", as_json: bool
+    run_id: str, taskset: "Taskset", model: "ExternalModel", options: "ExternalOptions", as_json: bool
 ) -> None:
     digest = _source_digest(taskset)
     if as_json:
@@ -190,10 +192,10 @@ class _Progress:
         self._runs: list[Run] = []
         self._console = human()
 
-    def __call__(self, played: "PlayedHere") -> None:
+    def __call__(self, played: "ExternalEpisode") -> None:
         import json
 
-        from upcycle.reporting.here import episode_row
+        from upcycle.reporting.external_rows import episode_row
 
         if not self._runs:
             self._lines.truncate(0)
@@ -216,19 +218,10 @@ def _means(coverage: Coverage, runs: list[Run]) -> tuple[str, str, float]:
     return f"{mean:.3f}", f"{coverage.success_rate:.1%}", mean
 
 
-def usage_sum(runs: list[Run]) -> Usage:
-    """Tokens and cost of all episodes; a cost where each has one."""
-    costs = [run.usage.cost for run in runs]
-    return Usage(
-        cost=sum(cost for cost in costs if cost is not None) if None not in costs else None,
-        prompt_tokens=sum(run.usage.prompt_tokens for run in runs),
-        completion_tokens=sum(run.usage.completion_tokens for run in runs),
-    )
-
-
 def _say(evaluated: EvaluatedRun, runs: list[Run], path: Path, report: Report) -> int:
     """Print the result; the exit status that it deserves."""
-    coverage, failures, usage = coverage_of(runs), failure_examples(runs), usage_sum(runs)
+    coverage, failures = coverage_of(runs), failure_examples(runs)
+    usage = total_usage(run.usage for run in runs)
     reward, success, mean = _means(coverage, runs)
     if report.as_json:
         share = {**asdict(coverage), "share": coverage.share}

@@ -12,7 +12,7 @@ from upcycle.run_config.reading import Sources
 
 @Parameter(name="*", group="Agents of others")
 @dataclass(frozen=True, slots=True, kw_only=True)
-class HereFlags:
+class ExternalFlags:
     """Who plays, where it is no model of the platform."""
 
     agent: str = ""
@@ -29,4 +29,4 @@ class HereFlags:
         return bool(self.agent or self.gateway or self.trajectories or is_external(model))
 
 
-NO_HERE: Final = HereFlags()
+NO_EXTERNAL: Final = ExternalFlags()

@@ -30,6 +30,12 @@ _POLL_S: Final = 0.2
 _API_TIMEOUT_S: Final = 5.0
 _CONNECT_S: Final = 10.0
 _CLOSE_S: Final = 10.0
+_UNANSWERED: Final = 2
+
+
+def pings(silence_s: float) -> dict[str, int | float]:
+    """Options of a client that takes its connection for lost once pings were unanswered for so long."""
+    return {"ping_interval": silence_s / (_UNANSWERED + 1), "max_outstanding_pings": _UNANSWERED}
 
 
 def filters_of(config: ConsumerConfig | None) -> frozenset[str]:
@@ -60,8 +66,7 @@ class BusConnection:
             security=NatsUserPassword(*login) if (login := _login(settings)) else None,
             max_reconnect_attempts=-1,
             reconnect_time_wait=0.5,  # seconds
-            ping_interval=10,
-            max_outstanding_pings=2,
+            **pings(timings.silence_s),
             error_cb=self._on_error,
             disconnected_cb=self._on_disconnected,
             reconnected_cb=self._on_reconnected,
@@ -198,6 +203,7 @@ async def plain_client(settings: BusSettings, name: str, **options: Any) -> Clie
         password=password,
         max_reconnect_attempts=-1,
         error_cb=_quietly,
+        **pings(BusTimings().silence_s),
         **options,
     )
 

@@ -67,6 +67,9 @@ class BusTimings:
     """Until the first connection, and until streams and durables are there, at start."""
     drain_s: float = 15.0
     """What handlers in flight get at stop before they are cancelled and their messages nacked."""
+    silence_s: float = 12.0
+    """A server that answers no ping for so long is connected to anew, and `readyz` says so meanwhile. This
+    alone notices a link on which nothing arrives and nothing is refused."""
     pull_s: float = 3.0
     """Timeout of one pull request; after a reconnect an idle consumer gets no message for at most this
     long.

@@ -60,14 +60,20 @@ class LeaseRules:
 
 @dataclass(slots=True)
 class _Lease:
+    """environment: None once it ended. A lease outlives it by minutes, and there are thousands of them."""
+
     lease_id: str
     episode: EpisodeToPlay
-    environment: LiveEnvironment
+    environment: LiveEnvironment | None
     expires_at: datetime
     calls: dict[str, "asyncio.Task[ToolOutcome]"] = field(default_factory=dict)
     grading: "asyncio.Task[Grade] | None" = None
     questions: JudgeQuestions | None = None
-    ended: bool = False
+
+    @property
+    def ended(self) -> bool:
+        """Whether its environment ended."""
+        return self.environment is None
 
     @property
     def episode_id(self) -> str:
@@ -142,10 +148,11 @@ class Leases:
         limit_s: a longer call ends as the policy's failure; a repeat waits for the call of the first.
         Raises UnknownLease, PolicyFault, EnvironmentLost, EpisodeFault.
         """
-        lease = self._live(lease_id)
-        call = lease.calls.get(call_id)
+        lease = self._known(lease_id)
+        environment, call = self._live(lease), lease.calls.get(call_id)
         if call is None:
-            call = asyncio.ensure_future(self._call(lease, name, arguments_json, limit_s))
+            called = _called(environment, name, arguments_json, limit_s)
+            call = asyncio.ensure_future(self._ending_on_failure(lease, called))
             lease.calls[call_id] = call
         # Shielded: a caller that gives up must not undo a call that its retry will ask for again.
         return await asyncio.shield(call)
@@ -237,25 +244,13 @@ class Leases:
                 raise
             raise EnvironmentBroken(f"the scenario fails before its prompt, each time: {again}") from again
 
-    async def _call(
-        self, lease: _Lease, name: str, arguments_json: str, limit_s: float | None
-    ) -> ToolOutcome:
-        try:
-            arguments = json.loads(arguments_json or "{}")
-        except ValueError as error:
-            return ToolOutcome(f"{name}: arguments are not JSON: {error}", True, False, 0.0)
-        if not isinstance(arguments, dict):
-            return ToolOutcome(f"{name}: arguments are not a JSON object", True, False, 0.0)
-        called = lease.environment.call_tool(name, arguments, limit_s=limit_s)
-        return await self._ending_on_failure(lease, called)
-
     async def _grading(
         self, lease: _Lease, body: BlobRef, questions: JudgeQuestions | None
     ) -> "asyncio.Task[Grade]":
         """The grading of a lease, which the first call begins. questions: where those to judges wait, if
         that call asks judges."""
         if lease.grading is None:
-            self._live(lease.lease_id)
+            self._live(lease)
             transcript = await self._transcripts.read(body)
             if transcript.episode_id != lease.episode_id:
                 raise BodyUnreadable(
@@ -263,30 +258,34 @@ class Leases:
                     f"{lease.episode_id!r}; grade the body that was recorded with this lease"
                 )
             if lease.grading is None:  # another call may have begun to grade meanwhile
-                self._live(lease.lease_id)
+                environment = self._live(lease)
                 lease.questions = questions
-                lease.grading = asyncio.ensure_future(self._grade(lease, transcript))
+                lease.grading = asyncio.ensure_future(self._grade(lease, environment, transcript))
                 lease.grading.add_done_callback(_retrieved)  # while a judge is asked, no call awaits it
         return lease.grading
 
-    async def _grade(self, lease: _Lease, transcript: ScenarioTranscript) -> Grade:
+    async def _grade(
+        self, lease: _Lease, environment: LiveEnvironment, transcript: ScenarioTranscript
+    ) -> Grade:
         try:
-            return await self._graded(lease, transcript)
+            return await self._graded(lease, environment, transcript)
         finally:
             lease.calls.clear()  # until the lease lapses, only its grade is asked for again
             await self._end(lease)
 
-    async def _graded(self, lease: _Lease, transcript: ScenarioTranscript) -> Grade:
+    async def _graded(
+        self, lease: _Lease, environment: LiveEnvironment, transcript: ScenarioTranscript
+    ) -> Grade:
         judge = None if lease.questions is None else lease.questions.ask
         try:
-            return await lease.environment.grade(transcript.answer, transcript.trajectory, judge)
+            return await environment.grade(transcript.answer, transcript.trajectory, judge)
         except PolicyFault as error:
             fault = error
         except (EpisodeFault, EpisodeTimeout, EnvironmentKilled) as error:
             if error.failure_kind == EpisodeFailure.EXTERNAL_FAILURE:
                 raise
             _refuse_blame(lease, error)
-            await lease.environment.close()
+            await environment.close()
             await self._check_fresh_instance(lease, error)
             fault = PolicyFault(EpisodeFailure.ANSWER_ERROR, f"{error.failure_kind}: {error}")
         if lease.episode.failures_are_missing:
@@ -324,13 +323,13 @@ class Leases:
             raise
 
     async def _end(self, lease: _Lease) -> None:
-        if not lease.ended:
-            lease.ended = True
+        environment, lease.environment = lease.environment, None
+        if environment is not None:
             self._alive -= 1
             if lease.questions is not None:
                 lease.questions.close()
             try:
-                await lease.environment.close()
+                await environment.close()
             except Exception:  # no other lease, and no grade, depends on how this environment ends
                 log.exception("environment_not_closed", extra={"lease_id": lease.lease_id})
 
@@ -347,11 +346,24 @@ class Leases:
             raise UnknownLease(f"no lease {lease_id!r}: it lapsed, was closed, or its replica was restarted")
         return lease
 
-    def _live(self, lease_id: str) -> _Lease:
-        lease = self._known(lease_id)
-        if lease.ended:
-            raise UnknownLease(f"the environment of lease {lease_id!r} has ended")
-        return lease
+    def _live(self, lease: _Lease) -> LiveEnvironment:
+        """Its environment. Raises UnknownLease once the lease lapsed or the environment ended."""
+        environment = self._known(lease.lease_id).environment
+        if environment is None:
+            raise UnknownLease(f"the environment of lease {lease.lease_id!r} has ended")
+        return environment
+
+
+async def _called(
+    environment: LiveEnvironment, name: str, arguments_json: str, limit_s: float | None
+) -> ToolOutcome:
+    try:
+        arguments = json.loads(arguments_json or "{}")
+    except ValueError as error:
+        return ToolOutcome(f"{name}: arguments are not JSON: {error}", True, False, 0.0)
+    if not isinstance(arguments, dict):
+        return ToolOutcome(f"{name}: arguments are not a JSON object", True, False, 0.0)
+    return await environment.call_tool(name, arguments, limit_s=limit_s)
 
 
 def _refuse_blame(lease: _Lease, error: EpisodeError) -> None:

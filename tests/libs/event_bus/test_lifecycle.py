@@ -33,7 +33,15 @@ from tests.libs.event_bus.worker import SPEC
 from tests.local_servers import NatsServer
 from tests.support.waiting import until
 
-from event_bus import EXIT_CONNECTION_CLOSED, BusSettings, Delivery, EventBus, NotProvisioned, OutdatedDurable
+from event_bus import (
+    EXIT_CONNECTION_CLOSED,
+    BusSettings,
+    BusTimings,
+    Delivery,
+    EventBus,
+    NotProvisioned,
+    OutdatedDurable,
+)
 from event_bus.provision import provision
 from event_bus.topology import EVENTS
 from local_stack.nats import NatsLogin
@@ -277,6 +285,22 @@ async def test_a_frozen_server_is_noticed_and_survived(server: NatsServer) -> No
         async with eyes_on(server) as eyes:
             await eyes.settled(spec)
     assert seen.details == ["a"]
+
+
+async def test_a_server_that_answers_no_ping_is_named_and_connected_to_anew(server: NatsServer) -> None:
+    """What a caller may wait for is a trainer's lease: 15 s. No publish is under way that would notice."""
+    assert BusTimings().silence_s <= 15
+    spec, seen = fact_spec(), Seen()
+    timings = replace(FAST, silence_s=3)
+    async with running(server, spec, setup=lambda bus: subscribe(bus, spec, seen), timings=timings) as bus:
+        await freeze(server)
+        try:
+            await until(lambda: bus.ready() == "not connected to NATS")
+        finally:
+            os.kill(server.pid, signal.SIGCONT)
+        await until(lambda: bus.ready() is None)
+        await bus.publish(failed("after"), model=MODEL, event_id="after")
+        await until(lambda: seen.details == ["after"])
 
 
 async def test_a_connection_closed_for_good_ends_the_process_with_70(server: NatsServer) -> None:

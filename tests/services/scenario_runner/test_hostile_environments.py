@@ -1,9 +1,11 @@
 """Environments that misbehave, as real forked processes: each fault is typed, and everything else goes on."""
 
 import asyncio
+import gc
 import json
 import os
 import re
+import weakref
 from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
@@ -20,11 +22,13 @@ from scenario_runner.domain.environments import (
     EnvironmentLost,
     EpisodeError,
     EpisodeTimeout,
+    EpisodeToPlay,
     FleetFull,
     PolicyFault,
     PythonEnvironment,
     UnknownLease,
 )
+from scenario_runner.ports import LiveEnvironment
 from upcycle.api.trajectory.v1.trajectory_pb2 import ToolCall, Turn
 
 
@@ -243,6 +247,28 @@ async def test_a_lapsed_lease_ends_its_environment(fleet: Fleet) -> None:
         await fleet.call(opened, "raises")
     assert await fleet.leases.expire() == 1
     assert fleet.leases.num_alive == 0
+
+
+async def test_a_lease_keeps_its_grade_and_nothing_of_its_environment(
+    fleet: Fleet, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Leases last for minutes after their grade: a fleet has thousands of them."""
+    started: list[weakref.ref[object]] = []
+
+    async def start(episode: EpisodeToPlay) -> LiveEnvironment:
+        environment = await fleet.hosts.forked.start(episode)
+        started.append(weakref.ref(environment))
+        return environment
+
+    monkeypatch.setattr(fleet.hosts, "start", start)
+    opened = await fleet.open("sum", '{"a": 1, "b": 1}', source=ARITH)
+    await fleet.call(opened, "add", '{"a": 1, "b": 1}')
+    grade = await fleet.grade(opened, "2")
+    gc.collect()
+    assert [kept() for kept in started] == [None]
+    assert await fleet.grade(opened, "2") == grade
+    with pytest.raises(UnknownLease, match="has ended"):
+        await fleet.call(opened, "add", '{"a": 1, "b": 1}')
 
 
 async def test_a_repeated_call_has_no_second_effect(fleet: Fleet) -> None:

@@ -82,12 +82,13 @@ def _column(argument: str) -> str:
 
 
 def _cell(value: Any) -> str:
-    if isinstance(value, str) and value and _value(value) == value:
+    if isinstance(value, str) and value and value_of_cell(value) == value:
         return value
     return canonical_json(value)
 
 
-def _value(cell: str) -> Any:
+def value_of_cell(cell: str) -> Any:
+    """JSON where the cell reads as JSON, else its text."""
     try:
         return json.loads(cell, parse_constant=_no_number)
     except ValueError:
@@ -99,12 +100,12 @@ def _no_number(word: str) -> Any:
 
 
 def _task(cells: Mapping[str, str], line: str) -> dict[str, Any]:
-    arguments = _value(cells.get("args") or "{}")
+    arguments = value_of_cell(cells.get("args") or "{}")
     if not isinstance(arguments, dict):
         raise TasksetInvalid(f"{line}: column 'args' is no JSON object", 'write {"query": "500s"}')
     for column, cell in cells.items():
         if cell and column not in _RESERVED:
-            arguments[column.removeprefix(_PREFIX)] = _value(cell)
+            arguments[column.removeprefix(_PREFIX)] = value_of_cell(cell)
     named = {key: cells[column] for column, key in _OF_THE_ENVIRONMENT.items() if cells.get(column)}
     row = {name: cells[name] for name in _OF_THE_ROW if cells.get(name)}
     if "name" not in named or "scenario" not in row:

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from difflib import get_close_matches
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, Literal, get_args
+from typing import TYPE_CHECKING, Any, Final, Literal, Unpack, get_args
 
 from upcycle.errors import TasksetInvalid, UnknownName
 from upcycle.modules import load_module
@@ -34,8 +34,11 @@ if TYPE_CHECKING:
     # Clients: never imported where an environment's file imports this module.
     from upcycle.agents import Agent
     from upcycle.api.taskset.v1 import taskset_pb2
+    from upcycle.environment.core import Environment
     from upcycle.evaluation import Job
+    from upcycle.importers.tasks import Columns
     from upcycle.platform import Addresses, Platform
+    from upcycle.scenario import Scenario
 
 __all__ = [
     "MAX_TASKS",
@@ -109,6 +112,29 @@ class Taskset:
         return _load_taskset(Path(path), name)
 
     from_file = load
+
+    @classmethod
+    def from_dataset(
+        cls,
+        dataset: Iterable[Any],
+        name: str,
+        *,
+        scenario: "Scenario | str",
+        environment: "Environment | EnvironmentRef | None" = None,
+        split: Split = "train",
+        **columns: Unpack["Columns"],
+    ) -> "Taskset":
+        """One task for each row of a list of dictionaries, a `datasets.Dataset`, a `csv.DictReader`.
+
+        environment: of a scenario that is given by name. columns: `arguments`, {argument: column} or a
+        function of the row, by default columns are arguments of the same name; `ids` and `families`, a column
+        or a function of the row. Raises TasksetInvalid, which names the row, and UnknownName.
+        """
+        from upcycle.importers.rows import rows_of
+        from upcycle.importers.tasks import RowTasks, target_of
+
+        made = RowTasks(target_of(scenario, environment), **columns)
+        return cls(name, made.read(rows_of(dataset), MAX_TASKS), split)
 
     @classmethod
     async def from_api(cls, name: str, *, runtime: "Platform | Addresses | None" = None) -> "Taskset":

@@ -56,6 +56,7 @@ TASKSET_COMMANDS = {
     "diff": ("upcycle.cli.taskset_commands:diff", "Tasks added, removed, changed between two."),
     "delete": ("upcycle.cli.taskset_commands:delete", "Delete one that nothing refers to."),
     "from": ("upcycle.cli.taskset_from_run:from_run", "A tasks file of what a run failed at."),
+    "import": ("upcycle.cli.taskset_import:import_file", "A tasks file of the rows of a data file."),
 }
 TRAJECTORY_COMMANDS = {
     "list": ("upcycle.cli.trajectories:list_trajectories", "Newest trajectories."),

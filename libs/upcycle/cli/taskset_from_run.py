@@ -104,7 +104,7 @@ async def from_run(
     :param as_json: one JSON line.
     """
     which.check()
-    _check_output(output, overwrite)
+    check_output(output, overwrite)
     async with Platform() as platform:
         run_id, whole, found = await _selected(platform, run, which)
     if not found.chosen:
@@ -122,7 +122,8 @@ async def from_run(
     return Exit.OK
 
 
-def _check_output(output: Path, overwrite: bool) -> None:
+def check_output(output: Path, overwrite: bool) -> None:
+    """Whether a tasks file can be written there. Raises UnclearSelection."""
     if output.suffix not in ENDINGS:
         raise UnclearSelection(f"--output {output} is no tasks file", f"let it end in {', '.join(ENDINGS)}")
     if output.is_dir() or (output.exists() and not overwrite):

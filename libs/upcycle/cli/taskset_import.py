@@ -1,0 +1,125 @@
+"""`upcycle tasksets import FILE`: a tasks file of the rows of a data file."""
+
+from collections.abc import Mapping
+from itertools import islice
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Final
+
+from cyclopts import Parameter
+
+from upcycle.cli.exits import Exit
+from upcycle.cli.output import JsonFlag, print_json
+from upcycle.cli.report_text import one_line
+from upcycle.cli.taskset_from_run import UnclearSelection, check_output
+from upcycle.errors import DefinitionError
+from upcycle.tasks import MAX_TASKS, Split, Taskset
+from upcycle.whole_files import written_whole
+
+if TYPE_CHECKING:
+    from upcycle.importers.tasks import ScenarioTarget
+
+SERVED: Final = ("tcp://", "unix://")
+
+
+async def import_file(
+    file: Path,
+    *,
+    environment: str,
+    scenario: str,
+    output: Annotated[Path, Parameter(name=["--output", "-o"])],
+    maps: Annotated[tuple[str, ...], Parameter(name="--map", negative="")] = (),
+    ids: Annotated[str, Parameter(name="--id")] = "",
+    families: Annotated[str, Parameter(name="--family")] = "",
+    split: Split = "train",
+    limit: int = 0,
+    name: str = "",
+    overwrite: Annotated[bool, Parameter(negative="")] = False,
+    as_json: JsonFlag = False,
+) -> int:
+    """Write a tasks file with one task for each row of FILE.
+
+    Columns that are called like an argument of the scenario are that argument; --map names others. A cell of
+    a .csv is text where the argument is text, else JSON where it reads as JSON; an empty one leaves it out.
+
+    :param file: rows: .csv (its first line names the columns), .jsonl or .parquet.
+    :param environment: its file (`env.py`, or `env.py:name` of several), or where it is served (`tcp://…`).
+    :param scenario: of the environment.
+    :param output: file to write: .jsonl, .json or .csv.
+    :param maps: `argument=column`; may be given again. With one, no other column is read.
+    :param ids: column with the id of each task; default: made of the task's content.
+    :param families: column with the family of each task; default: the scenario's name.
+    :param split: `train`, `held_out` or `unassigned`.
+    :param limit: take so many rows, the first ones; 0: all, at most 100,000.
+    :param name: of the taskset; default: that of FILE.
+    :param overwrite: the output may exist.
+    :param as_json: one JSON line.
+    """
+    from upcycle.importers.files import rows_of_file
+    from upcycle.importers.tasks import RowTasks
+
+    check_output(output, overwrite)
+    if limit < 0:
+        raise UnclearSelection(f"--limit is {limit}", "give 0 for all rows, or at least 1")
+    columns = _columns(maps)
+    rows = rows_of_file(file)
+    made = RowTasks(await _target(environment, scenario), columns, ids or None, families or None)
+    tasks = tuple(made.read(islice(rows, limit) if limit else rows, MAX_TASKS))
+    if not tasks:
+        raise UnclearSelection(f"{file} has no rows", "nothing was written")
+    taskset = Taskset(name or file.stem, tasks, split)
+    with written_whole(output) as draft:
+        taskset.save(draft)
+    if as_json:
+        print_json("taskset_file", {"taskset": taskset.name, "file": str(output), "tasks": len(taskset)})
+    else:
+        print(f"{output}: taskset {one_line(taskset.name)}, {len(taskset)} tasks, {split}")
+    return Exit.OK
+
+
+def _columns(maps: tuple[str, ...]) -> Mapping[str, str] | None:
+    """{argument: column}; None where nothing is said."""
+    found: dict[str, str] = {}
+    for one in maps:
+        argument, equals, column = one.partition("=")
+        if not argument or not equals or not column:
+            raise UnclearSelection(f"--map {one!r} names no column", "write --map argument=column")
+        if argument in found:
+            raise UnclearSelection(f"--map gives argument {argument!r} twice", "give it once")
+        found[argument] = column
+    return found or None
+
+
+async def _target(environment: str, scenario: str) -> "ScenarioTarget":
+    from upcycle.environment.loading import load_environment
+    from upcycle.importers.tasks import target_of
+
+    if environment.startswith(SERVED):
+        return await _served(environment, scenario)
+    path, name = environment, None
+    if ".py:" in environment:
+        path, _, name = environment.rpartition(":")
+    if not path.endswith(".py"):
+        raise DefinitionError(
+            f"--environment {environment!r} is no environment", "give its file, env.py, or tcp://host:port"
+        )
+    return target_of(scenario, load_environment(path, name))
+
+
+async def _served(url: str, scenario: str) -> "ScenarioTarget":
+    from upcycle.environment.channel import ChannelClosed, ControlChannel
+    from upcycle.errors import Unavailable, UnknownName
+    from upcycle.importers.tasks import ScenarioTarget
+    from upcycle.task_rows import EnvironmentRef
+
+    try:
+        channel = await ControlChannel.connect(url)
+    except ChannelClosed as error:
+        raise Unavailable(str(error)) from error
+    try:
+        welcome = await channel.hello()
+        offered = {str(row.get("id")): row for row in await channel.list_tasks()}
+    finally:
+        await channel.close()
+    if scenario not in offered:
+        raise UnknownName(f"{url} has no scenario {scenario!r}", f"it has {', '.join(offered) or 'none'}")
+    return ScenarioTarget(EnvironmentRef(welcome.name, url=url), scenario, offered[scenario].get("args"))

@@ -1,0 +1,1 @@
+"""What others have, as tasks and environments of this SDK."""

@@ -1,22 +1,22 @@
 """`upcycle compare`."""
 
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Final
 
 from upcycle.cli.exits import Exit
 from upcycle.cli.output import JsonFlag, print_json
 from upcycle.cli.report_text import one_line, table
-from upcycle.platform import Platform
+from upcycle.platform import Platform, PlatformNotFound
 from upcycle.reporting.comparison import Comparison, PairedScore, compare
-from upcycle.reporting.episodes import EvaluatedRun, evaluation_in
+from upcycle.reporting.episodes import EvaluatedRun
+from upcycle.reporting.files import evaluation_in
 from upcycle.reporting.reading import read_evaluation
+from upcycle.reporting.trajectory_files import file_of
 from upcycle.reporting.words import number
 from upcycle.statistics.intervals import Estimate
 
 MIN_TASKS: Final = 10
 """Below, an interval holds less than it promises where the rewards are skewed."""
-FILES: Final = (".json", ".jsonl")
 
 
 async def compare_runs(a: str, b: str, *, as_json: JsonFlag = False) -> int:
@@ -24,7 +24,8 @@ async def compare_runs(a: str, b: str, *, as_json: JsonFlag = False) -> int:
 
     Refuses evaluations of other tasks, and evaluations that other code judged.
 
-    :param a: the earlier one: id of an evaluation, `last`, or a file that `upcycle eval … --json` wrote.
+    :param a: the earlier one: id of an evaluation, `last`, a file that `upcycle eval … --json` wrote, or the
+        trajectories.jsonl of an evaluation in one process.
     :param b: the later one, likewise.
     :param as_json: one JSON line.
     """
@@ -40,22 +41,24 @@ async def compare_runs(a: str, b: str, *, as_json: JsonFlag = False) -> int:
 
 async def _found(names: tuple[str, str]) -> list[EvaluatedRun]:
     """Connects to a platform only where one of them is no file."""
-    if all(_is_file(name) for name in names):
-        return [evaluation_in(Path(name)) for name in names]
-    async with Platform() as platform:
-        return [await _one(platform, name) for name in names]
+    paths = [file_of(name) for name in names]
+    in_files = [evaluation_in(path) if path is not None else None for path in paths]
+    runs = [name for name, path in zip(names, paths, strict=True) if path is None]
+    if not runs:
+        return [one for one in in_files if one is not None]
+    try:
+        async with Platform() as platform:
+            return [one or await _read(platform, name) for name, one in zip(names, in_files, strict=True)]
+    except PlatformNotFound as error:
+        raise PlatformNotFound(
+            f"{runs[0]} is no file, and as the id of a run: {error.message}", error.hint
+        ) from error
 
 
-async def _one(platform: Platform, name: str) -> EvaluatedRun:
+async def _read(platform: Platform, name: str) -> EvaluatedRun:
     from upcycle.cli.runs import resolve_run
 
-    if _is_file(name):
-        return evaluation_in(Path(name))
     return await read_evaluation(platform, await resolve_run(platform, name))
-
-
-def _is_file(name: str) -> bool:
-    return Path(name).suffix in FILES or Path(name).is_file()
 
 
 def comparison_lines(a: EvaluatedRun, b: EvaluatedRun, done: Comparison) -> Iterator[str]:
@@ -66,6 +69,8 @@ def comparison_lines(a: EvaluatedRun, b: EvaluatedRun, done: Comparison) -> Iter
         what = f"{one_line(run.model)} {versions}".strip()
         where = f"{one_line(run.taskset)}, group {run.group}"
         yield f"{name}  {run.run_id}: {what} on {where}, success {success:.1%}"
+        if run.notice:
+            yield f"   {one_line(run.notice, 200)}"
     yield f"B − A over {overall.num_tasks} tasks, 95 % intervals clustered by task:"
     yield f"success {points(overall.success)}, exact p {done.p_value:.2g}"
     yield f"reward {number(overall.reward, '+')}"

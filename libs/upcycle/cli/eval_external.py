@@ -1,6 +1,8 @@
 """`upcycle eval` of an agent that is no model of the platform: in this process."""
 
+import asyncio
 import time
+from collections.abc import Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, Final
@@ -14,7 +16,9 @@ from upcycle.cli.run_flags import eval_defaults
 from upcycle.cli.task_choice import NO_CHOICE, TaskChoice
 from upcycle.playing.errors import PlayRefused
 from upcycle.reporting.episodes import EpisodeRow, EvaluatedRun
+from upcycle.reporting.external_rows import PLANNED, PlannedEvaluation
 from upcycle.reporting.report import report_of
+from upcycle.reporting.trajectory_files import FOLDER, NAME
 from upcycle.results import Coverage, Run, coverage_of
 from upcycle.run_config import Purpose
 from upcycle.run_config.reading import RunFile, Sources
@@ -25,7 +29,6 @@ if TYPE_CHECKING:
     from upcycle.external.naming import ExternalModel
     from upcycle.tasks import Taskset
 
-FOLDER: Final = Path(".upcycle/evaluations")
 _SAMPLING: Final = ("temperature", "top_p", "max_turns", "max_tokens_per_turn", "max_tokens_per_episode")
 _USED: Final = frozenset(
     {"taskset", "taskset_name", "policy.model", "group_size", "max_concurrent", "label", "purpose"}
@@ -49,27 +52,59 @@ async def evaluate_external(
     if report.dry_run:
         return _dry_run(taskset, report.as_json)
     model = await _model(given, external, sampling)
-    run_id = new_run_id()
-    path = external.trajectories or FOLDER / run_id / "trajectories.jsonl"
+    run_id, planned = new_run_id(), _planned(taskset, options, sampling)
+    path = external.trajectories or FOLDER / run_id / NAME
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("a", encoding="utf-8") as lines:
-        progress = _Progress(lines, taskset, options.group)
-        _launched(run_id, taskset, model, options, report.as_json)
+        progress = _Progress(lines, taskset, planned)
+        _launched(run_id, planned, model, options, report.as_json)
         began_s = time.monotonic()
-        runs = await evaluate_tasks(taskset.tasks, model, options, run_id=run_id, on_episode=progress)
-    evaluated = EvaluatedRun(
-        run_id=run_id,
+
+        def evaluated() -> EvaluatedRun:
+            return _evaluated(run_id, planned, model.name, time.monotonic() - began_s, progress.rows)
+
+        try:
+            runs = await evaluate_tasks(taskset.tasks, model, options, run_id=run_id, on_episode=progress)
+        except asyncio.CancelledError:  # Ctrl-C
+            _interrupted(evaluated(), path)
+            raise
+    return _say(evaluated(), runs, path, report)
+
+
+def _planned(taskset: "Taskset", options: "ExternalOptions", sampling: dict[str, Any]) -> PlannedEvaluation:
+    return PlannedEvaluation(
         taskset=taskset.name,
         taskset_digest=taskset.digest,
         source_digest=_source_digest(taskset),
-        model=model.name,
-        versions=(),
         group=options.group,
+        num_episodes=len(taskset.tasks) * options.group,
         sampling={name: value for name, value in sampling.items() if value is not None},
-        duration_s=time.monotonic() - began_s,
-        episodes=tuple(sorted(progress.rows, key=lambda row: row.episode_id)),
     )
-    return _say(evaluated, runs, path, report)
+
+
+def _evaluated(
+    run_id: str, planned: PlannedEvaluation, model: str, duration_s: float, rows: Sequence[EpisodeRow]
+) -> EvaluatedRun:
+    """Of the episodes that have ended."""
+    return EvaluatedRun(
+        run_id=run_id,
+        taskset=planned.taskset,
+        taskset_digest=planned.taskset_digest,
+        source_digest=planned.source_digest,
+        model=model,
+        versions=(),
+        group=planned.group,
+        sampling=planned.sampling,
+        duration_s=duration_s,
+        episodes=tuple(sorted(rows, key=lambda row: row.episode_id)),
+        num_planned=planned.num_episodes,
+    )
+
+
+def _interrupted(evaluated: EvaluatedRun, path: Path) -> None:
+    said = f"{evaluated.run_id}: {evaluated.shortfall or 'interrupted'}"
+    where = f"; read them in: {path}" if evaluated.episodes else ""
+    human().print(f"\n{said}{where}", markup=False, soft_wrap=True)
 
 
 def _check_place(path: Path | None) -> None:
@@ -159,16 +194,16 @@ def _dry_run(taskset: "Taskset", as_json: bool) -> int:
 
 
 def _launched(
-    run_id: str, taskset: "Taskset", model: "ExternalModel", options: "ExternalOptions", as_json: bool
+    run_id: str, planned: PlannedEvaluation, model: "ExternalModel", options: "ExternalOptions", as_json: bool
 ) -> None:
-    digest = _source_digest(taskset)
+    digest = planned.source_digest
     if as_json:
-        names = {"run_id": run_id, "taskset": taskset.name, "agent": model.name, "source_digest": digest}
+        names = {"run_id": run_id, "taskset": planned.taskset, "agent": model.name, "source_digest": digest}
         print_json("launch", {**names, "group": options.group, "max_concurrent": options.max_concurrent})
     source = f", source {digest[:12]}" if digest else ""
     human().print(
-        f"run {run_id} on {taskset.name}{source}: {model.name}, in this process, each episode in a process "
-        f"of its own, {options.max_concurrent} at once, evaluation only",
+        f"run {run_id} on {planned.taskset}{source}: {model.name}, in this process, each episode in a "
+        f"process of its own, {options.max_concurrent} at once, evaluation only",
         markup=False,
         soft_wrap=True,
     )
@@ -185,9 +220,9 @@ class _Progress:
     """Writes each episode as it ends, and says how far it is. What an earlier command wrote stays until the
     first one. rows: of the evaluation, in the order in which they ended."""
 
-    def __init__(self, lines: IO[str], taskset: "Taskset", group: int) -> None:
+    def __init__(self, lines: IO[str], taskset: "Taskset", planned: PlannedEvaluation) -> None:
         self.rows: list[EpisodeRow] = []
-        self._lines, self._num_planned = lines, len(taskset.tasks) * group
+        self._lines, self._planned = lines, planned
         self._digests = {task.slug: task.digest for task in taskset.tasks}
         self._runs: list[Run] = []
         self._console = human()
@@ -200,10 +235,12 @@ class _Progress:
         if not self._runs:
             self._lines.truncate(0)
         self.rows.append(episode_row(played, self._digests[played.run.task_slug]))
-        self._lines.write(json.dumps(dict(played.row), ensure_ascii=False) + "\n")
+        self._lines.write(
+            json.dumps({**played.row, PLANNED: self._planned.to_json()}, ensure_ascii=False) + "\n"
+        )
         self._lines.flush()
         self._runs.append(played.run)
-        done, planned = len(self._runs), self._num_planned
+        done, planned = len(self._runs), self._planned.num_episodes
         if self._console.is_terminal or done == planned or done % max(1, planned // 20) == 0:
             reward, success, _ = _means(coverage_of(self._runs), self._runs)
             line = f"{done}/{planned} settled · reward {reward} · success {success}"

@@ -8,6 +8,8 @@ from cyclopts import Parameter
 
 from upcycle.cli.exits import Exit
 from upcycle.cli.output import human
+from upcycle.cli.report_text import one_line
+from upcycle.reporting.trajectory_files import file_of
 from upcycle.viewing.asked import DEFAULT_SHOWN, Asked
 from upcycle.viewing.writing import STDOUT, check_place, write_page
 
@@ -25,18 +27,17 @@ async def view(
 
     The file loads nothing from anywhere, and can be read without its script. What episodes wrote stays text.
 
-    :param run: id of a run, `last`, or the trajectories.jsonl of an evaluation in one process.
+    :param run: id of a run, `last`, or the trajectories.jsonl of an evaluation in one process, or its id.
     :param output: the file; by default RUN.html here; `-` is standard output. A file that exists is replaced.
     :param limit: so many trajectories are shown whole: the worst, the best, those without a reward, a sample.
     :param all_: show all of them, at most 2,000, in a page of at most 32 MiB.
     :param tokens: with the sampled tokens and their log-probabilities.
     """
     asked = Asked(None if all_ else limit, tokens)
-    path = Path(run)
-    is_file = path.is_file() or path.suffix in (".jsonl", ".json")
-    place = output or f"{path.stem if is_file else run}.html"
+    path = file_of(run)
+    place = output or f"{path.stem if path is not None and Path(run).is_file() else Path(run).name}.html"
     check_place(place)
-    page = await _page_of_file(path, asked) if is_file else await _page_of_run(run, asked)
+    page = await _page_of_file(path, asked) if path is not None else await _page_of_run(run, asked)
     _write(page, place)
     return Exit.OK
 
@@ -65,3 +66,5 @@ def _write(page: "RunPage", place: str) -> None:
         size = f"{len(text.encode()) / 1024:,.0f} KiB"
         whole = f"{len(page.shown)} of {len(page.episodes)} episodes whole"
         human().print(f"{place}: {size}, {whole}", markup=False, soft_wrap=True)
+        for warning in page.header.warnings:
+            human().print(one_line(warning, 300), style="yellow", markup=False, soft_wrap=True)

@@ -32,6 +32,7 @@ from upcycle.playing.episode import (
 )
 from upcycle.playing.errors import AgentRefused, PlayerFailed, PlayRefused
 from upcycle.playing.forking import EpisodeHosts, hosts_of
+from upcycle.reporting.episodes import LOCAL_RUN
 from upcycle.results import Run
 from upcycle.task_rows import EnvironmentRef, Task
 from upcycle.usage import Usage
@@ -81,7 +82,7 @@ OnEpisode = Callable[[ExternalEpisode], None]
 
 def new_run_id() -> str:
     """Of an evaluation in this process."""
-    return f"here-{uuid.uuid4().hex[:12]}"
+    return f"{LOCAL_RUN}{uuid.uuid4().hex[:12]}"
 
 
 async def evaluate_tasks(

@@ -84,6 +84,11 @@ def compare(a: EvaluatedRun, b: EvaluatedRun) -> Comparison:
 
 
 def _check(a: EvaluatedRun, b: EvaluatedRun) -> None:
+    for name, run in (("A", a), ("B", b)):
+        if run.shortfall:
+            raise NotComparable(
+                f"{name} ({run.run_id}) is not whole: {run.shortfall}", "play it again, to its end"
+            )
     if a.source_digest != b.source_digest:
         raise NotComparable(
             f"other code judged them: A ({a.run_id}) is of source {a.source_digest[:12] or 'not known'}, "

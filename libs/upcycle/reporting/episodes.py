@@ -1,12 +1,13 @@
 """The rows of an evaluation: what its report and a comparison read, from the platform or from a file."""
 
-import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields
-from pathlib import Path
-from typing import Any, Self
+from typing import Any, Final, Self
 
 from upcycle.errors import UpcycleError
+
+LOCAL_RUN: Final = "here-"
+"""How the id of an evaluation in one process begins; the platform knows none of them."""
 
 
 class NoEvaluation(UpcycleError, ValueError):
@@ -43,8 +44,9 @@ class EpisodeRow:
 @dataclass(frozen=True, slots=True)
 class EvaluatedRun:
     """An evaluation that is over. source_digest: of the code that judged it; "" where it is not known.
-    duration_s: from its submission to its end. num_unread: unsuccessful episodes whose trajectory was not
-    read; notice: what could not be read, in words.
+    duration_s: from its submission to its end. num_planned: episodes that were asked for, where that is known
+    and may be more than there are. num_unread: unsuccessful episodes whose trajectory was not read; notice:
+    what could not be read, in words.
     """
 
     run_id: str
@@ -57,8 +59,18 @@ class EvaluatedRun:
     sampling: Mapping[str, Any]
     duration_s: float
     episodes: tuple[EpisodeRow, ...]
+    num_planned: int = 0
     num_unread: int = 0
     notice: str = ""
+
+    @property
+    def shortfall(self) -> str:
+        """`graded 12 of 40 tasks; interrupted`, of one that was ended before its last episode; else ""."""
+        if len(self.episodes) >= self.num_planned:
+            return ""
+        graded = sum(one.reward is not None for one in self.episodes)
+        what = "tasks" if self.group == 1 else "episodes"
+        return f"graded {graded} of {self.num_planned} {what}; interrupted"
 
     def to_json(self) -> dict[str, Any]:
         """The inverse of `from_json`."""
@@ -75,26 +87,6 @@ class EvaluatedRun:
             raise NoEvaluation(
                 f"not an evaluation: {error}", "use what `upcycle eval --json` wrote"
             ) from error
-
-
-def evaluation_in(path: Path) -> EvaluatedRun:
-    """The evaluation of a file that `upcycle eval … --json` wrote. Raises NoEvaluation."""
-    way_out = "use the output of `upcycle eval … --json`, or name a run"
-    for line in reversed(_lines(path)):
-        try:
-            row = json.loads(line)
-        except ValueError as error:
-            raise NoEvaluation(f"{path}: not JSON lines: {error}", way_out) from error
-        if isinstance(row, dict) and isinstance(row.get("evaluation"), dict):
-            return EvaluatedRun.from_json(row["evaluation"])
-    raise NoEvaluation(f"{path} has no line `done` with an evaluation", way_out)
-
-
-def _lines(path: Path) -> list[str]:
-    try:
-        return [line for line in path.read_text().splitlines() if line.strip()]
-    except (OSError, UnicodeDecodeError) as error:
-        raise NoEvaluation(f"{path} cannot be read: {error}", "give a file of JSON lines") from error
 
 
 def _known(cls: type, row: Mapping[str, Any]) -> dict[str, Any]:

@@ -1,14 +1,50 @@
-"""Episodes that were played in this process as rows of an evaluation, which `upcycle compare` reads."""
+"""Episodes of an evaluation in one process as rows, as they end and as a line of its file."""
 
+import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from dataclasses import asdict, dataclass, field, fields
+from typing import TYPE_CHECKING, Any, Final, Self
 
 from upcycle.reporting.episodes import EpisodeRow
 from upcycle.reporting.reading import MAX_ERROR_CHARS
+from upcycle.task_rows import canonical_json, task_digest
 
 if TYPE_CHECKING:
     from upcycle.external.evaluating import ExternalEpisode
+
+PLANNED: Final = "planned"
+"""The field of a line that says what its evaluation was asked for."""
+_MOST_TOKENS: Final = 1 << 53
+
+
+@dataclass(frozen=True, slots=True)
+class PlannedEvaluation:
+    """What an evaluation in one process was asked for. It stands in each line, so that a file that ends early
+    says so. num_episodes: 0 where it is not known."""
+
+    taskset: str = ""
+    taskset_digest: str = ""
+    source_digest: str = ""
+    group: int = 0
+    num_episodes: int = 0
+    sampling: Mapping[str, Any] = field(default_factory=dict)
+
+    def to_json(self) -> dict[str, Any]:
+        """The inverse of `of_row`."""
+        return asdict(self)
+
+    @classmethod
+    def of_row(cls, row: Any) -> Self:
+        """Unknown fields, and those that are not what they should be, are left out."""
+        if not isinstance(row, Mapping):
+            return cls()
+        empty, found = cls(), {one.name: row.get(one.name) for one in fields(cls)}
+        fitting = {name: value for name, value in found.items() if type(value) is type(getattr(empty, name))}
+        return cls(**{name: value for name, value in fitting.items() if value})
+
+
+NOT_KNOWN: Final = PlannedEvaluation()
 
 
 def episode_row(played: "ExternalEpisode", task_digest: str) -> EpisodeRow:
@@ -30,6 +66,55 @@ def episode_row(played: "ExternalEpisode", task_digest: str) -> EpisodeRow:
         first_tool_error=first_tool_error(row["turns"]),
         ended="" if run.is_error else run.policy_failure or str(row["stop_reason"]),
     )
+
+
+def episode_row_of(row: Mapping[str, Any], name: str) -> EpisodeRow:
+    """name: of an episode that has none. Raises KeyError, TypeError, ValueError, AttributeError,
+    OverflowError or RecursionError for a line that is no trajectory."""
+    task, reward = row["task"], None if row.get("reward") is None else finite_number(row["reward"], "reward")
+    policy_failure = str(row.get("policy_failure") or "")
+    tokens = row.get("completion_tokens")
+    return EpisodeRow(
+        task_slug=str(task["slug"]),
+        family=str(task.get("family") or "default"),
+        episode_id=str(row.get("episode_id") or name),
+        trajectory_id="",
+        reward=reward,
+        success=reward is not None and bool(row.get("success")),
+        failure="" if reward is not None else _failure_kind(row),
+        task_digest=_digest(task),
+        policy_failure=policy_failure,
+        num_turns=len(row["turns"]),
+        num_tokens=tokens if isinstance(tokens, int) and 0 <= tokens < _MOST_TOKENS else None,
+        subscores={
+            path: finite_number(value, "a subscore")
+            for path, value in flat_subscores(row.get("subscores") or ())
+        },
+        first_tool_error=first_tool_error(row["turns"]),
+        ended="" if reward is None else policy_failure or str(row.get("stop_reason") or ""),
+    )
+
+
+def finite_number(value: Any, what: str) -> float:
+    """Raises ValueError, which says what is none."""
+    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+        raise ValueError(f"{what} {value!r:.40} is no finite number")
+    return float(value)
+
+
+def _failure_kind(row: Mapping[str, Any]) -> str:
+    failure = row.get("failure")
+    kind = failure.get("kind") if isinstance(failure, Mapping) else ""
+    return str(row.get("failure_kind") or kind or "no reward")
+
+
+def _digest(task: Mapping[str, Any]) -> str:
+    """As `Task.digest`; "" for a task of another program that names no environment."""
+    environment = task.get("environment")
+    if not isinstance(environment, Mapping):
+        return ""
+    args = canonical_json(task.get("args") or {})
+    return task_digest(str(environment.get("name") or ""), str(task.get("scenario") or ""), args)
 
 
 def flat_subscores(subscores: Sequence[Mapping[str, Any]], prefix: str = "") -> Iterator[tuple[str, float]]:

@@ -132,7 +132,8 @@ class Verdict:
 @dataclass(frozen=True, slots=True)
 class RunPage:
     """A run on one page. episodes: all that are known, of which `shown` are shown whole; report: None where
-    there is none to show, and a warning of the header says why. group: attempts at each task."""
+    there is none to show, and a warning of the header says why. group: attempts at each task. is_whole: the
+    episodes are all that were planned."""
 
     header: Header
     episodes: tuple[EpisodeRow, ...]
@@ -142,3 +143,4 @@ class RunPage:
     steps: tuple[Step, ...] = ()
     verdicts: tuple[Verdict, ...] = ()
     notices: tuple[str, ...] = ()
+    is_whole: bool = True

@@ -9,12 +9,6 @@ class TooManyEpisodes(UpcycleError, ValueError):
     kind = "too_many_episodes"
 
 
-class NoTrajectories(UpcycleError, ValueError):
-    """A file that holds no trajectories of an evaluation in one process."""
-
-    kind = "no_trajectories"
-
-
 class CannotWrite(UpcycleError, ValueError):
     """The place of a page is no file in a folder that exists."""
 

@@ -1,55 +1,16 @@
-"""One line of `trajectories.jsonl`: as a row of the report, and as an episode of a page."""
+"""One line of `trajectories.jsonl` as an episode of a page."""
 
 import json
-import math
 from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
 from upcycle.reporting.episodes import EpisodeRow
-from upcycle.reporting.external_rows import first_tool_error, flat_subscores
+from upcycle.reporting.external_rows import finite_number
 from upcycle.run_pages.texts import kept
 from upcycle.run_pages.values import Message, ShownCall, ShownEpisode, ShownGrade, ShownTurn
 from upcycle.viewing.bodies import MAX_DETAIL_CHARS, MAX_GRADES
 
-_MOST_TOKENS: Final = 1 << 53
 _SAID_FIRST: Final = ("system", "developer", "user")
-
-
-def episode_row_of(row: Mapping[str, Any], name: str) -> EpisodeRow:
-    """name: of an episode that has none. Raises KeyError, TypeError, ValueError, AttributeError,
-    OverflowError or RecursionError for a line that is no trajectory."""
-    task, reward = row["task"], None if row.get("reward") is None else _number(row["reward"], "reward")
-    policy_failure = str(row.get("policy_failure") or "")
-    tokens = row.get("completion_tokens")
-    return EpisodeRow(
-        task_slug=str(task["slug"]),
-        family=str(task.get("family") or "default"),
-        episode_id=str(row.get("episode_id") or name),
-        trajectory_id="",
-        reward=reward,
-        success=reward is not None and bool(row.get("success")),
-        failure="" if reward is not None else _failure_kind(row),
-        policy_failure=policy_failure,
-        num_turns=len(row["turns"]),
-        num_tokens=tokens if isinstance(tokens, int) and 0 <= tokens < _MOST_TOKENS else None,
-        subscores={
-            path: _number(value, "a subscore") for path, value in flat_subscores(row.get("subscores") or ())
-        },
-        first_tool_error=first_tool_error(row["turns"]),
-        ended="" if reward is None else policy_failure or str(row.get("stop_reason") or ""),
-    )
-
-
-def _number(value: Any, what: str) -> float:
-    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
-        raise ValueError(f"{what} {value!r:.40} is no finite number")
-    return float(value)
-
-
-def _failure_kind(row: Mapping[str, Any]) -> str:
-    failure = row.get("failure")
-    kind = failure.get("kind") if isinstance(failure, Mapping) else ""
-    return str(row.get("failure_kind") or kind or "no reward")
 
 
 def shown_line(row: EpisodeRow, why: str, line: Mapping[str, Any]) -> ShownEpisode:
@@ -96,8 +57,8 @@ def _grades(subscores: Any) -> Iterator[ShownGrade]:
             return
         depth, one = left.pop()
         info = kept(_text(one.get("info"))) if one.get("info") else ""
-        weight = _number(one.get("weight", 1.0), "a weight")
-        yield ShownGrade(depth, str(one["name"]), _number(one["value"], "a subscore"), weight, info)
+        weight = finite_number(one.get("weight", 1.0), "a weight")
+        yield ShownGrade(depth, str(one["name"]), finite_number(one["value"], "a subscore"), weight, info)
         left += [(depth + 1, child) for child in reversed(one.get("children") or ())]
 
 

@@ -1,6 +1,8 @@
 """`upcycle eval` of agents that are no models of the platform."""
 
 import json
+import os
+import signal
 from pathlib import Path
 from typing import Any
 
@@ -76,15 +78,43 @@ def test_json_lines_say_the_same(
     assert rows == [("milk", 0.0, "answered"), ("tea", 1.0, "answered")]
 
 
+def test_ctrl_c_says_how_far_it_was_and_what_is_left_is_no_whole_evaluation(
+    shop: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    answer = openai_shaped(answers)
+
+    def interrupting(asked: Asked) -> Said:
+        if asked.method == "POST" and "How much milk?" in json.dumps(asked.body):
+            os.kill(os.getpid(), signal.SIGINT)
+        return answer(asked)
+
+    monkeypatch.setenv("UPCYCLE_AGENT_KEY", KEY)
+    with serving(interrupting) as server:
+        agent = f"openai:{server.url}/v1#{MODEL}"
+        command = ["eval", "tasks.py", "--agent", agent, "--max-concurrent", "1", "--trajectories", "t.jsonl"]
+        assert run(command) == 130
+    assert "graded 1 of 2 tasks; interrupted; read them in: t.jsonl" in capsys.readouterr().err
+    (row,) = [json.loads(line) for line in Path("t.jsonl").read_text().splitlines()]
+    planned = row["planned"]
+    assert (planned["taskset"], planned["group"], planned["num_episodes"]) == ("shop-tasks", 1, 2)
+    assert len(planned["source_digest"]) == 64
+    assert run(["compare", "t.jsonl", "t.jsonl"]) == 2
+    assert "is not whole: graded 1 of 2 tasks; interrupted" in capsys.readouterr().err
+
+
 def test_two_of_them_compare(
     claude: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("ANTHROPIC_API_KEY", KEY)
-    for name in ("a.json", "b.json"):
-        assert run(["eval", "tasks.py", "claude", "--json"]) == 0
-        Path(name).write_text(capsys.readouterr().out)
-    assert run(["compare", "a.json", "b.json"]) == 0
-    assert "success +0.0 points" in capsys.readouterr().out
+    for name in ("a", "b"):
+        assert run(["eval", "tasks.py", "claude", "--json", "--trajectories", f"{name}.jsonl"]) == 0
+        Path(f"{name}.json").write_text(capsys.readouterr().out)
+    said = []
+    for a, b in (("a.json", "b.json"), ("a.jsonl", "b.json"), ("a.jsonl", "b.jsonl")):
+        assert run(["compare", a, b]) == 0
+        said.append(capsys.readouterr().out)
+    assert "success +0.0 points" in said[0]
+    assert said[0] == said[1] == said[2]
 
 
 def test_a_file_names_tasks_beside_it_and_a_refused_key_leaves_yesterdays_lines(

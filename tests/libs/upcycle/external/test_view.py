@@ -118,7 +118,8 @@ def episodes(count: int) -> list[str]:
     [
         ("", "holds no trajectory"),
         ("[1]\n", "t.jsonl:1: no trajectory: it has no task"),
-        (line() + "{\n", "t.jsonl:2: not JSON"),
+        (line() + "{\n" + line(), "t.jsonl:2: not JSON"),
+        (line()[:20], "t.jsonl holds no trajectory: line 1, the last one of t.jsonl, is cut off"),
         (line(reward="much"), "t.jsonl:1: no trajectory: ValueError: reward 'much'"),
         (line(reward=float("nan")), "reward nan is no finite number"),
         (line(turns=7), "t.jsonl:1: no trajectory: TypeError"),
@@ -133,7 +134,7 @@ def episodes(count: int) -> list[str]:
         (line(reward=10**400), "t.jsonl:1: no trajectory: OverflowError"),
         (line(turns=[{"text": "a", "tool_calls": [7]}]), "t.jsonl:1: no trajectory: AttributeError"),
         (line(turns=[{"text": "a", "tool_calls": [{}]}]), "t.jsonl:1: no trajectory: KeyError: 'name'"),
-        ("[" * 100_000, "t.jsonl:1: not JSON"),
+        ("[" * 100_000 + "\n" + line(), "t.jsonl:1: not JSON"),
     ],
 )
 def test_what_is_no_trajectory_is_refused_with_its_line(
@@ -143,6 +144,56 @@ def test_what_is_no_trajectory_is_refused_with_its_line(
     assert run(["view", "t.jsonl", "-o", "run.html"]) == Exit.USAGE
     assert said in capsys.readouterr().err
     assert not Path("run.html").exists()
+
+
+def test_a_last_line_that_its_writer_did_not_finish_is_left_out_and_it_is_said(
+    shop: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    lines(shop / "t.jsonl", *episodes(3), line(episode_id="lost")[:40])
+    page = viewed("t.jsonl")
+    said = "line 4, the last one of t.jsonl, is cut off: it is left out"
+    assert said in page.text
+    assert said in capsys.readouterr().err
+    assert page.tags["details"] == 3
+
+
+def planned(num_episodes: int, group: int = 1) -> dict[str, Any]:
+    return {"taskset": "sums", "group": group, "num_episodes": num_episodes, "source_digest": "c0de" * 16}
+
+
+def test_an_evaluation_that_ended_early_says_how_far_it_was(
+    shop: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    rows = [line(episode_id=f"e{at}", planned=planned(40)) for at in range(12)]
+    page = viewed(lines(shop / "t.jsonl", *rows))
+    assert "graded 12 of 40 tasks; interrupted" in page.text
+    assert "graded 12 of 40 tasks; interrupted, or not over yet" in capsys.readouterr().err
+    assert "success of 12 episodes that ended" in page.text
+    assert "planned episodes" not in page.text
+    missing = line(episode_id="m", reward=None, failure_kind="timeout", planned=planned(6, group=2))
+    page = viewed(lines(shop / "t.jsonl", line(episode_id="e", planned=planned(6, group=2)), missing))
+    assert "graded 1 of 6 episodes; interrupted" in page.text
+
+
+def test_an_evaluation_of_all_its_episodes_is_complete(played: Path) -> None:
+    page = viewed()
+    assert "evaluation in one process · complete" in page.text
+    assert "interrupted" not in page.text
+
+
+def test_an_evaluation_is_found_by_its_id_where_it_was_started(
+    shop: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = shop / ".upcycle" / "evaluations" / "here-1"
+    folder.mkdir(parents=True)
+    lines(folder / "trajectories.jsonl", line())
+    assert run(["view", "here-1"]) == Exit.OK
+    assert Path("here-1.html").exists()
+    assert run(["view", str(folder), "-o", "run.html"]) == Exit.OK
+    assert run(["view", "here-2"]) == Exit.USAGE
+    assert (
+        "here-2: there is no file .upcycle/evaluations/here-2/trajectories.jsonl" in capsys.readouterr().err
+    )
 
 
 @pytest.mark.parametrize(

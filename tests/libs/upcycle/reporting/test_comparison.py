@@ -119,3 +119,89 @@ def test_two_files_compare_without_a_platform(tmp_path: Path, capsys: pytest.Cap
     line = json.loads(capsys.readouterr().out)
     assert (line["kind"], line["a"], line["overall"]["won"]) == ("comparison", "run-a", 2)
     assert run(["compare", paths[0], str(tmp_path / "none.json")]) == Exit.USAGE
+
+
+def trajectories(path: Path, rewards: dict[str, float], **fields: object) -> str:
+    """The file of an evaluation in one process."""
+    planned = {"taskset": "sums", "source_digest": SOURCE, "group": 1, "num_episodes": len(rewards), **fields}
+    rows = [
+        {
+            "run_id": path.stem,
+            "episode_id": f"{path.stem}/{slug}/0",
+            "task": {"slug": slug, "scenario": "s", "args": {"n": slug}, "environment": {"name": "e"}},
+            "turns": [],
+            "reward": reward,
+            "success": reward == 1.0,
+            "planned": planned,
+        }
+        for slug, reward in rewards.items()
+    ]
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return str(path)
+
+
+def test_the_files_of_evaluations_in_one_process_compare(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    a = trajectories(tmp_path / "a.jsonl", {"x1": 0.0, "x2": 0.0, "x3": 1.0})
+    b = trajectories(tmp_path / "b.jsonl", {"x3": 1.0, "x2": 1.0, "x1": 1.0})
+    assert run(["compare", a, b]) == Exit.OK
+    printed = capsys.readouterr().out
+    assert "A  a: not named on sums, group 1, success 33.3%" in printed
+    assert "success +66.7 points" in printed
+    assert "the source that judged them is not known" not in printed
+    other = trajectories(tmp_path / "c.jsonl", {"x1": 1.0, "x2": 1.0, "x3": 1.0}, source_digest="d" * 64)
+    assert run(["compare", a, other]) == Exit.USAGE
+    assert "other code judged them" in capsys.readouterr().err
+
+
+def test_the_same_slug_with_other_arguments_is_another_task_in_files_too(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    a = trajectories(tmp_path / "a.jsonl", {"x1": 0.0})
+    b = trajectories(tmp_path / "b.jsonl", {"x1": 1.0})
+    Path(b).write_text(Path(b).read_text().replace('"n": "x1"', '"n": "x2"'))
+    assert run(["compare", a, b]) == Exit.USAGE
+    assert "other arguments have x1" in capsys.readouterr().err
+
+
+def test_an_evaluation_that_was_interrupted_does_not_compare(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    a = trajectories(tmp_path / "a.jsonl", {"x1": 0.0, "x2": 0.0}, num_episodes=40)
+    b = trajectories(tmp_path / "b.jsonl", {"x1": 1.0, "x2": 0.0}, num_episodes=40)
+    assert run(["compare", a, b]) == Exit.USAGE
+    said = capsys.readouterr().err
+    assert "A (a) is not whole: graded 2 of 40 tasks; interrupted; play it again" in said
+
+
+def test_a_cut_last_line_is_left_out_of_a_comparison_and_a_damaged_one_before_it_is_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    a = trajectories(tmp_path / "a.jsonl", {"x1": 0.0, "x2": 0.0}, num_episodes=0)
+    b = trajectories(tmp_path / "b.jsonl", {"x1": 1.0, "x2": 0.0}, num_episodes=0)
+    whole = Path(b).read_text()
+    Path(b).write_text(whole + whole[:30])
+    assert run(["compare", a, b]) == Exit.OK
+    assert "line 3, the last one of b.jsonl, is cut off: it is left out" in capsys.readouterr().out
+    Path(b).write_text(whole.replace("\n", "\n{\n", 1))
+    assert run(["compare", a, b]) == Exit.USAGE
+    assert "b.jsonl:2: not JSON" in capsys.readouterr().err
+
+
+def test_what_is_no_evaluation_is_answered_with_what_compares(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    kinds = "give the output of `upcycle eval … --json`, a trajectories.jsonl, or the id of a run"
+    assert run(["compare", "a.jsonl", "b.jsonl"]) == Exit.USAGE
+    assert f"a.jsonl cannot be read: No such file or directory; {kinds}" in capsys.readouterr().err
+    Path("tasks.jsonl").write_text('{"slug": "t"}\n')
+    assert run(["compare", "tasks.jsonl", "tasks.jsonl"]) == Exit.USAGE
+    assert kinds in capsys.readouterr().err
+    two = trajectories(tmp_path / "a.jsonl", {"x1": 0.0})
+    Path("two.jsonl").write_text(Path(two).read_text() + Path(two).read_text().replace('"a"', '"b"'))
+    assert run(["compare", "two.jsonl", "a.jsonl"]) == Exit.USAGE
+    assert "two.jsonl holds 2 evaluations: a, b; give a file of one" in capsys.readouterr().err
+    assert run(["compare", "a", "a.jsonl"]) == Exit.UNREACHABLE
+    assert "a is no file, and as the id of a run: no running platform" in capsys.readouterr().err

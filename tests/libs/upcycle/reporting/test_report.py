@@ -8,7 +8,8 @@ from tests.libs.upcycle.reporting.rows import episode, evaluation
 
 from upcycle.api.trajectory.v1 import trajectory_pb2 as pb
 from upcycle.cli.report_text import report_lines
-from upcycle.reporting.episodes import EvaluatedRun, NoEvaluation, evaluation_in
+from upcycle.reporting.episodes import EvaluatedRun, NoEvaluation
+from upcycle.reporting.files import evaluation_in
 from upcycle.reporting.reading import ending, first_tool_error
 from upcycle.reporting.report import AttemptScore, EvaluationReport, report_of
 
@@ -109,8 +110,11 @@ def test_a_file_of_json_lines_holds_the_evaluation(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        ('{"kind": "launch"}\n', "has no line `done`"),
-        ("success 5%\n", "not JSON lines"),
+        (
+            '{"kind": "launch"}\n',
+            "no line `done` with an evaluation; give the output of .*, a trajectories.jsonl, or the id",
+        ),
+        ("success 5%\n", "eval.json:1: not JSON"),
         ('{"evaluation": {"run_id": "r"}}\n', "not an evaluation"),
     ],
 )

@@ -1,6 +1,8 @@
 """Servers that tests of several folders share. They are the real programs: nats-server is up in 0.1 s."""
 
+import os
 import re
+import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
@@ -13,6 +15,8 @@ from service_kit.groups import S3Settings
 
 NatsFactory = Callable[[], NatsServer]
 _MAX_BUCKET_CHARS = 63
+# No test reads the profile of the person who runs it.
+os.environ["XDG_CONFIG_HOME"] = f"{tempfile.gettempdir()}/upcycle-tests-without-a-profile"
 
 
 def pytest_report_header() -> str:

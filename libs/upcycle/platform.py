@@ -1,7 +1,8 @@
 """Where a running platform is, and one client for all of its public services.
 
-Addresses come from `UPCYCLE_PEERS_*`; without them from the state file of the stack that `upcycle up` (or
-`demo`) started in this folder or one above. Nothing connects before `async with`.
+Addresses come from `UPCYCLE_PEERS_*` and the project's `upcycle.toml`; without them from the state file of
+the stack that `upcycle up` (or `demo`) started in this folder or one above; else from the user's profile.
+Nothing connects before `async with`.
 """
 
 import json
@@ -13,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
 from upcycle.errors import Unavailable, UpcycleError
+from upcycle.user_settings.layers import Found, Layer, UserSettings
 
 if TYPE_CHECKING:
     from upcycle.api.registry.v1.service_pb2_grpc import RegistryServiceAsyncStub
@@ -23,7 +25,7 @@ if TYPE_CHECKING:
 
 STATE_FILES = (".upcycle/up/state.json", ".upcycle/demo/state.json")
 ONLY_PEERS = "UPCYCLE_PEERS_*"
-"""`Addresses.source` where all of them are variables."""
+"""`Addresses.source` where all of them are variables; in files their names say which."""
 PEERS = {  # public addresses, and the service at each
     "tasksets": "scenario_runner",
     "environments": "scenario_runner",
@@ -42,11 +44,13 @@ class PlatformNotFound(UpcycleError, LookupError):
 
 @dataclass(frozen=True, slots=True)
 class Addresses:
-    """host:port of each public service, the gateway's key file, and `source`: where these were found."""
+    """host:port of each public service, the gateway's key file, and `source`: where these were found.
+    state_file: of the stack that they are of, where it runs here."""
 
     peers: Mapping[str, str]
     source: str
     gateway_key_file: Path | None = None
+    state_file: Path | None = None
 
     @property
     def gateway_url(self) -> str:
@@ -54,11 +58,15 @@ class Addresses:
         return f"http://{self.peers['gateway']}/v1"
 
     def gateway_key(self) -> str:
-        """UPCYCLE_API_KEY, or the key of a local stack. Raises PlatformNotFound when there is neither."""
-        if key := os.environ.get("UPCYCLE_API_KEY"):
-            return key
+        """UPCYCLE_API_KEY, or the key of a local stack, or that of the user's profile. Raises
+        PlatformNotFound when there is none."""
+        found = UserSettings.read().find("keys.UPCYCLE_API_KEY")
+        if found.value and found.layer is Layer.ENVIRONMENT:
+            return found.value
         if self.gateway_key_file is not None and self.gateway_key_file.exists():
             return self.gateway_key_file.read_text().strip()
+        if found.value:
+            return found.value
         raise PlatformNotFound(
             f"no key of the gateway is known: {self.source} gives addresses only",
             "set UPCYCLE_API_KEY; `upcycle up` writes the key of a local platform to DATA_DIR/gateway.key",
@@ -66,19 +74,21 @@ class Addresses:
 
 
 def find_addresses(start: Path | None = None, environ: Mapping[str, str] | None = None) -> Addresses:
-    """Addresses from the environment, else from the nearest running stack. Raises PlatformNotFound."""
-    env = os.environ if environ is None else environ
-    named = {
-        peer: env[f"UPCYCLE_PEERS_{peer.upper()}"] for peer in PEERS if f"UPCYCLE_PEERS_{peer.upper()}" in env
-    }
-    if len(named) == len(PEERS):
-        return Addresses(named, ONLY_PEERS)
+    """Addresses from the environment and the project's file, else from the nearest running stack, else from
+    the user's profile. Raises PlatformNotFound."""
     here = (start or Path.cwd()).absolute()
-    if (found := running_stack(here)) is not None:
+    settings = UserSettings.read(environ, here)
+    near = settings.peers(Layer.ENVIRONMENT, Layer.PROJECT)
+    if len(near) == len(PEERS):
+        return _named(near)
+    if (found := running_stack(here, settings)) is not None:
         path, state = found
         key_file = state.get("gateway_key_file")
-        peers = {**state["peers"], **named}
-        return Addresses(peers, str(path), Path(key_file) if key_file else None)
+        peers = {**state["peers"], **{peer: one.value for peer, one in near.items()}}
+        return Addresses(peers, str(path), Path(key_file) if key_file else None, path)
+    named = settings.peers(*Layer)
+    if len(named) == len(PEERS):
+        return _named(named)
     if named:
         missing = ", ".join(f"UPCYCLE_PEERS_{peer.upper()}" for peer in PEERS if peer not in named)
         raise PlatformNotFound(
@@ -90,10 +100,23 @@ def find_addresses(start: Path | None = None, environ: Mapping[str, str] | None 
     )
 
 
-def running_stack(start: Path | None = None) -> tuple[Path, dict[str, Any]] | None:
-    """State file, and its content, of the nearest stack of `upcycle up` that runs."""
+def _named(found: Mapping[str, Found]) -> Addresses:
+    files = dict.fromkeys(one.place.rpartition(":")[0] for one in found.values())
+    source = ", ".join(path or ONLY_PEERS for path in files)
+    return Addresses({peer: one.value for peer, one in found.items()}, source)
+
+
+def running_stack(
+    start: Path | None = None, settings: UserSettings | None = None
+) -> tuple[Path, dict[str, Any]] | None:
+    """State file, and its content, of the nearest stack of `upcycle up` that runs: one whose folder the
+    settings name, else in this folder or one above."""
     here = (start or Path.cwd()).absolute()
-    for path in (folder / name for folder in (here, *here.parents) for name in STATE_FILES):
+    data_dir = (settings or UserSettings.read(start=here)).find("up.data_dir")
+    is_set = data_dir.layer is not Layer.DEFAULT and data_dir.value
+    chosen = [Path(data_dir.value) / "state.json"] if is_set else []
+    nearest = (folder / name for folder in (here, *here.parents) for name in STATE_FILES)
+    for path in (*chosen, *nearest):
         if path.exists():
             state: dict[str, Any] = json.loads(path.read_text())
             if _alive(int(state["pid"])):

@@ -116,10 +116,10 @@ async def platform_findings() -> list[Finding]:
         return [Finding("platform", "warn", str(error))]
     async with Platform(addresses) as platform:
         calls = await asyncio.gather(*(_probe(name, call) for name, call in _calls(platform).items()))
-        if addresses.source == ONLY_PEERS:
+        if addresses.state_file is None:
             others = _not_asked()
         else:
-            others = await process_findings(json.loads(Path(addresses.source).read_text())["processes"])
+            others = await process_findings(json.loads(addresses.state_file.read_text())["processes"])
     return [Finding("platform", "ok", f"found through {addresses.source}"), *calls, *others]
 
 

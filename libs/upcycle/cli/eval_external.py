@@ -3,7 +3,7 @@
 import asyncio
 import time
 from collections.abc import Sequence
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, Final
 
@@ -117,8 +117,8 @@ def _check_place(path: Path | None) -> None:
 def _asked(given: Sources, without: str = "max_concurrent") -> RunFile:
     """Checked as a run is that the platform plays; who plays is checked later. without: a path whose rule
     holds there alone: a group is planned there as a whole. Raises RunConfigInvalid."""
-    values = {path: one for path, one in given.values.items() if path not in ("policy.model", without)}
-    return replace(given, values=values).run(Purpose.EVAL, {**eval_defaults(given), "policy.model": "agent"})
+    others = given.without("policy.model", without)
+    return others.run(Purpose.EVAL, {**eval_defaults(given), "policy.model": "agent"})
 
 
 def _check(given: Sources, report: Report, choice: TaskChoice) -> None:
@@ -142,7 +142,7 @@ def _check(given: Sources, report: Report, choice: TaskChoice) -> None:
 
 def _sampling(given: Sources, asked: RunFile) -> dict[str, Any]:
     """What was given; None for the rest, which has other defaults than a run."""
-    chosen = {name: f"sampling.{name}" in given.values for name in _SAMPLING}
+    chosen = {name: given.has(f"sampling.{name}") for name in _SAMPLING}
     return {name: getattr(asked.sampling, name) if chosen[name] else None for name in _SAMPLING}
 
 

@@ -77,6 +77,9 @@ DEAD_LETTER_COMMANDS = {
     "replay": ("upcycle.cli.bus:replay_dead", "Have the reader that gave them up handle them again."),
     "accept": ("upcycle.cli.bus:accept_dead", "Handle them without a replay: what is lost stays lost."),
 }
+CONFIG_COMMANDS = {
+    "show": ("upcycle.cli.config:show", "Every setting; --sources says where each value comes from.")
+}
 DOCS_COMMANDS = {
     "mcp": ("upcycle.cli.docs:mcp", "Serve the documentation to a coding agent, as an MCP server on stdio.")
 }
@@ -84,6 +87,7 @@ GROUPS = {
     "tasksets": ("What is played.", TASKSET_COMMANDS),
     "trajectories": ("What was sampled.", TRAJECTORY_COMMANDS),
     "models": ("Models, checkpoints, heads.", MODEL_COMMANDS),
+    "config": ("Your settings: environment, upcycle.toml, profile, defaults.", CONFIG_COMMANDS),
     "docs": ("This documentation.", DOCS_COMMANDS),
 }
 BUS_GROUP = "bus"

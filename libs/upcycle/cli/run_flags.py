@@ -1,6 +1,6 @@
 """Flags of `upcycle train` and `upcycle eval`, made from the model of a run: names, types, help, defaults."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum
 from keyword import iskeyword
 from pathlib import Path
@@ -13,6 +13,7 @@ from upcycle.run_config.flags import ALSO, DEFAULTS_OF_EVAL, default_text, flags
 from upcycle.run_config.names import Purpose
 from upcycle.run_config.reading import RunFile, Sources, gather
 from upcycle.run_config.refusing import leaves
+from upcycle.user_settings.layers import UserSettings
 
 if TYPE_CHECKING:
     from pydantic.fields import FieldInfo
@@ -62,14 +63,15 @@ def attribute(flag: str) -> str:
 def sources_of(
     purpose: Purpose, flags: Any, config: ConfigFlags, *, arguments: dict[str, tuple[str, str | None]]
 ) -> Sources:
-    """Everything that was given. arguments: path, to name and value of a positional one. Raises
-    RunConfigInvalid."""
+    """Everything that was given, above the user's settings. arguments: path, to name and value of a
+    positional one. Raises RunConfigInvalid and SettingsInvalid."""
     names = {path: f"--{flag}" for path, flag in flags_of(purpose).items()}
     names |= {path: name for path, (name, _) in arguments.items()}
     given = {path: getattr(flags, attribute(flag)) for path, flag in flags_of(purpose).items()}
     given |= {path: value for path, (_, value) in arguments.items()}
     chosen = {path: _once(value) for path, value in given.items() if value is not None}
-    return gather(chosen, config.set_, config.config, names=names)
+    below = UserSettings.read().run_fields(purpose.value)
+    return replace(gather(chosen, config.set_, config.config, names=names), below=below)
 
 
 def eval_defaults(sources: Sources) -> dict[str, Any]:

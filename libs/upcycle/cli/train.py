@@ -81,7 +81,7 @@ async def train(
         raise _nothing_to_train_on(model, config.config)
     if sft.is_asked:
         return await train_sft(model, sft, _sft_call(given, view))
-    run = given.run(Purpose.TRAIN, {"taskset": _OF_FIRST_SOURCE} if given.value("source_runs") else {})
+    run = _run(given)
     from upcycle.cli.tasksets import load_source
 
     of_source = run.taskset == _OF_FIRST_SOURCE
@@ -89,6 +89,14 @@ async def train(
     async with Platform() as platform:
         run_id = await _launched(platform, await _registered(platform, run, source), view)
         return Exit.OK if view.detach else await _follow(platform, run_id, view)
+
+
+def _run(given: Sources) -> RunFile:
+    """The taskset of a run that begins with evaluations is theirs, unless it was asked for here."""
+    if not given.value("source_runs"):
+        return given.run(Purpose.TRAIN, {})
+    settings = tuple(path for path in ("taskset", "taskset_name") if path not in given.values)
+    return given.without(*settings).run(Purpose.TRAIN, {"taskset": _OF_FIRST_SOURCE})
 
 
 def _nothing_to_train_on(model: str | None, config: Path | None) -> UnclearTraining:

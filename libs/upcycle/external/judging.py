@@ -1,6 +1,5 @@
 """Asks a model what the judges of a scenario ask: outside the episode, with a key that no episode has."""
 
-import os
 from collections.abc import Mapping
 from typing import Final
 from urllib.parse import urlsplit
@@ -11,6 +10,7 @@ from upcycle.external.naming import ExternalModel, external_model
 from upcycle.external.server import PAUSES_S, ModelServer
 from upcycle.judge_calls import JudgeQuestion, JudgeReply
 from upcycle.playing.errors import PlayRefused
+from upcycle.user_settings.layers import variables
 
 JUDGE: Final = "UPCYCLE_JUDGE"
 JUDGE_KEY: Final = "UPCYCLE_JUDGE_KEY"
@@ -29,7 +29,7 @@ class Judges:
     def __init__(
         self, *, environ: Mapping[str, str] | None = None, pauses_s: tuple[float, ...] = PAUSES_S
     ) -> None:
-        self._env = os.environ if environ is None else environ
+        self._env = variables() if environ is None else environ
         self._pauses_s = pauses_s
         self._models: dict[str, tuple[ExternalModel, ModelServer]] = {}
 

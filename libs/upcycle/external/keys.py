@@ -1,8 +1,10 @@
-"""Which variables hold keys. No process of an environment has them."""
+"""Which variables hold keys. No process of an environment has them, and none reads the user's profile."""
 
 import os
 from collections.abc import Mapping
 from typing import Final
+
+from upcycle.user_settings.catalogue import PROFILE
 
 AGENT_KEY: Final = "UPCYCLE_AGENT_KEY"
 KEY_VARIABLES: Final = (
@@ -22,13 +24,14 @@ HIDDEN: Final = "[key]"
 
 def without_keys(variables: Mapping[str, str]) -> dict[str, str]:
     """The variables of a process that plays an environment."""
-    return {name: value for name, value in variables.items() if name not in KEY_VARIABLES}
+    return {name: value for name, value in variables.items() if name not in KEY_VARIABLES} | {PROFILE: ""}
 
 
 def forget_keys() -> None:
     """Remove the keys from this process, which plays an environment from here on."""
     for name in KEY_VARIABLES:
         os.environ.pop(name, None)
+    os.environ[PROFILE] = ""
 
 
 MIN_KEY_CHARS: Final = 12

@@ -1,6 +1,5 @@
 """What people call an agent that is no model of ours: `claude`, `openai#gpt-5`, `openai:http://host:8000/v1#model`."""
 
-import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Final
@@ -13,6 +12,8 @@ from upcycle.external.keys import AGENT_KEY
 from upcycle.external.player import ModelPlayer
 from upcycle.external.server import PAUSES_S, ModelServer
 from upcycle.playing.errors import PlayRefused
+from upcycle.user_settings.catalogue import BY_VARIABLE
+from upcycle.user_settings.layers import variables
 
 OPENAI_HOST: Final = "api.openai.com"
 COMPATIBLE: Final = "openai_compatible"
@@ -26,13 +27,19 @@ _SAMPLING: Final = ("temperature", "top_p")
 class _Vendor:
     """A named agent. url_variable: an address in the vendor's place, such as a proxy of the user."""
 
-    url: str
     url_variable: str
     key_variables: tuple[str, ...]
-    model: str
     model_variable: str
     dialect: Callable[[str], Dialect]
     headers: Callable[[str], dict[str, str]]
+
+    def url(self, env: Mapping[str, str]) -> str:
+        """Of its server."""
+        return env.get(self.url_variable, "").strip() or BY_VARIABLE[self.url_variable].default
+
+    def model(self, env: Mapping[str, str]) -> str:
+        """The one that plays where none is named."""
+        return env.get(self.model_variable, "").strip() or BY_VARIABLE[self.model_variable].default
 
 
 def _bearer(key: str) -> dict[str, str]:
@@ -49,28 +56,12 @@ def _google(key: str) -> dict[str, str]:
 
 VENDORS: Final[Mapping[str, _Vendor]] = {
     "claude": _Vendor(
-        "https://api.anthropic.com",
-        "ANTHROPIC_BASE_URL",
-        ("ANTHROPIC_API_KEY",),
-        "claude-sonnet-4-5",
-        "UPCYCLE_CLAUDE_MODEL",
-        AnthropicMessages,
-        _anthropic,
+        "ANTHROPIC_BASE_URL", ("ANTHROPIC_API_KEY",), "UPCYCLE_CLAUDE_MODEL", AnthropicMessages, _anthropic
     ),
-    "openai": _Vendor(
-        f"https://{OPENAI_HOST}/v1",
-        "OPENAI_BASE_URL",
-        ("OPENAI_API_KEY",),
-        "gpt-5",
-        "UPCYCLE_OPENAI_MODEL",
-        OpenAIChat,
-        _bearer,
-    ),
+    "openai": _Vendor("OPENAI_BASE_URL", ("OPENAI_API_KEY",), "UPCYCLE_OPENAI_MODEL", OpenAIChat, _bearer),
     "gemini": _Vendor(
-        "https://generativelanguage.googleapis.com",
         "GEMINI_BASE_URL",
         ("GEMINI_API_KEY", "GOOGLE_API_KEY"),
-        "gemini-2.5-pro",
         "UPCYCLE_GEMINI_MODEL",
         GeminiContent,
         _google,
@@ -121,8 +112,9 @@ def external_model(
     name: str, *, environ: Mapping[str, str] | None = None, **sampling: float | None
 ) -> ExternalModel:
     """From `claude`, `openai`, `gemini`, `openai_compatible`, each with an optional `#model`, or from
-    `openai:URL#model`. sampling: temperature, top_p. Raises PlayRefused."""
-    env = os.environ if environ is None else environ
+    `openai:URL#model`. environ: by default the user's settings. sampling: temperature, top_p. Raises
+    PlayRefused."""
+    env = variables() if environ is None else environ
     given = {key: value for key, value in sampling.items() if value is not None}
     if unknown := sorted(set(given) - set(_SAMPLING)):
         raise PlayRefused(f"{unknown[0]!r} is no sampling field of an agent", f"use {', '.join(_SAMPLING)}")
@@ -141,7 +133,7 @@ def external_model(
 
 def key_variable(url: str, environ: Mapping[str, str] | None = None) -> str:
     """The variable that holds the key of the server at a URL."""
-    env = os.environ if environ is None else environ
+    env = variables() if environ is None else environ
     is_openai = urlsplit(url).hostname == OPENAI_HOST
     return "OPENAI_API_KEY" if is_openai and AGENT_KEY not in env else AGENT_KEY
 
@@ -151,11 +143,14 @@ def _of_vendor(kind: str, model: str, env: Mapping[str, str], sampling: Mapping[
     keys = {name: env.get(name, "").strip() for name in vendor.key_variables}
     variable = next((name for name in keys if keys[name]), vendor.key_variables[0])
     if not keys[variable]:
-        raise PlayRefused(f"agent {kind!r} has no key", f"set {variable} to your own key, and run it again")
-    url = _checked_url(env.get(vendor.url_variable, "").strip() or vendor.url, kind)
+        raise PlayRefused(
+            f"agent {kind!r} has no key",
+            f"set {variable} to your own key, or store it: upcycle set {variable}",
+        )
+    url = _checked_url(vendor.url(env), kind)
     if vendor.dialect is AnthropicMessages:
         url = url.removesuffix("/v1")  # its path has it
-    chosen = model or env.get(vendor.model_variable, "").strip() or vendor.model
+    chosen = model or vendor.model(env)
     headers = vendor.headers(keys[variable])
     return ExternalModel(
         f"{kind}#{chosen}", url, chosen, variable, vendor.dialect, headers, keys[variable], sampling

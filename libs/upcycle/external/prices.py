@@ -4,13 +4,13 @@ of a million tokens read and written.
 Nothing is known without it: prices of others change, and a stale one would be a wrong result.
 """
 
-import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final
 
 from upcycle.external.dialects import Tokens
 from upcycle.playing.errors import PlayRefused
+from upcycle.user_settings.layers import variables
 
 VARIABLE: Final = "UPCYCLE_AGENT_PRICES"
 _MILLION: Final = 1_000_000
@@ -30,7 +30,7 @@ class Price:
 
 def price_of(model: str, environ: Mapping[str, str] | None = None) -> Price | None:
     """The price of a model, None where it has none. Raises PlayRefused for a setting that cannot be read."""
-    env = os.environ if environ is None else environ
+    env = variables() if environ is None else environ
     prices = dict[str, Price]()
     for entry in filter(None, (one.strip() for one in env.get(VARIABLE, "").split(","))):
         name, _, price = entry.rpartition("=")

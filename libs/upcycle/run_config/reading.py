@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass as plain_dataclass
 from dataclasses import field
 from pathlib import Path
-from typing import Any, Final
+from typing import Any
 
 from pydantic.dataclasses import dataclass
 
@@ -19,10 +19,7 @@ from upcycle.run_config.model import CONFIG, RunSpec
 from upcycle.run_config.names import Purpose, Say
 from upcycle.run_config.refusing import RunConfigInvalid, checked, leaves
 from upcycle.tasks_files import TASKS_FILES
-
-_KEY: Final = re.compile(r"""^\s*((?:[\w-]+|"[^"]*"|'[^']*')(?:\s*\.\s*(?:[\w-]+|"[^"]*"|'[^']*'))*)\s*=""")
-_HEADER: Final = re.compile(r"^\s*\[+\s*([^\[\]]+?)\s*\]+")
-_POSITION: Final = re.compile(r"\(at line (\d+), column \d+\)")
+from upcycle.toml_files import TomlInvalid, read_toml
 
 
 @dataclass(frozen=True, slots=True, config=CONFIG)
@@ -48,37 +45,56 @@ class Given:
 
 @plain_dataclass(frozen=True, slots=True)
 class Sources:
-    """Values by dotted path. names: of flags and arguments, for the paths that nothing was given for."""
+    """Values by dotted path. names: of flags and arguments, for the paths that nothing was given for. below:
+    what the user's settings say, for the paths that this run was not asked for."""
 
     values: Mapping[str, Given]
     names: Mapping[str, str] = field(default_factory=dict)
     file: Path | None = None
+    below: Mapping[str, Given] = field(default_factory=dict)
 
     def say(self, path: str) -> str:
         """What the reader calls a field: where it came from, else the flag that would set it."""
         path = re.sub(r"\.[0-9]+$", "", path)  # a part of a list is called what the list is
-        if path in self.values:
-            return self.values[path].where
-        below = [given.where for key, given in self.values.items() if key.startswith(f"{path}.")]
+        if (found := self._given(path)) is not None:
+            return found.where
+        known = {**self.below, **self.values}
+        below = [given.where for key, given in known.items() if key.startswith(f"{path}.")]
         if below:
             _, bracket, place = below[0].partition(" (")
             return f"{path}{bracket}{place}"
         return self.names.get(path, path)
 
     def value(self, path: str, default: Any = None) -> Any:
-        """What was given for a path."""
-        return self.values[path].value if path in self.values else default
+        """What was given for a path, else what the user's settings say."""
+        found = self._given(path)
+        return found.value if found is not None else default
+
+    def has(self, path: str) -> bool:
+        """Whether it was given, or is among the user's settings."""
+        return self._given(path) is not None
+
+    def without(self, *paths: str) -> Sources:
+        """Without what was said of some paths."""
+        values, below = (
+            {path: one for path, one in known.items() if path not in paths}
+            for known in (self.values, self.below)
+        )
+        return Sources(values, self.names, self.file, below)
+
+    def _given(self, path: str) -> Given | None:
+        return self.values.get(path) or self.below.get(path)
 
     def run(self, purpose: Purpose, defaults: Mapping[str, Any]) -> RunFile:
         """The run that all of it describes. defaults: by path, where nothing was given. A tasks file that a
         file names lies beside it. Raises RunConfigInvalid."""
-        given = {path: one.value for path, one in self.values.items()}
+        given = {path: one.value for path, one in {**self.below, **self.values}.items()}
         if given.get("purpose", purpose) != purpose:
             raise RunConfigInvalid(
                 [f"{self.say('purpose')} is {shown(given['purpose'])}, and this is for {purpose}"]
             )
         run = checked(RunFile, nested({**defaults, **given, "purpose": purpose}), self.say)
-        where = self.say("taskset")
+        where = self.values["taskset"].where if "taskset" in self.values else ""
         if self.file is None or "(" not in where or not run.taskset.endswith(TASKS_FILES):
             return run
         tasks = self.file.absolute().parent / run.taskset
@@ -137,10 +153,10 @@ def _from_sets(sets: Sequence[str]) -> Iterator[tuple[str, Given]]:
         path = path.strip()
         if not equals or not path:
             raise RunConfigInvalid([f"--set {one!r} is not KEY=VALUE"], "such as --set training.steps=3")
-        yield from _flat(nested({path: _typed(path, text.strip())}), "--set {}".format)
+        yield from flat(nested({path: typed(path, text.strip())}), "--set {}".format)
 
 
-def _typed(path: str, text: str) -> Any:
+def typed(path: str, text: str) -> Any:
     """A value as TOML would read it; else text, and for a list its parts."""
     kind = getattr(leaves(RunFile).get(path), "annotation", None)
     try:
@@ -156,21 +172,15 @@ def _typed(path: str, text: str) -> Any:
 def from_file(path: Path) -> dict[str, Given]:
     """The values of a TOML file by dotted path. Raises RunConfigInvalid, naming file and line."""
     try:
-        text = path.read_text(encoding="utf-8")
-        document = tomllib.loads(text)
+        found = read_toml(path)
     except FileNotFoundError:
         raise RunConfigInvalid([f"{path}: no such file"], "give the TOML file of a run") from None
-    except tomllib.TOMLDecodeError as error:
-        found = _POSITION.search(str(error))
-        place = f"{path}:{found[1]}" if found else str(path)
-        raise RunConfigInvalid([f"{place} is not TOML: {_POSITION.sub('', str(error)).strip()}"]) from error
-    except (OSError, ValueError, RecursionError) as error:
-        raise RunConfigInvalid([f"{path} cannot be read: {str(error).partition(';')[0]}"]) from error
-    lines = lines_of(text)
-    return dict(_flat(document, lambda key: f"{key} ({path}:{_line(lines, key)})"))
+    except TomlInvalid as error:
+        raise RunConfigInvalid([str(error)]) from error
+    return dict(flat(found.document, lambda key: f"{key} ({found.place(key)})"))
 
 
-def _flat(table: Mapping[str, Any], say: Say, prefix: str = "") -> Iterator[tuple[str, Given]]:
+def flat(table: Mapping[str, Any], say: Say, prefix: str = "") -> Iterator[tuple[str, Given]]:
     """Values by path. A table that is no part of a run stays whole: its name is what is wrong. Raises
     RunConfigInvalid for a key with a dot inside, which would be a second way to write a path."""
     known = leaves(RunFile)
@@ -180,33 +190,6 @@ def _flat(table: Mapping[str, Any], say: Say, prefix: str = "") -> Iterator[tupl
             raise RunConfigInvalid([f"{say(path)}: {name!r} is one key with dots: leave its quotes out"])
         is_part = any(key.startswith(f"{path}.") for key in known) or path == "training.loss_config"
         if isinstance(value, dict) and value and is_part:
-            yield from _flat(value, say, f"{path}.")
+            yield from flat(value, say, f"{path}.")
         else:
             yield path, Given(value, say(path))
-
-
-def lines_of(text: str) -> dict[str, int]:
-    """The line of each key and table of a TOML document, 1 first; tomllib tells it of syntax errors only."""
-    found: dict[str, int] = {}
-    prefix = ""
-    for number, line in enumerate(text.splitlines(), start=1):
-        header, key = _HEADER.match(line), _KEY.match(line)
-        if key:
-            found.setdefault(prefix + _plain(key[1]), number)
-        elif header:
-            prefix = f"{_plain(header[1])}."
-            found.setdefault(prefix[:-1], number)
-    return found
-
-
-def _plain(key: str) -> str:
-    return ".".join(part.strip().strip("\"'") for part in key.split("."))
-
-
-def _line(lines: Mapping[str, int], path: str) -> int:
-    """Line of the key; for a key of an inline table, the table's line."""
-    while path:
-        if path in lines:
-            return lines[path]
-        path = path.rpartition(".")[0]
-    return 1

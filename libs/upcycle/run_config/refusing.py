@@ -68,7 +68,7 @@ def _reasons(error: Any, kind: type, say: Say) -> Iterator[str]:
     elif what == REFUSED:
         yield f"{say(path)} {error['ctx']['text']}"
     elif what == "unexpected_keyword_argument":
-        yield f"{say(path)}: unknown key {error['loc'][-1]!r}; {_nearest_key(path, kind)}"
+        yield f"{say(path)}: unknown key {error['loc'][-1]!r}; {nearest_key(path, kind)}"
     elif what == "missing":
         yield f"{say(path)} is not set"
     elif what == "enum":
@@ -79,7 +79,7 @@ def _reasons(error: Any, kind: type, say: Say) -> Iterator[str]:
         yield f"{say(path)}: {error['msg']}"
 
 
-def _nearest_key(path: str, kind: type) -> str:
+def nearest_key(path: str, kind: type) -> str:
     """The key that was probably meant: one of the same table, else one of that name elsewhere."""
     above, _, name = path.rpartition(".")
     known = leaves(kind)

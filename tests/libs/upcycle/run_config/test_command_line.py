@@ -9,7 +9,8 @@ from tests.libs.upcycle.run_config.bad_runs import BAD_TRAININGS
 from upcycle.cli.main import run as command
 from upcycle.run_config import Purpose, RunConfigInvalid
 from upcycle.run_config.flags import default_text, flags_of
-from upcycle.run_config.reading import gather, lines_of
+from upcycle.run_config.reading import gather
+from upcycle.toml_files import lines_of
 
 HEAD = 'taskset = "sums"\n[policy]\nmodel = "m"\n'
 FLAGS_OF_TRAIN = """

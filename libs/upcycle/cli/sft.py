@@ -40,8 +40,9 @@ class SftOptions:
     """SFT instead of GRPO: which conversations to train on."""
 
     sft: Path | None = None
-    """train on the assistant turns of this JSONL file: `messages`, `tools`; or `prompt`, `completion`. A line
-    may name its `task`: one that is held out is refused before the first step."""
+    """train on the assistant turns of this JSONL file: `messages`, `tools`; or `prompt`, `completion`; or a
+    trajectories file, of which what succeeded trains. A line may name its `task`: one that is held out is
+    refused before the first step."""
     sft_from: str | None = None
     """train on the successful trajectories of this run (or `last`); those of held-out tasks never train."""
     batch: int = 16
@@ -201,7 +202,9 @@ def successes(summaries: "Iterable[TrajectorySummary]", run_id: str) -> "list[Tr
 
 
 def conversations_in(path: Path) -> "Iterator[Conversation]":
-    """The conversations of a JSONL file. Raises SftRefused, naming the line."""
+    """The conversations of a JSONL file; of a trajectories file those that succeeded. Raises SftRefused,
+    naming the line."""
+    num_failed = num_kept = 0
     try:
         lines = path.read_text(encoding="utf-8").split("\n")
     except FileNotFoundError:
@@ -209,17 +212,31 @@ def conversations_in(path: Path) -> "Iterator[Conversation]":
     except (OSError, UnicodeDecodeError) as error:
         raise SftRefused(f"{path} cannot be read: {error}") from error
     for number, line in enumerate(lines, start=1):
-        if line.strip():
-            yield _conversation(f"{path.name}:{number}", line)
+        if not line.strip():
+            continue
+        conversation = _conversation(f"{path.name}:{number}", line)
+        if conversation is None:
+            num_failed += 1
+        else:
+            num_kept += 1
+            yield conversation
+    if num_failed and not num_kept:
+        raise SftRefused(f"{path}: none of its {num_failed} trajectories succeeded: nothing is to be learned")
+    if num_failed:
+        human().print(f"{num_failed} trajectories of {path} did not succeed: left out", markup=False)
 
 
-def _conversation(name: str, line: str) -> "Conversation":
+def _conversation(name: str, line: str) -> "Conversation | None":
+    """None for a trajectory that did not succeed."""
     from upcycle.train import Conversation
+    from upcycle.trajectory_lines.reading import is_trajectory
 
     try:
         record = json.loads(line, object_pairs_hook=_once_each)
     except (ValueError, RecursionError) as error:
         raise SftRefused(f"{name} is not JSON: {error}") from error
+    if is_trajectory(record):
+        return _demonstrated(name, record)
     messages = _messages(record)
     if messages is None:
         raise SftRefused(
@@ -232,6 +249,20 @@ def _conversation(name: str, line: str) -> "Conversation":
         raise SftRefused(f"{name} has a field {meant!r:.80}", "the field that names its task is `task`")
     task = _task(name, record.get("task"))
     return Conversation(messages=messages, tools=record.get("tools") or (), name=name, task=task)
+
+
+def _demonstrated(name: str, record: Mapping[str, Any]) -> "Conversation | None":
+    from upcycle.train import Conversation
+    from upcycle.trajectory_lines.reading import NoTrajectories, checked_row, demonstration_of
+
+    try:
+        found = demonstration_of(checked_row(record, name), name)
+    except NoTrajectories as error:
+        raise SftRefused(str(error)) from error
+    if not found.succeeded:
+        return None
+    task = _task(name, found.task)
+    return Conversation(messages=found.messages, tools=found.tools, name=name, task=task)
 
 
 def _once_each(pairs: list[tuple[str, Any]]) -> dict[str, Any]:

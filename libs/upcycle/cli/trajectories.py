@@ -1,5 +1,6 @@
 """`upcycle trajectories …`."""
 
+import json
 import sys
 from typing import TYPE_CHECKING, Final, Literal
 
@@ -100,24 +101,35 @@ async def _resolve(platform: Platform, trajectory: str) -> str:
     return str(listed.trajectories[0].episode.trajectory_id)
 
 
-async def export(*, which: TrajectoryChoice = ALL, form: Literal["triples", "records"] = "triples") -> int:
+async def export(
+    *, which: TrajectoryChoice = ALL, form: Literal["triples", "records", "trajectories"] = "triples"
+) -> int:
     """Write trajectories to standard output as JSON lines.
 
-    :param form: `triples` of prompt, completion and reward, or whole `records`.
+    :param form: `triples` of prompt, completion and reward; whole `records`; or `trajectories`, the lines of
+        `upcycle eval --trajectories`, which `upcycle view` and `upcycle train --sft` read.
     """
     from upcycle.api.trajectory.v1 import service_pb2
 
     which.check()
-    formats = {"triples": service_pb2.EXPORT_FORMAT_TRIPLES, "records": service_pb2.EXPORT_FORMAT_RECORDS}
+    asked = service_pb2.EXPORT_FORMAT_TRIPLES if form == "triples" else service_pb2.EXPORT_FORMAT_RECORDS
     lines = removed = 0
     async with Platform() as platform:
         wanted = await which.to_wire(platform)
-        request = service_pb2.ExportTrajectoriesRequest(filter=wanted, format=formats[form])
+        request = service_pb2.ExportTrajectoriesRequest(filter=wanted, format=asked)
         async for part in platform.trajectories.ExportTrajectories(request, timeout=3600):
-            sys.stdout.write(part.jsonl)
+            sys.stdout.write(_as_trajectories(part.jsonl) if form == "trajectories" else part.jsonl)
             lines += part.jsonl.count("\n")
             removed += part.removed
         if not lines and not removed:
             human().print(await which.why_none(platform))
     human().print(f"{lines} trajectories" + (f"; retention removed {removed} more" if removed else ""))
     return Exit.OK
+
+
+def _as_trajectories(records: str) -> str:
+    """Lines of records as lines of a trajectories file."""
+    from upcycle.trajectory_lines.writing import line_of_record
+
+    lines = (line_of_record(json.loads(line)) for line in records.split("\n") if line)
+    return "".join(json.dumps(line, ensure_ascii=False) + "\n" for line in lines)

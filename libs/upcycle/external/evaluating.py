@@ -35,6 +35,7 @@ from upcycle.playing.forking import EpisodeHosts, hosts_of
 from upcycle.reporting.episodes import LOCAL_RUN
 from upcycle.results import Run
 from upcycle.task_rows import EnvironmentRef, Task
+from upcycle.trajectory_lines.writing import line_of_played
 from upcycle.usage import Usage
 
 MAX_CONCURRENT: Final = 8
@@ -172,7 +173,7 @@ class _Evaluation:
             completion_tokens=tokens.completion,
         )
         run = _run_of(kept.episode, self._run_id, episode_id, blame, usage)
-        return ExternalEpisode(run, _row_of(kept.episode, run, stopped, self._model.name))
+        return ExternalEpisode(run, line_of_played(kept.episode, run, stopped, self._model.name))
 
     async def _blame(self, kept: _Kept, player: ModelPlayer) -> Blame:
         """Play the episode; whose failure it is, where there is one."""
@@ -204,26 +205,3 @@ def _run_of(episode: PlayedEpisode, run_id: str, episode_id: str, blame: Blame, 
         usage=usage,
         failure_detail=blame.detail,
     )
-
-
-def _row_of(episode: PlayedEpisode, run: Run, stopped: PlayFailure | None, agent: str) -> Mapping[str, Any]:
-    """Reward and success as they count: 0 for a failure of the policy, none for a missing episode."""
-    usage = run.usage
-    row = {
-        "run_id": run.run_id,
-        "episode_id": run.episode_id,
-        "agent": agent,
-        **episode.to_json(),
-        "reward": None if run.is_error else run.reward,
-        "success": None if run.is_error else run.success,
-        "policy_failure": run.policy_failure,
-        "failure_kind": run.failure,
-        "failure_detail": run.failure_detail,
-        "prompt_tokens": usage.prompt_tokens,
-        "completion_tokens": usage.completion_tokens,
-    }
-    if usage.cost is not None:
-        row["cost"] = usage.cost
-    if stopped is not None:
-        row["failure"] = stopped.to_json()
-    return row

@@ -109,10 +109,10 @@ def _failure_kind(row: Mapping[str, Any]) -> str:
 
 
 def _digest(task: Mapping[str, Any]) -> str:
-    """As `Task.digest`; "" for a task of another program that names no environment."""
+    """As `Task.digest`; of a task without its environment what the line says."""
     environment = task.get("environment")
     if not isinstance(environment, Mapping):
-        return ""
+        return str(task.get("digest") or "")
     args = canonical_json(task.get("args") or {})
     return task_digest(str(environment.get("name") or ""), str(task.get("scenario") or ""), args)
 

@@ -12,22 +12,15 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
 
-from upcycle.errors import UpcycleError
 from upcycle.reporting.episodes import LOCAL_RUN, EpisodeRow, EvaluatedRun
 from upcycle.reporting.external_rows import NOT_KNOWN, PLANNED, PlannedEvaluation, episode_row_of
+from upcycle.trajectory_lines.reading import WAY_OUT, NoTrajectories, checked_row
 from upcycle.usage import Usage, total_usage
 
 FOLDER: Final = Path(".upcycle/evaluations")
 """Where the files are by default, each in a folder named after its evaluation."""
 NAME: Final = "trajectories.jsonl"
 _SUFFIXES: Final = (".json", ".jsonl")
-WAY_OUT: Final = "give what `upcycle eval` with an agent of others wrote, or name a run"
-
-
-class NoTrajectories(UpcycleError, ValueError):
-    """A file that holds no trajectories of an evaluation in one process."""
-
-    kind = "no_trajectories"
 
 
 def file_of(name: str) -> Path | None:
@@ -69,9 +62,7 @@ class TrajectoryLines:
                 self.cut_line = number
                 damaged = NoTrajectories(f"{self.path}:{number}: not JSON: {error}", WAY_OUT)
                 continue
-            if not isinstance(row, dict) or not isinstance(row.get("task"), dict):
-                raise NoTrajectories(f"{self.path}:{number}: no trajectory: it has no task", WAY_OUT)
-            yield number, row
+            yield number, checked_row(row, f"{self.path}:{number}")
 
     def _numbered(self) -> Iterator[tuple[int, str]]:
         try:

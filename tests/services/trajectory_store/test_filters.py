@@ -114,3 +114,15 @@ async def test_rows_from_before_there_were_kinds_get_theirs_when_they_change(tmp
     (found,) = await index.page(wanted, None, 9)
     assert found.identity.episode_id == events.episode_id(0)
     await database.stop()
+
+
+async def test_an_export_in_the_form_of_a_trajectories_file(store: Store, upcycle: CommandLine) -> None:
+    await stored(store)
+    done = await upcycle("trajectories", "export", "--form", "trajectories", "--version", "4")
+    lines = {line["trajectory_id"]: line for line in map(json.loads, done.out.splitlines())}
+    assert (done.status, len(lines)) == (0, 4)
+    graded = [line for line in lines.values() if line["reward"] == 0.5]
+    assert [line["format"] for line in graded] == ["upcycle-trajectory/1"]
+    assert graded[0]["versions"] == {"oldest": 3, "newest": 4}
+    assert graded[0]["messages"][0]["role"] == "user"
+    assert sum(line["reward"] is None for line in lines.values()) == 1

@@ -11,6 +11,9 @@ from tests.support.model_servers import KEY, MODEL, Turn, anthropic_shaped, serv
 
 from upcycle.cli.exits import Exit
 from upcycle.cli.main import run
+from upcycle.reporting.trajectory_files import TrajectoryLines
+from upcycle.task_rows import EnvironmentRef, Task
+from upcycle.trajectory_lines.reading import demonstration_of
 
 FAILING = """
 from env import count
@@ -66,6 +69,19 @@ def test_an_evaluation_in_one_process_is_a_page(played: Path, capsys: pytest.Cap
     assert "3 of 3 are shown whole; without a reward: 1." in page.text
     assert "run.html: " in capsys.readouterr().err
     assert KEY not in Path("run.html").read_text()
+
+
+def test_each_line_names_its_format_run_task_tools_and_no_version(played: Path) -> None:
+    lines = [line for _, line in TrajectoryLines(played).rows()]
+    assert {line["format"] for line in lines} == {"upcycle-trajectory/1"}
+    assert {(line["agent"], line["versions"]) for line in lines} == {(f"claude#{MODEL}", None)}
+    assert [line["task"]["digest"] for line in lines if line["task"]["slug"] == "tea"] == [
+        Task(EnvironmentRef("shop"), "count", '{"item":"tea","wanted":"3"}').digest
+    ]
+    taught = [demonstration_of(line, "line") for line in lines]
+    assert [[tool["function"]["name"] for tool in one.tools] for one in taught if one.succeeded] == [
+        ["stock", "keys", "orphan"]
+    ]
 
 
 def test_standard_output_is_the_page_alone(played: Path, capsysbinary: Any) -> None:

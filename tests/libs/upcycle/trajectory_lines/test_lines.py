@@ -1,0 +1,176 @@
+"""Lines of trajectories files: of stored records, and what SFT takes of them."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from google.protobuf.json_format import MessageToDict
+
+from upcycle.api.common.v1 import common_pb2 as common
+from upcycle.api.trajectory.v1 import trajectory_pb2 as pb
+from upcycle.cli.exits import Exit
+from upcycle.cli.main import run
+from upcycle.cli.sft import SftRefused, conversations_in
+from upcycle.reporting.trajectory_files import TrajectoryLines
+from upcycle.task_rows import EnvironmentRef, Task
+from upcycle.trajectory_lines.reading import NoTrajectories
+from upcycle.trajectory_lines.writing import FORMAT, line_of_record
+
+TASK = Task(EnvironmentRef("desk", path="/desk.py"), "close", '{"n":7}', "close-7")
+IDENTITY = common.EpisodeIdentity(
+    run_id="run-1",
+    episode_id="ep-1",
+    trajectory_id="traj-1",
+    group_id="g-1",
+    model="desk-1",
+    task_slug=TASK.slug,
+    task_digest=TASK.digest,
+    family="desk",
+    split=common.SPLIT_TRAIN,
+)
+TOOLS = [{"type": "function", "function": {"name": "look", "description": "", "parameters": {}}}]
+
+
+def record(*, graded: bool = True) -> dict[str, Any]:
+    """As `upcycle trajectories export --form records` writes it."""
+    call = pb.ToolCall(call_id="c0", name="look", arguments_json='{"at": "desk"}')
+    turns = [
+        pb.Turn(
+            text="I look.",
+            tool_calls=[call],
+            tool_results=[pb.ToolResult(call_id="c0", content="a pen", is_error=True)],
+            sampled_ids=[1, 2, 3],
+        ),
+        pb.Turn(text="pen", sampled_ids=[4, 5]),
+    ]
+    body = pb.TrajectoryBody(
+        episode=IDENTITY,
+        prompt=[pb.Message(role="system", content="Be brief."), pb.Message(role="user", content="What?")],
+        turns=turns,
+        stop_reason=pb.STOP_REASON_ANSWERED,
+        answer="pen",
+        sampled_by=common.VersionSpan(oldest=0, newest=2),
+        tools_json=json.dumps(TOOLS),
+        source_digest="ab" * 32,
+    )
+    exact = pb.Subscore(name="exact", weight=0.5, value=0.25, info="near")
+    graders = [pb.Subscore(name="right", weight=1, value=0.25, children=[exact])]
+    summary = pb.TrajectorySummary(episode=IDENTITY, graded=graded)
+    if graded:
+        summary.reward, summary.success = 0.25, True
+        summary.subscores.extend(graders)
+    plain = [MessageToDict(one, preserving_proto_field_name=True) for one in (body, summary)]
+    return {"body": plain[0], "summary": plain[1]}
+
+
+def played(**changes: Any) -> dict[str, Any]:
+    """As an evaluation in one process writes it, shortened."""
+    messages = [{"role": "user", "content": "?"}, {"role": "assistant", "content": "!"}]
+    line = {"format": FORMAT, "task": TASK.to_json(), "messages": messages, "tools": TOOLS, "turns": []}
+    return {**line, "reward": 1.0, "success": True, **changes}
+
+
+def written(folder: Path, *lines: Any) -> Path:
+    path = folder / "trajectories.jsonl"
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    return path
+
+
+def test_a_stored_record_is_a_line_with_tools_ids_run_and_version() -> None:
+    line = line_of_record(record())
+    call = {"name": "look", "arguments": {"at": "desk"}, "result": "a pen", "is_error": True}
+    assert line["format"] == FORMAT
+    assert [line[name] for name in ("run_id", "episode_id", "trajectory_id", "group_id", "agent")] == [
+        "run-1",
+        "ep-1",
+        "traj-1",
+        "g-1",
+        "desk-1",
+    ]
+    assert (line["versions"], line["source_digest"]) == ({"oldest": 0, "newest": 2}, "ab" * 32)
+    assert line["task"] == {"slug": "close-7", "family": "desk", "digest": TASK.digest, "split": "train"}
+    assert line["tools"] == TOOLS
+    assert line["turns"] == [{"text": "I look.", "tool_calls": [call]}, {"text": "pen", "tool_calls": []}]
+    function = {"name": "look", "arguments": '{"at": "desk"}'}
+    assert line["messages"] == [
+        {"role": "system", "content": "Be brief."},
+        {"role": "user", "content": "What?"},
+        {
+            "role": "assistant",
+            "content": "I look.",
+            "tool_calls": [{"id": "c0", "type": "function", "function": function}],
+        },
+        {"role": "tool", "content": "a pen", "tool_call_id": "c0"},
+        {"role": "assistant", "content": "pen"},
+    ]
+    assert (line["reward"], line["success"], line["completion_tokens"]) == (0.25, True, 5)
+    assert (line["stop_reason"], line["answer"]) == ("answered", "pen")
+    child = {"name": "exact", "weight": 0.5, "value": 0.25, "info": "near", "children": []}
+    assert line["subscores"] == [
+        {"name": "right", "weight": 1.0, "value": 0.25, "info": "", "children": [child]}
+    ]
+
+
+def test_a_record_without_a_grade_has_no_reward() -> None:
+    line = line_of_record(record(graded=False))
+    assert (line["reward"], line["success"], line["subscores"]) == (None, None, [])
+
+
+def test_lines_of_the_platform_are_a_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    path = written(tmp_path, line_of_record(record()), line_of_record(record(graded=False)))
+    assert run(["view", str(path), "-o", "run.html"]) == Exit.OK
+    page = Path("run.html").read_text()
+    for part in ("close-7", "desk-1", "a pen", "Be brief.", "run-1"):
+        assert part in page
+
+
+def test_what_succeeded_is_a_conversation_of_its_task(tmp_path: Path) -> None:
+    lines = [
+        line_of_record(record()),
+        played(reward=0.0, success=False),
+        played(),
+        played(reward=None, success=None),
+    ]
+    found = list(conversations_in(written(tmp_path, *lines)))
+    assert [one.task for one in found] == [TASK.digest, TASK.digest]
+    assert [list(one.tools) for one in found] == [TOOLS, TOOLS]
+    assert [len(one.messages) for one in found] == [5, 2]
+    assert [one.name for one in found] == ["trajectories.jsonl:1", "trajectories.jsonl:3"]
+
+
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [
+        (played(reward=0.0, success=False), "none of its 1 trajectories succeeded"),
+        (played(task={**TASK.to_json(), "digest": "0" * 64}), f"has digest {TASK.digest[:12]}"),
+        (played(format="upcycle-trajectory/2"), "'upcycle-trajectory/2', and this version reads"),
+        (played(task="close-7"), "it has no task"),
+        (played(messages="?"), "messages are no list of objects"),
+        (played(tools={"look": 1}), "tools are no list of objects"),
+        (played(task={"slug": "x", "digest": "elsewhere"}), "`task` is 'elsewhere'"),
+        (played(task={**TASK.to_json(), "environment": {"name": ""}}), "its task is none"),
+    ],
+)
+def test_a_line_that_teaches_nothing_is_refused_for_training(tmp_path: Path, line: Any, said: str) -> None:
+    with pytest.raises(SftRefused, match=r"trajectories\.jsonl") as refused:
+        list(conversations_in(written(tmp_path, line)))
+    assert said in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("{}\n", "trajectories.jsonl:1: no trajectory: it has no task"),
+        ("\n[1]\n", "trajectories.jsonl:2: no trajectory"),
+        ("{\n{}\n", "trajectories.jsonl:1: not JSON"),
+        ('{"task": {}, "format": "other/9"}', "its format is 'other/9'"),
+    ],
+)
+def test_what_is_no_trajectory_is_named_with_its_line(tmp_path: Path, text: str, said: str) -> None:
+    path = tmp_path / "trajectories.jsonl"
+    path.write_text(text)
+    with pytest.raises(NoTrajectories) as refused:
+        list(TrajectoryLines(path).rows())
+    assert said in str(refused.value)

@@ -9,7 +9,7 @@ if TYPE_CHECKING:
     from upcycle.results import Run
 
 FORMAT: Final = "upcycle-trajectory/1"
-_REMOVED: Final = (None, "", [], {})
+_REMOVED: Final[tuple[object, ...]] = (None, "", [], {})
 
 
 def line_of_played(
@@ -114,7 +114,7 @@ def _message_calls(message: Mapping[str, Any]) -> list[dict[str, Any]]:
 
 def _prompt_message(message: Mapping[str, Any]) -> dict[str, Any]:
     said = {"role": message.get("role", ""), "content": message.get("content", "")}
-    more = {"tool_calls": _message_calls(message)}
+    more: dict[str, Any] = {"tool_calls": _message_calls(message)}
     more |= {name: message.get(name) for name in ("tool_call_id", "name")}
     return {**said, **{name: value for name, value in more.items() if value not in _REMOVED}}
 

@@ -8,14 +8,14 @@ from pathlib import Path
 from typing import Any, Final
 
 from upcycle.errors import TasksetInvalid, UnknownName
-from upcycle.importers.rows import Row, rows_of_table
+from upcycle.importers.rows import DataRow, rows_of_table
 
 DATA_FILES: Final = (".csv", ".jsonl", ".parquet")
 MAX_LINE_BYTES: Final = 16 * 1024 * 1024
 _UTF8_MARK: Final = b"\xef\xbb\xbf"
 
 
-def rows_of_file(path: Path) -> Iterator[Row]:
+def rows_of_file(path: Path) -> Iterator[DataRow]:
     """Its rows; what is wrong is named with file and line. Raises TasksetInvalid or UnknownName."""
     if path.suffix not in DATA_FILES:
         raise TasksetInvalid(
@@ -29,11 +29,11 @@ def rows_of_file(path: Path) -> Iterator[Row]:
     return _csv_rows(path) if path.suffix == ".csv" else _json_rows(path)
 
 
-def _csv_rows(path: Path) -> Iterator[Row]:
+def _csv_rows(path: Path) -> Iterator[DataRow]:
     return rows_of_table(csv.DictReader(_lines(path), strict=True), f"{path}:")
 
 
-def _json_rows(path: Path) -> Iterator[Row]:
+def _json_rows(path: Path) -> Iterator[DataRow]:
     for number, line in enumerate(_lines(path), start=1):
         if not line.strip():
             continue
@@ -45,7 +45,7 @@ def _json_rows(path: Path) -> Iterator[Row]:
             raise TasksetInvalid(
                 f"{path}:{number}: a {type(row).__name__}, not an object", 'write {"question": "2 + 2"}'
             )
-        yield Row(f"{path}:{number}", row)
+        yield DataRow(f"{path}:{number}", row)
 
 
 def _lines(path: Path) -> Iterator[str]:
@@ -65,7 +65,7 @@ def _lines(path: Path) -> Iterator[str]:
                 ) from error
 
 
-def _parquet_rows(path: Path) -> Iterator[Row]:
+def _parquet_rows(path: Path) -> Iterator[DataRow]:
     try:
         parquet: Any = importlib.import_module("pyarrow.parquet")
     except ImportError as error:
@@ -78,6 +78,6 @@ def _parquet_rows(path: Path) -> Iterator[Row]:
         for batch in parquet.ParquetFile(path).iter_batches():
             for cells in batch.to_pylist():
                 number += 1
-                yield Row(f"{path}: row {number}", cells)
+                yield DataRow(f"{path}: row {number}", cells)
     except (ValueError, OSError) as error:  # what pyarrow raises inherits from these
         raise TasksetInvalid(f"{path}: not Parquet: {error}") from error

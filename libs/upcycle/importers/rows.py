@@ -9,7 +9,7 @@ from upcycle.errors import TasksetInvalid
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class DataRow:
     """One row. where: what names it, as in `row 3`. is_text: its cells are text of a table, which may mean a
     number."""
 
@@ -18,7 +18,7 @@ class Row:
     is_text: bool = False
 
 
-def rows_of(dataset: Iterable[Any]) -> Iterator[Row]:
+def rows_of(dataset: Iterable[Any]) -> Iterator[DataRow]:
     """The rows of any iterable of mappings, one after the other: a list, a `datasets.Dataset`, a
     `csv.DictReader`. Raises TasksetInvalid for a row that is no mapping."""
     if isinstance(dataset, csv.DictReader):
@@ -36,10 +36,10 @@ def rows_of(dataset: Iterable[Any]) -> Iterator[Row]:
                 f"row {number} is a {type(row).__name__}, not a mapping of columns",
                 "pass a list of dictionaries, a datasets.Dataset or a csv.DictReader",
             )
-        yield Row(f"row {number}", row)
+        yield DataRow(f"row {number}", row)
 
 
-def rows_of_table(reader: "csv.DictReader[str]", prefix: str) -> Iterator[Row]:
+def rows_of_table(reader: "csv.DictReader[str]", prefix: str) -> Iterator[DataRow]:
     """The rows of a table with a line of columns; prefix: what stands before the number of a line. Raises
     TasksetInvalid."""
     try:
@@ -52,6 +52,6 @@ def rows_of_table(reader: "csv.DictReader[str]", prefix: str) -> Iterator[Row]:
                 raise TasksetInvalid(
                     f"{where}: not {len(columns)} cells, as the first line has", "quote a cell with a comma"
                 )
-            yield Row(where, cells, is_text=True)
+            yield DataRow(where, cells, is_text=True)
     except csv.Error as error:
         raise TasksetInvalid(f"{prefix}{reader.reader.line_num}: not CSV: {error}") from error

@@ -8,7 +8,7 @@ from typing import Any, Final, TypedDict
 
 from upcycle.environment.core import Environment
 from upcycle.errors import ArgumentsInvalid, TasksetInvalid
-from upcycle.importers.rows import Row
+from upcycle.importers.rows import DataRow
 from upcycle.scenario import Scenario
 from upcycle.task_rows import EnvironmentRef, Task, canonical_json
 from upcycle.task_tables import value_of_cell
@@ -69,7 +69,7 @@ class RowTasks:
     ids: Pick = None
     families: Pick = None
 
-    def read(self, rows: Iterable[Row], most: int) -> Iterator[Task]:
+    def read(self, rows: Iterable[DataRow], most: int) -> Iterator[Task]:
         """One task a row. Raises TasksetInvalid: it names the row, and the column where it is one; also for
         more than `most` rows, without reading further."""
         rows, places = iter(rows), dict[str, str]()
@@ -85,7 +85,7 @@ class RowTasks:
                 f"{more.where}: more than {most} rows, as many as a taskset takes", "take a part of them"
             )
 
-    def _task(self, row: Row) -> Task:
+    def _task(self, row: DataRow) -> Task:
         arguments = self._arguments(row)
         slug = _text(self._picked(row, self.ids, "id"), row, "id") if self.ids is not None else ""
         family = self._picked(row, self.families, "family") if self.families is not None else ""
@@ -98,7 +98,7 @@ class RowTasks:
             said = f"{place}: {error.message}" if place else error.message
             raise TasksetInvalid(f"{row.where}: {said}", error.hint) from error
 
-    def _arguments(self, row: Row) -> dict[str, Any]:
+    def _arguments(self, row: DataRow) -> dict[str, Any]:
         if callable(self.arguments):
             found = self.arguments(row.cells)
             if not isinstance(found, Mapping):
@@ -113,7 +113,7 @@ class RowTasks:
             return cells
         return {name: self._meant(name, text) for name, text in cells.items() if text}
 
-    def _same_names(self, row: Row) -> Mapping[str, str]:
+    def _same_names(self, row: DataRow) -> Mapping[str, str]:
         """Columns that are called like an argument; all but id and family where arguments are not known."""
         known = self.target.parameters
         if known is None:
@@ -127,13 +127,13 @@ class RowTasks:
         is_text = self.target.properties.get(argument, {}).get("type") == "string"
         return text if is_text else value_of_cell(text)
 
-    def _picked(self, row: Row, pick: Pick, what: str) -> Any:
+    def _picked(self, row: DataRow, pick: Pick, what: str) -> Any:
         if callable(pick):
             return pick(row.cells)
         return _cell(row, str(pick), what)
 
 
-def _cell(row: Row, column: str, what: str = "") -> Any:
+def _cell(row: DataRow, column: str, what: str = "") -> Any:
     if column in row.cells:
         return row.cells[column]
     known = [str(name) for name in row.cells]
@@ -149,7 +149,7 @@ def _cell(row: Row, column: str, what: str = "") -> Any:
     )
 
 
-def _text(value: Any, row: Row, what: str) -> str:
+def _text(value: Any, row: DataRow, what: str) -> str:
     """An id or a family: text, or a whole number."""
     if isinstance(value, int) and not isinstance(value, bool):
         return str(value)

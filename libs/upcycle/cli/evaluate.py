@@ -1,6 +1,7 @@
 """`upcycle eval`."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Any, Final
 
@@ -13,7 +14,7 @@ from upcycle.cli.report_text import report_lines
 from upcycle.cli.run_flags import NO_CONFIG, ConfigFlags, eval_defaults, flag_class, sources_of
 from upcycle.cli.task_choice import NO_CHOICE, TaskChoice
 from upcycle.evaluation import read_results, runs_of
-from upcycle.platform import Platform
+from upcycle.platform import Platform, PlatformNotFound
 from upcycle.reporting.episodes import EvaluatedRun
 from upcycle.reporting.reading import read_evaluation
 from upcycle.reporting.report import report_of
@@ -79,11 +80,31 @@ async def _submit(asked: RunFile, choice: TaskChoice, report: Report) -> int:
     from upcycle.run_client import submit_run
 
     source = await choice.source_of(load_source(asked.taskset, asked.taskset_name))
-    async with Platform() as platform:
+    model = asked.policy.model
+    with _naming_agents(model):
+        connected = Platform()
+    async with connected as platform:
         name = await source.register(platform)
-        run = await submit_run(platform, spec_to_wire(replace(asked.run, taskset=name)))
+        with _naming_agents(model):
+            run = await submit_run(platform, spec_to_wire(replace(asked.run, taskset=name)))
         _launched(run, report.as_json)
         return Exit.OK if report.detach else await _followed(platform, run.run_id, report)
+
+
+@contextmanager
+def _naming_agents(model: str) -> Iterator[None]:
+    """A model that no platform knows may be a mistyped agent of others: the refusal names those too."""
+    from upcycle.external.naming import agents_hint
+    from upcycle.rpc import RemoteNotFound
+
+    try:
+        yield
+    except PlatformNotFound as error:
+        said = f"model {model!r} plays on a platform, and {error.message}"
+        raise PlatformNotFound(said, f"{error.hint}; {agents_hint(model)}") from error
+    except RemoteNotFound as error:
+        said = f"{error.message}; {agents_hint(model)}"
+        raise RemoteNotFound(error.what, error.code, error.reason, said, error.failure_kind) from error
 
 
 async def _follow_again(follow: FollowFlags, given: Sources, report: Report) -> int:

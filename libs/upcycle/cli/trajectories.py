@@ -29,6 +29,8 @@ async def list_trajectories(
     from upcycle.cli.trajectory_view import ledger_words
 
     which.check()
+    if odd := which.odd_rewards():
+        human().print(odd, style="yellow", markup=False, soft_wrap=True)
     if not 0 < limit <= MAX_LISTED:
         raise UnclearFilter(f"--limit is {limit}", f"give 1 to {MAX_LISTED}")
     async with Platform() as platform:

@@ -14,6 +14,23 @@ if TYPE_CHECKING:
     from upcycle.api.trajectory.v1.service_pb2 import TrajectoryFilter
 
 State = Literal["recorded", "graded", "trained", "evaluated", "excluded", "failed", "cancelled"]
+FailureKind = Literal[
+    "scenario_error",
+    "context_overflow",
+    "environment_broken",
+    "environment_lost",
+    "external_failure",
+    "timeout",
+    "engine_error",
+    "sampler_error",
+    "body_corrupt",
+    "reward_invalid",
+    "grader_error",
+    "policy_unreadable",
+    "tool_timeout",
+    "process_ended",
+    "answer_error",
+]
 _VERSION: Final = re.compile(r"v?(\d{1,18})")
 
 
@@ -40,8 +57,8 @@ class TrajectoryChoice:
     """graded, with at least this reward."""
     max_reward: float | None = None
     """graded, with at most this reward."""
-    failure: str = ""
-    """of episodes that ended with a failure of this kind, such as answer_error or timeout."""
+    failure: FailureKind | None = None
+    """of episodes that ended with a failure of this kind."""
     version: str = ""
     """of which this version of the model, such as v14, sampled some tokens."""
     state: State | None = None
@@ -59,11 +76,18 @@ class TrajectoryChoice:
             )
         if self.version and not _VERSION.fullmatch(self.version):
             raise UnclearFilter(f"--version {self.version!r} is no version", "give one such as v14")
-        if self.failure and not re.fullmatch(r"[a-z0-9_]+", self.failure):
-            raise UnclearFilter(
-                f"--failure {self.failure!r} is no kind of failure",
-                "kinds are words such as answer_error: `upcycle eval` prints them",
-            )
+
+    def odd_rewards(self) -> str:
+        """What to say of a bound outside 0 to 1; "" where none is."""
+        bounds = (("--min-reward", self.min_reward), ("--max-reward", self.max_reward))
+        beyond = [
+            f"{flag} {reward:g}" for flag, reward in bounds if reward is not None and not 0 <= reward <= 1
+        ]
+        return (
+            f"{' and '.join(beyond)}: only environments of others give rewards outside 0 to 1"
+            if beyond
+            else ""
+        )
 
     async def to_wire(self, platform: Platform) -> "TrajectoryFilter":
         """With the id of the run. Raises NoSuchRun."""
@@ -80,7 +104,7 @@ class TrajectoryChoice:
             family=self.family,
             min_reward=self.min_reward,
             max_reward=self.max_reward,
-            failure_kind=self.failure,
+            failure_kind=self.failure or "",
             version=int(version[1]) if version else None,
             state=LedgerState.Value(f"LEDGER_STATE_{state}"),
         )

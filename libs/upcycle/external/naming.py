@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from difflib import get_close_matches
 from typing import Final
 from urllib.parse import urlsplit
 
@@ -131,6 +132,13 @@ def external_model(
     return _at_url(name, env, given)
 
 
+def agents_hint(name: str) -> str:
+    """For a name that is none of them: the nearest, and all."""
+    near = get_close_matches(name.partition("#")[0].partition(":")[0], (*NAMES, *NO_SCREEN), n=1, cutoff=0.7)
+    start = f"did you mean the agent {near[0]!r}? There" if near else "there"
+    return f"{start} are agents of others, which play here: {', '.join(NAMES)}, openai:URL#model"
+
+
 def key_variable(url: str, environ: Mapping[str, str] | None = None) -> str:
     """The variable that holds the key of the server at a URL."""
     env = variables() if environ is None else environ
@@ -175,7 +183,8 @@ def _at_url(agent: str, env: Mapping[str, str], sampling: Mapping[str, float]) -
     kind, colon, rest = agent.partition(":")
     if not colon or kind != "openai":
         raise PlayRefused(
-            f"agent {agent!r} is of no kind that plays here", f"{_FORM}, or one of {', '.join(NAMES)}"
+            f"agent {agent!r} is of no kind that plays here",
+            f"{agents_hint(agent)}; a registered model stands in the place of MODEL (`upcycle models list`)",
         )
     url, _, model = rest.partition("#")
     checked = _checked_url(url, agent)

@@ -39,7 +39,8 @@ def training(run_id: str, **fields: Any) -> ts.Run:
 
 class Planner(TasksetServiceServicer):
     """runs: by id, newest first in lists; tasksets: split by name; watched: what WatchRun says of any run.
-    What is registered is revision 3 of its name. results: of any run, at first one solved task."""
+    What is registered is revision 3 of its name. refusal: of each run that is submitted, with its
+    status. results: of any run, at first one solved task."""
 
     def __init__(self) -> None:
         self.runs: list[ts.Run] = []
@@ -49,6 +50,7 @@ class Planner(TasksetServiceServicer):
         self.answer: ts.Run | None = None
         self.watched: list[ts.Run] = []
         self.refusal = ""
+        self.status = grpc.StatusCode.FAILED_PRECONDITION
         graded = ts.EPISODE_STATUS_GRADED
         self.results = [ts.EpisodeResult(task_slug="a", status=graded, reward=1.0, success=True)]
 
@@ -76,7 +78,7 @@ class Planner(TasksetServiceServicer):
 
     async def SubmitRun(self, request: Any, context: Any) -> pb.SubmitRunResponse:
         if self.refusal:
-            await context.abort(grpc.StatusCode.FAILED_PRECONDITION, self.refusal)
+            await context.abort(self.status, self.refusal)
         self.submitted.append(request)
         run = ts.Run(run_id="run-new", spec=request.spec, state=ts.RUN_STATE_RUNNING)
         return pb.SubmitRunResponse(run=self.answer or run)

@@ -72,7 +72,6 @@ WRONG = (
     (("--min-reward", "1", "--max-reward", "0"), "--min-reward 1 is above --max-reward 0"),
     (("--state", "grated"), "grated"),
     (("--version", "newest"), "--version 'newest' is no version"),
-    (("--failure", "no such kind"), "--failure 'no such kind' is no kind of failure"),
     (("--limit", "0"), "--limit is 0"),
     (("--familly", "web"), "--familly"),
 )

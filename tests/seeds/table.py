@@ -72,7 +72,7 @@ PYTHON: Final = (
 SHELL: Final = (
     Row("curl -LsSf https://astral.sh/uv/install.sh | sh", Status.OUT, "uv"),
     Row("uv tool install upcycle --python 3.12 --with anthropic", Status.OUT, "uv"),
-    Row("upcycle set HUD_API_KEY=***", Status.NOT_YET, "command set"),
+    Row("upcycle set HUD_API_KEY=***", Status.REFUSED, "keys are asked for: upcycle set NAME"),
     Row("upcycle init sentry-agent --preset blank", Status.RUNS),
     Row("upcycle dev env:env -w env.py", Status.RUNS),
     Row("upcycle eval tasks.py claude --gateway", Status.REFUSED, _BEHIND, asks_platform=True),

@@ -75,7 +75,7 @@ def _settings(settings: "UserSettings") -> Iterator[Row]:
         found = settings.find(one.key)
         if found.layer is Layer.DEFAULT:  # an address may follow from the host
             found = peers.get(one.key.removeprefix("platform."), found)
-        value = None if one.is_secret or "@" in found.value else found.value  # a URL may hold a password
+        value = None if one.hides(found.value) else found.value
         is_set = found.layer is not Layer.DEFAULT and bool(found.value)
         yield Row(one.key, one.variable, value, is_set, found.layer.value, found.place)
 

@@ -45,6 +45,10 @@ COMMANDS = {
     "backup": ("upcycle.cli.backup:backup", "Write a stopped platform to a folder."),
     "restore": ("upcycle.cli.backup:restore", "Make a new platform what a backup was."),
     "doctor": ("upcycle.cli.doctor:doctor", "Check what this machine and the platform offer."),
+    "set": (
+        "upcycle.cli.set_setting:set_setting",
+        "Store a key or an address in your profile; it asks for the value.",
+    ),
     "completion": (
         "upcycle.cli.completion:completion",
         "Print a script that completes in bash, zsh or fish.",

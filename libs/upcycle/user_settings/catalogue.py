@@ -41,6 +41,10 @@ class UserSetting:
         """Its value is shown nowhere."""
         return self.key.startswith(f"{KEYS}.")
 
+    def hides(self, value: str) -> bool:
+        """Whether a value is one to show nowhere: a key, or a URL with a password."""
+        return self.is_secret or "@" in value
+
 
 DEFAULT_PORTS: Final[Mapping[str, int]] = {
     "tasksets": 7101,

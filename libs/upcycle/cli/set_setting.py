@@ -1,0 +1,138 @@
+"""`upcycle set`."""
+
+import getpass
+import os
+import sys
+from difflib import get_close_matches
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+from cyclopts import Parameter
+
+from upcycle.cli.exits import Exit
+from upcycle.cli.output import JsonFlag, human, print_json
+from upcycle.errors import UpcycleError
+
+if TYPE_CHECKING:
+    from upcycle.user_settings.catalogue import UserSetting
+
+
+class ValueRefused(UpcycleError, ValueError):
+    """A value was given on the command line, or several things were asked for at once."""
+
+    kind = "value_refused"
+
+
+def set_setting(
+    name: str | None = None,
+    value: Annotated[tuple[str, ...], Parameter(show=False, allow_leading_hyphen=True)] = (),
+    *,
+    from_file: Path | None = None,
+    list_: Annotated[bool, Parameter(name="--list", negative="")] = False,
+    remove: str | None = None,
+    as_json: JsonFlag = False,
+) -> int:
+    """Store a key or another setting of yours in your profile, a file that is open to you alone.
+
+    The value is asked for (a key is not shown), or read from a file or from standard input; never from the
+    command line, where the shell's history and the list of processes show it.
+
+    :param name: such as OPENAI_API_KEY, UPCYCLE_API_KEY (the platform's gateway), platform.host.
+    :param from_file: file that holds the value in one line; - is standard input.
+    :param list_: what the profile holds; keys as set.
+    :param remove: take this one out of the profile.
+    :param as_json: with --list, one JSON line for each.
+    """
+    _check(name, value, asked=[bool(name), list_, remove is not None], from_file=from_file)
+    if list_:
+        return _list(as_json)
+    from upcycle.user_settings import profile
+
+    if remove is not None:
+        path = profile.remove(named(remove), os.environ)
+        print(f"{remove} is no longer in {path}")
+        return Exit.OK
+    setting = named(name or "")
+    found = profile.one_value(setting, _given(setting, from_file))
+    path = profile.store(setting, _checked(setting, found), os.environ)
+    print(f"{name} is stored in {path}")
+    if setting.variable in os.environ:
+        human().print(f"the environment has {setting.variable}, and wins over it", markup=False)
+    return Exit.OK
+
+
+def _check(name: str | None, value: tuple[str, ...], *, asked: list[bool], from_file: Path | None) -> None:
+    """Raises ValueRefused, without repeating a value."""
+    given, equals, _ = (name or "").partition("=")
+    if value or equals:
+        from upcycle.user_settings.catalogue import BY_KEY, BY_VARIABLE
+
+        near = get_close_matches(given, [*BY_VARIABLE, *BY_KEY], n=1)
+        raise ValueRefused(
+            f"a value of {given} on the command line is seen in the shell's history and by other users",
+            f"type `upcycle set {near[0] if near else given}`, which asks for it; replace a key so typed",
+        )
+    if sum(asked) != 1 or (from_file and not name):
+        raise ValueRefused("nothing to set, or too much", "give NAME, --list, or --remove NAME")
+
+
+def named(name: str) -> "UserSetting":
+    """A setting by its variable or its key in a file. Raises SettingsInvalid."""
+    from upcycle.user_settings.catalogue import BY_KEY, BY_VARIABLE
+    from upcycle.user_settings.files import SettingsInvalid
+
+    found = BY_VARIABLE.get(name) or BY_KEY.get(name)
+    if found is None:
+        near = get_close_matches(name, [*BY_VARIABLE, *BY_KEY], n=1)
+        hint = f"did you mean {near[0]}?" if near else "`upcycle config show --sources` lists them"
+        raise SettingsInvalid(f"{name!r} is no setting of the profile", hint)
+    return found
+
+
+def _given(setting: "UserSetting", from_file: Path | None) -> str:
+    """What a person types, or a file holds. Raises SettingsInvalid for a file that cannot be read."""
+    from upcycle.user_settings.files import SettingsInvalid
+
+    if from_file is not None and str(from_file) != "-":
+        try:
+            return from_file.read_text(encoding="utf-8")
+        except (OSError, ValueError) as error:
+            why = getattr(error, "strerror", None) or "it is no text in UTF-8"
+            raise SettingsInvalid(f"{from_file} cannot be read: {why}") from error
+    if from_file is not None or not sys.stdin.isatty():
+        try:
+            return sys.stdin.read()
+        except ValueError as error:
+            raise SettingsInvalid(f"{setting.variable}: standard input is no text in UTF-8") from error
+    try:
+        return getpass.getpass(f"{setting.variable}: ") if setting.is_secret else input(f"{setting.key}: ")
+    except EOFError:
+        return ""
+
+
+def _checked(setting: "UserSetting", value: str) -> str:
+    from upcycle.user_settings.files import checked
+
+    return checked(setting, value, setting.variable, Path.cwd())
+
+
+def _list(as_json: bool) -> int:
+    from upcycle.cli.report_text import one_line, table
+    from upcycle.user_settings.catalogue import BY_KEY
+    from upcycle.user_settings.files import profile_path, read_profile
+
+    found = read_profile(os.environ)
+    held = found.values if found is not None else {}
+    rows = [(BY_KEY[key], one) for key, one in held.items()]
+    shown = [(setting, "set" if setting.hides(one.value) else one.value) for setting, one in rows]
+    if as_json:
+        for setting, text in shown:
+            print_json("profile_setting", {"key": setting.key, "variable": setting.variable, "shown": text})
+        return Exit.OK
+    if not shown:
+        human().print(f"nothing is stored in {profile_path(os.environ)}", markup=False, soft_wrap=True)
+        return Exit.OK
+    head = ("name", "setting", "value")
+    for line in table([head, *((setting.variable, setting.key, one_line(text)) for setting, text in shown)]):
+        print(line)
+    return Exit.OK

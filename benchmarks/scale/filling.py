@@ -48,18 +48,23 @@ class Filler(ABC):
         """The statements that made them, by name; without those of constraints."""
 
     @abstractmethod
+    def triggers(self, table: str) -> Mapping[str, str]:
+        """The statements that made those that would run with each row, by name."""
+
+    @abstractmethod
     def finish(self) -> None:
         """What the database itself does some time after so many rows came."""
 
     def fill(self, table: sa.Table, count: int, values: Mapping[str, str]) -> None:
         """values: an expression over n for each column that needs one."""
-        indexes = self.indexes(table.name)
-        for name in indexes:
-            self.run(f"DROP INDEX {name}")
+        indexes, triggers = self.indexes(table.name), self.triggers(table.name)
+        for kind, names in {"INDEX": indexes, "TRIGGER": triggers}.items():
+            for name in names:
+                self.run(f"DROP {kind} {name}")
         columns = {**self._neutral(table), **values}
-        names, expressions = ", ".join(columns), ", ".join(columns.values())
-        self.run(f"INSERT INTO {table.name} ({names}) SELECT {expressions} FROM {self.numbers(count)}")
-        for statement in indexes.values():
+        into, expressions = ", ".join(columns), ", ".join(columns.values())
+        self.run(f"INSERT INTO {table.name} ({into}) SELECT {expressions} FROM {self.numbers(count)}")
+        for statement in (*indexes.values(), *triggers.values()):
             self.run(statement)
 
     def _neutral(self, table: sa.Table) -> dict[str, str]:
@@ -102,10 +107,16 @@ class SqliteFiller(Filler):
         return "x''"
 
     def indexes(self, table: str) -> Mapping[str, str]:
+        return self._made("index", table)
+
+    def triggers(self, table: str) -> Mapping[str, str]:
+        return self._made("trigger", table)
+
+    def _made(self, kind: str, table: str) -> Mapping[str, str]:
         return dict(
             self.run(
                 "SELECT name, sql FROM sqlite_master "
-                f"WHERE type = 'index' AND tbl_name = '{table}' AND sql IS NOT NULL"
+                f"WHERE type = '{kind}' AND tbl_name = '{table}' AND sql IS NOT NULL"
             )
         )
 
@@ -130,7 +141,7 @@ class PostgresFiller(Filler):
         return f"generate_series(0, {count - 1}::bigint) AS numbers(n)"
 
     def padded(self, number: str, width: int) -> str:
-        return f"lpad(({number})::text, {width}, '0')"
+        return f"lpad(({number})::text, greatest({width}, length(({number})::text)), '0')"
 
     def hexed(self, number: str, width: int) -> str:
         return f"lpad(to_hex({number}), {width}, '0')"
@@ -151,6 +162,10 @@ class PostgresFiller(Filler):
                 f"AND tablename = '{table}' AND indexname NOT IN (SELECT conname FROM pg_constraint)"
             )
         )
+
+    def triggers(self, table: str) -> Mapping[str, str]:
+        """None: `session_replication_role` keeps them from running."""
+        return {}
 
     def finish(self) -> None:
         self.run("VACUUM ANALYZE")

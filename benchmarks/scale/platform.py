@@ -93,6 +93,11 @@ class Platform:
         """Any that is over."""
         return run_name(self.rng.randrange(self.size.runs))
 
+    @property
+    def standing_run(self) -> str:
+        """The one that goes on since long before."""
+        return run_name(self.size.runs)
+
     def a_model(self) -> str:
         """Any."""
         return model_name(self.rng.randrange(self.size.models))

@@ -61,15 +61,13 @@ def open_run(on: Platform) -> str:
     return on.open_runs[next(on.counter) % len(on.open_runs)]
 
 
-async def plan(on: Platform) -> None:
-    """Its first groups."""
-    run_id = open_run(on)
+async def plan(on: Platform, run_id: str) -> None:
+    """Its next groups."""
     await on.plan.transact(lambda unit: plan_more(unit, run_id, _RULES))
 
 
-async def grade(on: Platform) -> None:
+async def grade(on: Platform, run_id: str) -> None:
     """Facts about what is planned of a run, 32 of them."""
-    run_id = open_run(on)
 
     def apply(unit: PlanUnit) -> None:
         planned = [row for row in unit.unsettled(run_id) if row.state is EpisodeState.PLANNED][:32]
@@ -78,9 +76,8 @@ async def grade(on: Platform) -> None:
     await on.plan.transact(apply)
 
 
-async def sweep_one(on: Platform) -> None:
+async def sweep_one(on: Platform, run_id: str) -> None:
     """As the planner does once a second for each run that is not over."""
-    run_id = open_run(on)
 
     def read(unit: PlanUnit) -> bool:
         run = unit.run(run_id)
@@ -187,11 +184,11 @@ async def old_rows(on: Platform) -> None:
 _ANY: Final = TrajectoryFilter()
 PLANNER: Final = (
     Question("planner: submit", submit),
-    Question("planner: plan the next groups of a run", plan),
-    Question("planner: sweep of a run", sweep_one),
+    Question("planner: plan the next groups of a run", lambda on: plan(on, open_run(on))),
+    Question("planner: sweep of a run", lambda on: sweep_one(on, open_run(on))),
     Question("planner: what a fleet asks to open an environment", to_play),
     Question("planner: runs that are not over", lambda on: on.plan.read(lambda unit: unit.active_runs())),
-    Question("planner: 32 grades", grade),
+    Question("planner: 32 grades", lambda on: grade(on, open_run(on))),
     Question("planner: GetRun", lambda on: on.runs.get(on.a_run())),
     Question("planner: list of 50 runs", lambda on: on.runs.list(50, ""), 0.5),
     Question("planner: list of 10 runs of a model", lambda on: on.runs.list(10, on.a_model())),
@@ -237,4 +234,13 @@ REGISTRY: Final = (
         "registry: references to 20 runs", lambda on: on.references.to_runs(dict.fromkeys(some_runs(on), ""))
     ),
 )
-QUESTIONS: Final = (*PLANNER, *STORE, *REGISTRY)
+STANDING: Final = (
+    Question("planner: plan the next groups of a standing run", lambda on: plan(on, on.standing_run)),
+    Question("planner: grades of a standing run", lambda on: grade(on, on.standing_run)),
+    Question("planner: sweep of a standing run", lambda on: sweep_one(on, on.standing_run)),
+    Question("planner: GetRun of a standing run", lambda on: on.runs.get(on.standing_run)),
+    Question("planner: why of a standing run", lambda on: on.explain(on.standing_run)),
+    Question("store: page of a standing run", lambda on: pages(on, TrajectoryFilter(run_id=on.standing_run))),
+    Question("store: GetLedger of a standing run", lambda on: on.index.ledger(on.standing_run, 100)),
+)
+QUESTIONS: Final = (*PLANNER, *STORE, *REGISTRY, *STANDING)

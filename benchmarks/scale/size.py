@@ -10,6 +10,8 @@ TASKS: Final = 125
 RUNS_PER_MODEL: Final = 10
 VERSIONS_PER_MODEL: Final = 200
 CHECKPOINT_EVERY: Final = 10
+STANDING_SHARE: Final = 10
+"""One training run, which goes on until it is stopped, has a tenth of the episodes of all others."""
 SAMPLED_EVERY: Final = 10
 """Every tenth run trains, the others evaluate."""
 RUN_S: Final = 600
@@ -35,12 +37,15 @@ class Size:
         return self.runs * EPISODES_PER_RUN
 
     @property
-    def groups(self) -> int:
-        """In the planner."""
-        return self.episodes // GROUP_SIZE
+    def standing_episodes(self) -> int:
+        """Of the one run that is not over, beside these."""
+        return self.episodes // STANDING_SHARE
 
     def __str__(self) -> str:
-        return f"{self.models:,} models, {self.runs:,} runs, {self.episodes:,} episodes"
+        return (
+            f"{self.models:,} models, {self.runs:,} runs, {self.episodes:,} episodes, "
+            f"{self.standing_episodes:,} of a standing run"
+        )
 
 
 def run_name(number: int) -> str:

@@ -1,4 +1,4 @@
-"""What lies in the tables of planner, store and registry: everything is over, as most of a platform is."""
+"""What lies in the tables of planner, store and registry: all is over but one run, which is a large one."""
 
 import json
 from dataclasses import asdict
@@ -28,12 +28,12 @@ from scenario_runner.wire.summaries import counts_to_json
 from sql_store.outbox import OUTBOX
 from trajectory_store.adapters import tables as store
 from trajectory_store.domain.facts import LedgerState
-from upcycle.run_config import PolicyChoice, RunSpec
+from upcycle.run_config import PolicyChoice, RunSpec, Training
 
 TASKSET: Final = "tasks"
 DIGEST: Final = "9f86d081884c7d659a2feaa0c55ad015a3bf4f1b2b0b822cd15d6c15b0f00a08"
 PROFILE: Final = "t1/p1/n6/k32/e0"
-_GROUPS_PER_RUN: Final = EPISODES_PER_RUN // GROUP_SIZE
+_PROMPTS_PER_STEP: Final = 8
 _PUBLISHED_PER_RUN: Final = 10
 """Announcements of the last day, which no outbox has pruned yet."""
 _US: Final = 1_000_000
@@ -54,8 +54,28 @@ class Names:
         return f"{self.run(run)} || '-g' || {self.sql.padded(number, 5)}"
 
     def episode(self, number: str) -> str:
-        run, group, member = f"{number} / {EPISODES_PER_RUN}", _group_of(number), f"{number} % {GROUP_SIZE}"
+        run, group, member = self.run_of(number), self.group_of(number), f"{number} % {GROUP_SIZE}"
         return f"{self.group(run, group)} || '-e' || {self.sql.padded(member, 3)} || '-a0'"
+
+    def run_of(self, episode: str) -> str:
+        """Number of its run; the standing run comes after all others."""
+        return self._unless_standing(episode, f"{episode} / {EPISODES_PER_RUN}", str(self.size.runs))
+
+    def group_of(self, episode: str) -> str:
+        """Its group, counted within the run."""
+        return f"({self.place_of(episode)}) / {GROUP_SIZE}"
+
+    def place_of(self, episode: str) -> str:
+        """The episode, counted within the run."""
+        standing = f"{episode} - {self.size.episodes}"
+        return self._unless_standing(episode, f"{episode} % {EPISODES_PER_RUN}", standing)
+
+    def _unless_standing(self, episode: str, otherwise: str, standing: str) -> str:
+        return f"(CASE WHEN {episode} < {self.size.episodes} THEN {otherwise} ELSE {standing} END)"
+
+    @property
+    def num_episodes(self) -> int:
+        return self.size.episodes + self.size.standing_episodes
 
     def model(self, run: str) -> str:
         return f"'model-' || {self.sql.padded(f'({run}) % {self.size.models}', 5)}"
@@ -68,11 +88,8 @@ class Names:
         return self.sql.moment(self.second(run))
 
 
-def _group_of(episode: str) -> str:
-    return f"({episode} % {EPISODES_PER_RUN}) / {GROUP_SIZE}"
-
-
 def _is_train(run: str) -> str:
+    """The number of the standing run is a multiple too."""
     return f"({run}) % {SAMPLED_EVERY} = 0"
 
 
@@ -82,8 +99,6 @@ def fill_planner(names: Names) -> None:
     source = wire.source_to_json(PythonEnvironment("e", "/e.py"))
     _fill_taskset(sql, source)
     spec = RunSpec(taskset=TASKSET, purpose=Purpose.EVAL, policy=PolicyChoice(model="MODEL"), group_size=4)
-    text = wire.spec_to_json(spec).replace("'", "''")
-    before, after = text.split("MODEL")
     sql.fill(
         planner.RUN,
         size.runs,
@@ -91,33 +106,69 @@ def fill_planner(names: Names) -> None:
             "run_id": names.run("n"), "tenant": "'default'", "request_id": f"'r-' || {sql.padded('n', 8)}",
             "model": names.model("n"), "purpose": f"CASE WHEN {_is_train('n')} THEN 'train' ELSE 'eval' END",
             "split": "'train'", "state": "'completed'", "ending": "'completed'",
-            "spec": f"'{before}' || {names.model('n')} || '{after}'", "taskset": f"'{TASKSET}'",
+            "spec": _spec(spec, names.model("n")), "taskset": f"'{TASKSET}'",
             "taskset_digest": f"'{DIGEST}'", "taskset_revision": "1", "num_tasks": str(TASKS),
             "trace": "'{}'", "final_counts": _final_counts(), "next_position": str(TASKS),
             "num_graded": str(EPISODES_PER_RUN), "submitted_at": names.moment("n"),
             "finished_at": names.moment("n + 1"),
         },
     )  # fmt: skip
-    run, of_run = f"n / {_GROUPS_PER_RUN}", f"n % {_GROUPS_PER_RUN}"
+    _fill_standing_run(names)
+    first = f"(n * {GROUP_SIZE})"
+    run, of_run = names.run_of(first), names.group_of(first)
     sql.fill(
         planner.GROUP,
-        size.groups,
+        names.num_episodes // GROUP_SIZE,
         {
             "group_id": names.group(run, of_run), "run_id": names.run(run), "taskset": f"'{TASKSET}'",
             "outcome": f"CASE WHEN {_is_train(run)} THEN 'trained' ELSE 'evaluated' END",
-            "position": of_run, "task_position": of_run, "expected_members": str(GROUP_SIZE),
-            "num_graded": str(GROUP_SIZE), "at_step": f"({of_run}) / 8", "settled_at": names.moment(run),
+            "position": of_run, "task_position": f"{of_run} % {TASKS}", "expected_members": str(GROUP_SIZE),
+            "num_graded": str(GROUP_SIZE), "at_step": f"({of_run}) / {_PROMPTS_PER_STEP}",
+            "settled_at": names.moment(run),
         },
     )  # fmt: skip
     _fill_planned_episodes(names)
+    for kind, value, table in (("episode", "state", planner.EPISODE), ("group", "outcome", planner.GROUP)):
+        sql.run(
+            f"INSERT INTO run_count (run_id, kind, value, num) "
+            f"SELECT run_id, '{kind}', {value}, count(*) FROM {table.name} GROUP BY run_id, {value}"
+        )
     _fill_outbox(sql, names.size)
+
+
+def _spec(spec: RunSpec, model: str) -> str:
+    """Of a run of "MODEL", with the name that this expression gives."""
+    before, after = wire.spec_to_json(spec).replace("'", "''").split("MODEL")
+    return f"'{before}' || {model} || '{after}'"
+
+
+def _fill_standing_run(names: Names) -> None:
+    """A training run that goes on until it is stopped."""
+    sql, size, run = names.sql, names.size, str(names.size.runs)
+    training = Training(steps=0, prompts_per_step=_PROMPTS_PER_STEP)
+    policy = PolicyChoice(model="MODEL")
+    spec = RunSpec(taskset=TASKSET, purpose=Purpose.TRAIN, policy=policy, group_size=4, training=training)
+    num_groups = size.standing_episodes // GROUP_SIZE
+    sql.fill(
+        planner.RUN,
+        1,
+        {
+            "run_id": names.run(run), "tenant": "'default'", "request_id": "'r-standing'",
+            "model": names.model(run), "purpose": "'train'", "split": "'train'", "state": "'running'",
+            "spec": _spec(spec, names.model(run)), "taskset": f"'{TASKSET}'", "taskset_digest": f"'{DIGEST}'",
+            "taskset_revision": "1", "num_tasks": str(TASKS), "trace": "'{}'", "final_counts": "NULL",
+            "next_position": str(num_groups), "num_graded": str(size.standing_episodes),
+            "step": str(num_groups // _PROMPTS_PER_STEP),
+            "submitted_at": names.moment(run),
+        },
+    )  # fmt: skip
 
 
 def _final_counts() -> str:
     ended = {EpisodeState.EVALUATED: EPISODES_PER_RUN - EPISODES_PER_RUN // 50}
     ended |= {EpisodeState.FAILED: EPISODES_PER_RUN // 50}
-    groups = {"evaluated": _GROUPS_PER_RUN}
-    return f"'{counts_to_json(Counts(ended, 0, _GROUPS_PER_RUN, groups))}'"
+    num_groups = EPISODES_PER_RUN // GROUP_SIZE
+    return f"'{counts_to_json(Counts(ended, 0, num_groups, {'evaluated': num_groups}))}'"
 
 
 def _fill_taskset(sql: Filler, source: str) -> None:
@@ -136,15 +187,15 @@ def _fill_taskset(sql: Filler, source: str) -> None:
 
 
 def _fill_planned_episodes(names: Names) -> None:
-    sql, run, group = names.sql, f"n / {EPISODES_PER_RUN}", _group_of("n")
+    sql, run, group = names.sql, names.run_of("n"), names.group_of("n")
     state = f"CASE WHEN n % 50 = 7 THEN 'failed' WHEN {_is_train(run)} THEN 'trained' ELSE 'evaluated' END"
     at = names.moment(run)
     sql.fill(
         planner.EPISODE,
-        names.size.episodes,
+        names.num_episodes,
         {
             "episode_id": names.episode("n"), "run_id": names.run(run), "group_id": names.group(run, group),
-            "member": f"n % {GROUP_SIZE}", "task_position": group, "taskset": f"'{TASKSET}'",
+            "member": f"n % {GROUP_SIZE}", "task_position": f"{group} % {TASKS}", "taskset": f"'{TASKSET}'",
             "split": "'train'", "state": state, "reason": "CASE WHEN n % 50 = 7 THEN 'timeout' ELSE '' END",
             "reward": "n % 2", "success": "n % 2 = 1", "num_turns": "3", "num_dispatches": "1",
             "body_key": _body_key(names), "body_sha256": f"'{DIGEST}'", "body_size": "20000",
@@ -154,7 +205,7 @@ def _fill_planned_episodes(names: Names) -> None:
 
 
 def _body_key(names: Names) -> str:
-    run = names.run(f"n / {EPISODES_PER_RUN}")
+    run = names.run(names.run_of("n"))
     return f"'default/trajectories/' || {run} || '/' || {names.episode('n')} || '.pb.zst'"
 
 
@@ -172,16 +223,17 @@ def _fill_outbox(sql: Filler, size: Size) -> None:
 
 def fill_store(names: Names) -> None:
     """Episodes, ledger."""
-    sql, size, run = names.sql, names.size, f"n / {EPISODES_PER_RUN}"
-    at_us = f"({names.second(run)} * {_US} + n % {EPISODES_PER_RUN} * 1000)"
+    sql, size, run = names.sql, names.size, names.run_of("n")
+    at_us = f"({names.second(run)} * {_US} + {names.place_of('n')} * 1000)"
+    slug = f"'task-' || {sql.padded(names.group_of('n') + f' % {TASKS}', 3)}"
     trained, evaluated = int(LedgerState.TRAINED), int(LedgerState.EVALUATED)
     sql.fill(
         store.EPISODES,
-        size.episodes,
+        names.num_episodes,
         {
             "episode_id": names.episode("n"), "tenant": "'default'", "run_id": names.run(run),
-            "group_id": names.group(run, _group_of("n")), "model": names.model(run),
-            "task_slug": f"'task-' || {sql.padded(_group_of('n'), 3)}", "task_digest": f"'{DIGEST}'",
+            "group_id": names.group(run, names.group_of("n")), "model": names.model(run),
+            "task_slug": slug, "task_digest": f"'{DIGEST}'",
             "family": "'f'", "purpose": f"CASE WHEN {_is_train(run)} THEN 1 ELSE 2 END", "split": "1",
             "state": f"CASE WHEN {_is_train(run)} THEN {trained} ELSE {evaluated} END",
             "member": f"n % {GROUP_SIZE}", "group_size": str(GROUP_SIZE), "settled": "TRUE",
@@ -192,10 +244,11 @@ def fill_store(names: Names) -> None:
             "subscores": sql.no_bytes(),
         },
     )  # fmt: skip
-    counts = {"tenant": "'default'", "run_id": names.run("n"), "reason": "''", "count": str(EPISODES_PER_RUN),
+    count = f"CASE WHEN n < {size.runs} THEN {EPISODES_PER_RUN} ELSE {size.standing_episodes} END"
+    counts = {"tenant": "'default'", "run_id": names.run("n"), "reason": "''", "count": count,
               "state": f"CASE WHEN {_is_train('n')} THEN {trained} ELSE {evaluated} END"}  # fmt: skip
-    sql.fill(store.LEDGER, size.runs, counts)
-    sql.run(f"UPDATE feed SET position = {size.episodes + 1}")
+    sql.fill(store.LEDGER, size.runs + 1, counts)
+    sql.run(f"UPDATE feed SET position = {names.num_episodes + 1}")
     _fill_outbox(sql, names.size)
 
 

@@ -7,12 +7,13 @@ One line per column, index and key, on SQLite and Postgres; and the newest revis
 import asyncio
 import tempfile
 from collections.abc import Iterator
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Final
 from unittest.mock import patch
 
 from alembic.script import ScriptDirectory
-from sqlalchemy import Connection, MetaData, inspect
+from sqlalchemy import JSON, Column, Connection, MetaData, insert, inspect, select
 from tests.postgres import PROGRAMS, PostgresServer
 
 from sql_store import Database, migrate
@@ -20,6 +21,14 @@ from sql_store import Database, migrate
 SERVICES: Final = ("checkpoint_registry", "model_gateway", "scenario_runner", "trajectory_store")
 RELEASED: Final = Path(__file__).parent / "released"
 _UPGRADE: Final = ScriptDirectory._upgrade_revs
+_VALUES: Final[dict[type, Any]] = {
+    str: "{}",  # also where a column holds JSON as text
+    int: 1,
+    float: 1.0,
+    bool: False,
+    bytes: b"",
+    datetime: datetime(2026, 11, 23, tzinfo=UTC),
+}
 
 
 def recorded(version: str) -> dict[str, list[str]]:
@@ -45,6 +54,17 @@ async def migrate_to(db: Database, service: str, revision: str) -> None:
 
     with patch.object(ScriptDirectory, "_upgrade_revs", upgrade):
         await migrate(db, service)
+
+
+def _value_of(column: Column[Any]) -> Any:
+    return {} if isinstance(column.type, JSON) else _VALUES[column.type.python_type]
+
+
+def fill(connection: Connection) -> None:
+    """One row in each table that has none. Rows that refer to each other have the same keys."""
+    for table in reflected(connection).sorted_tables:
+        if connection.execute(select(table)).first() is None:
+            connection.execute(insert(table).values({one.name: _value_of(one) for one in table.columns}))
 
 
 def lines_of(connection: Connection, backend: str) -> list[str]:

@@ -1,13 +1,13 @@
 """Databases of released versions: their revisions make what they made then, and become today's tables."""
 
-from datetime import UTC, datetime
-from typing import Any, Final
+from typing import Any
 
 import pytest
-from sqlalchemy import JSON, Column, Connection, insert, select
+from sqlalchemy import Connection, select
 from tests.services.released_tables import (
     RELEASED,
     SERVICES,
+    fill,
     lines_of,
     migrate_to,
     recorded,
@@ -18,26 +18,7 @@ from tests.services.released_tables import (
 from sql_store import Database, migrate
 
 VERSIONS = sorted(file.stem for file in RELEASED.glob("*.txt"))
-_VALUES: Final[dict[type, Any]] = {
-    str: "{}",  # also where a column holds JSON as text
-    int: 1,
-    float: 1.0,
-    bool: False,
-    bytes: b"",
-    datetime: datetime(2026, 11, 23, tzinfo=UTC),
-}
 Rows = dict[str, list[dict[str, Any]]]
-
-
-def value_of(column: Column[Any]) -> Any:
-    return {} if isinstance(column.type, JSON) else _VALUES[column.type.python_type]
-
-
-def fill(connection: Connection) -> None:
-    """One row in each table that has none. Rows that refer to each other have the same keys."""
-    for table in reflected(connection).sorted_tables:
-        if connection.execute(select(table)).first() is None:
-            connection.execute(insert(table).values({one.name: value_of(one) for one in table.columns}))
 
 
 def rows_of(connection: Connection) -> Rows:

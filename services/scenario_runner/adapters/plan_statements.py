@@ -7,7 +7,7 @@ import sqlalchemy as sa
 from episodes import EpisodeFailure, GroupOutcome
 from event_bus.topology import DECISIONS
 from identities.subjects import token
-from scenario_runner.adapters.tables import CLAIM, EPISODE, GROUP, RUN, TASK
+from scenario_runner.adapters.tables import CLAIM, EPISODE, GROUP, RUN, RUN_COUNT, TASK
 from scenario_runner.domain.runs import UNSETTLED, EpisodeRow, EpisodeState, GroupRow, RunRecord
 from sql_store import UtcDateTime, owned
 from sql_store.outbox import OUTBOX
@@ -47,10 +47,8 @@ GROUPS_BY_ID = sa.select(*_GROUP_COLUMNS).where(
 )
 _GROUP_OF_RUN = GROUP.c.run_id == sa.bindparam("run_id_")
 OPEN_GROUPS = sa.select(sa.func.count()).select_from(GROUP).where(_GROUP_OF_RUN, GROUP.c.is_open)
-GROUP_COUNTS = (
-    sa.select(GROUP.c.is_open, GROUP.c.outcome, sa.func.count())
-    .where(_GROUP_OF_RUN)
-    .group_by(GROUP.c.is_open, GROUP.c.outcome)
+RUN_COUNTS = sa.select(RUN_COUNT.c.kind, RUN_COUNT.c.value, RUN_COUNT.c.num).where(
+    RUN_COUNT.c.run_id == sa.bindparam("run_id_"), RUN_COUNT.c.num > 0
 )
 _IS_UNSETTLED = EPISODE.c.state.in_([state.value for state in UNSETTLED])
 _HAS_UNSETTLED = sa.exists().where(EPISODE.c.group_id == GROUP.c.group_id, _IS_UNSETTLED)
@@ -60,7 +58,7 @@ LEFT_OPEN = (
     .order_by(GROUP.c.group_id)
 )
 _SINCE_STEP = (_GROUP_OF_RUN, GROUP.c.at_step == sa.bindparam("since_step"))
-_WITHOUT_STEP = (*_SINCE_STEP, sa.not_(GROUP.c.is_open), GROUP.c.outcome.like("excluded(%"))
+_WITHOUT_STEP = (*_SINCE_STEP, GROUP.c.outcome.like("excluded(%"))  # an open group has no outcome
 TRAINED_SINCE = (
     sa.select(sa.func.count())
     .select_from(GROUP)
@@ -149,7 +147,6 @@ LOSSES = (
     .order_by(EPISODE.c.settled_at.desc())
     .limit(2048)
 )
-EPISODE_COUNTS = sa.select(EPISODE.c.state, sa.func.count()).where(_OF_RUN).group_by(EPISODE.c.state)
 
 # `opened_at` has a statement of its own.
 EPISODE_PROGRESS = _all_but(

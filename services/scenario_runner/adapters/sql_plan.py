@@ -171,11 +171,10 @@ class PlanUnit(SqlAnnouncements):
             return self.old_runs.summary(run_id).counts
         if run_id in self._final_counts:
             return counts_from_json(self._final_counts[run_id])
-        states = self._read(statements.EPISODE_COUNTS, run_id_=run_id)
-        by_state = {EpisodeState(state): count for state, count in states}
-        groups = [tuple(row) for row in self._read(statements.GROUP_COUNTS, run_id_=run_id)]
-        num_open = sum(count for is_open, _, count in groups if is_open)
-        ended = {outcome: count for is_open, outcome, count in groups if not is_open}
+        rows = [tuple(row) for row in self._read(statements.RUN_COUNTS, run_id_=run_id)]
+        by_state = {EpisodeState(state): num for kind, state, num in rows if kind == "episode"}
+        num_open = sum(num for kind, _, num in rows if kind == "open_group")
+        ended = {outcome: num for kind, outcome, num in rows if kind == "group"}
         return Counts(by_state, num_open, sum(ended.values()), ended)
 
     def keep_counts(self, run_id: str, counts: Counts) -> None:

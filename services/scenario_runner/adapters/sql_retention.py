@@ -6,7 +6,7 @@ from typing import Any, Final
 
 import sqlalchemy as sa
 
-from scenario_runner.adapters.tables import EPISODE, GROUP, RUN, SOURCE_GROUP
+from scenario_runner.adapters.tables import EPISODE, GROUP, RUN, RUN_COUNT, SOURCE_GROUP
 from scenario_runner.domain.retention import FinishedRun, RunSummary
 from scenario_runner.wire.summaries import summary_from_json, summary_to_json
 from sql_store import owned
@@ -70,6 +70,7 @@ class OldRuns:
         for table in (SOURCE_GROUP, EPISODE, GROUP):
             self._sql.execute(sa.delete(table).where(table.c.group_id.in_(group_ids)))
         if len(group_ids) < _GROUPS_AT_ONCE:
+            self._sql.execute(sa.delete(RUN_COUNT).where(RUN_COUNT.c.run_id == run_id))
             emptied = sa.update(RUN).where(RUN.c.run_id == run_id).values(is_emptied=sa.true())
             self._sql.execute(emptied)
         return True

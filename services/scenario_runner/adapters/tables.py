@@ -58,6 +58,11 @@ EPISODE = sa.Table(
     *columns("success", sa.Boolean),
     *columns("requested_at dispatched_at opened_at graded_at settled_at", UtcDateTime),
 )
+RUN_COUNT = sa.Table(
+    "run_count", METADATA, *columns("run_id kind value", sa.String), sa.Column("num", sa.BigInteger)
+)
+"""Written by triggers of EPISODE and GROUP alone. kind: `episode`, whose value is a state; `open_group`;
+`group`, whose value is an outcome."""
 SOURCE_GROUP = sa.Table(
     "source_group",
     METADATA,

@@ -17,6 +17,7 @@ from sqlalchemy import Connection, MetaData, select, text
 from tests.conftest import NatsFactory
 from tests.local_servers import NatsServer, S3Server
 from tests.postgres import PostgresServer
+from tests.services.released_tables import fill
 
 from blob_store import S3BlobStore
 from event_bus.provision import provision
@@ -96,6 +97,7 @@ async def _fill_tables(service: str, url: SecretStr) -> None:
             for number in range(3):
                 connection.execute(metadata.tables["outbox"].insert(), {**row, "event_id": f"e{number}"})
             connection.execute(text("DELETE FROM outbox WHERE event_id = 'e2'"))
+        fill(connection)
 
     await database.run(insert)
     await database.stop()

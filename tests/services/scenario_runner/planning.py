@@ -207,6 +207,7 @@ async def check_conservation(planner: PlannerHarness) -> None:
     episodes = await planner.episodes()
     counts = await planner.do(lambda unit: unit.counts(planner.run_id))
     assert counts.requested == counts.settled + counts.in_flight == len(episodes)
+    assert counts.by_state == Counter(row.state for row in episodes)
     assert counts.groups_open == len({row.group_id for row in episodes if row.is_unsettled})
     assert counts.groups_settled == sum(counts.groups_by_outcome.values())
     limit = decisions.open_group_limit(run, RULES.eval_episodes_in_flight)

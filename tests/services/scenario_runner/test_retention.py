@@ -11,7 +11,7 @@ from tests.services.scenario_runner.source_runs import SourcesHarness, eval_spec
 
 from retention import Reference, SweepOrder, SweepReport
 from scenario_runner.adapters.sql_retention import OldRuns
-from scenario_runner.adapters.tables import EPISODE, GROUP, SOURCE_GROUP
+from scenario_runner.adapters.tables import EPISODE, GROUP, RUN_COUNT, SOURCE_GROUP
 from scenario_runner.domain.facts import Fact, Failed
 from scenario_runner.domain.runs import Refused, RunState
 from scenario_runner.settings import ScenarioRunnerSettings
@@ -51,8 +51,9 @@ async def later(sources: SourcesHarness, *, apply: bool = True, **more: object) 
 
 
 async def num_rows(sources: SourcesHarness) -> list[int]:
-    """Groups, episodes, groups of evaluations that runs looked at."""
-    counts = [sa.select(sa.func.count()).select_from(table) for table in (GROUP, EPISODE, SOURCE_GROUP)]
+    """Groups, episodes, groups of evaluations that runs looked at, and numbers of them by state."""
+    tables = (GROUP, EPISODE, SOURCE_GROUP, RUN_COUNT)
+    counts = [sa.select(sa.func.count()).select_from(table) for table in tables]
     return await sources.database.run(lambda sql: [sql.execute(one).scalar_one() for one in counts])
 
 
@@ -70,9 +71,9 @@ async def test_totals_stay_and_results_are_refused_by_name(sources: SourcesHarne
     assert (before.counts.requested, before.counts.settled) == (12, 12)
     dry = await later(sources, apply=False)
     assert (dry.number, dry.policy, dry.oldest) == (1, "older than 30 days", before.run.finished_at)
-    assert await num_rows(sources) == [6, 12, 0]
+    assert await num_rows(sources) == [6, 12, 0, 4]
     assert (await removing(sources)(SweepOrder(apply=True))).number == 1
-    assert await num_rows(sources) == [0, 0, 0]
+    assert await num_rows(sources) == [0, 0, 0, 0]
     after = await sources.view(old)
     assert after.counts == before.counts
     assert (after.run.num_graded, after.run.reward_sum) == (before.run.num_graded, before.run.reward_sum)
@@ -124,7 +125,7 @@ async def test_an_evaluation_stays_as_long_as_the_run_that_drew_from_it(sources:
     assert (await num_rows(sources))[2] == 6, "which of its groups trained is still known"
     assert (await later(sources)).number == 1, "the evaluation"
     assert (await sources.view(training)).sources == before.sources
-    assert await num_rows(sources) == [0, 0, 0]
+    assert await num_rows(sources) == [0, 0, 0, 0]
 
 
 async def test_late_facts_about_a_removed_run_change_nothing(sources: SourcesHarness) -> None:
@@ -140,7 +141,7 @@ async def test_late_facts_about_a_removed_run_change_nothing(sources: SourcesHar
     ]
     await sources.planner.apply(*facts, *facts)
     assert await sources.view(old) == before
-    assert await num_rows(sources) == [0, 0, 0]
+    assert await num_rows(sources) == [0, 0, 0, 0]
 
 
 async def test_a_kill_after_any_transaction_is_ended_by_the_next_sweep(
@@ -172,7 +173,7 @@ async def test_a_kill_after_any_transaction_is_ended_by_the_next_sweep(
     assert killed >= 4
     while (await removing(sources, batch=1)(SweepOrder(apply=True))).number:
         pass
-    assert await num_rows(sources) == [0, 0, 0]
+    assert await num_rows(sources) == [0, 0, 0, 0]
     assert [(await sources.view(run_id)).counts for run_id in old] == before
 
 
@@ -183,7 +184,7 @@ async def test_two_planners_at_once_remove_each_run_once(sources: SourcesHarness
     sources.planner.now += MONTH + timedelta(days=1)
     reports = await asyncio.gather(*(removing(sources)(SweepOrder(apply=True)) for _ in range(2)))
     assert sum(report.number for report in reports) == 4
-    assert await num_rows(sources) == [0, 0, 0]
+    assert await num_rows(sources) == [0, 0, 0, 0]
     assert [(await sources.view(run_id)).counts for run_id in old] == before
 
 
@@ -212,5 +213,5 @@ async def test_rows_of_a_marked_run_are_never_counted(sources: SourcesHarness) -
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(OldRuns, "empty_some", lambda _: False)
         await removing(sources)(SweepOrder(apply=True))
-    assert await num_rows(sources) == [6, 12, 0]
+    assert await num_rows(sources) == [6, 12, 0, 4]
     assert (await sources.view(old)).counts == before.counts

@@ -4,16 +4,18 @@ Nothing is forked and no platform takes part: scenarios and tools run in this pr
 the environment's file declares them.
 """
 
-import asyncio
+import time
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 
 from upcycle.errors import UpcycleError
 from upcycle.leaks import leaked, secret_arguments
+from upcycle.play_deadlines import play_deadline
 from upcycle.probes import NUM_IDLE_CALLS, OF_ANOTHER, Probe, idle_arguments, probes_of
 from upcycle.rewards import EvaluationResult, SubScore
-from upcycle.scenario import Reference, Scenario
+from upcycle.scenario import Prompt, Reference, Scenario
 from upcycle.transcripts import Answer, ToolUse, Transcript, Turn
 
 if TYPE_CHECKING:
@@ -22,8 +24,20 @@ if TYPE_CHECKING:
 
 MAX_CHEAT: Final = 0.05
 """A cheat that earns more is named."""
-PLAY_TIMEOUT_S: Final = 60.0
+MAX_OVERDUE: Final = 3
+"""Plays that do not end in time, after which no more is played."""
 _NOT_A_ZERO: Final = "is taken for a failure of the outside, so it is played again instead of earning 0"
+
+
+@dataclass(frozen=True, slots=True)
+class CheckLimits:
+    """max_cheat: what a cheat may earn. max_tasks: of more, so many are played, evenly apart.
+    play_s: of one play; total_s: of all of them."""
+
+    max_cheat: float = MAX_CHEAT
+    max_tasks: float = 200
+    play_s: float = 60.0
+    total_s: float = 600.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,14 +54,19 @@ class CheckFinding:
 
 @dataclass(frozen=True, slots=True)
 class Validation:
-    """What `environment.validate` found. gold: the reward of each task's gold answer, where it has one;
-    cheats: the best reward of each kind of cheat over all tasks."""
+    """What `environment.validate` found. num_tasks: that were played, of num_given; stopped: why the rest of
+    those that were to be played was not; "" where all were. num_plays: gold answers and cheats. gold: the
+    reward of each task's gold answer, where it has one; cheats: the best reward of each kind of cheat over
+    all tasks."""
 
     num_tasks: int
     findings: tuple[CheckFinding, ...]
     gold: dict[str, float] = field(default_factory=dict)
     cheats: dict[str, float] = field(default_factory=dict)
     rewards: tuple[float, ...] = ()
+    num_given: int = 0
+    num_plays: int = 0
+    stopped: str = ""
 
     @property
     def is_clean(self) -> bool:
@@ -62,7 +81,7 @@ class Validation:
 
 
 async def validate(
-    environment: "Environment", tasks: Iterable["Task"], *, max_cheat: float = MAX_CHEAT
+    environment: "Environment", tasks: Iterable["Task"], limits: CheckLimits = CheckLimits()
 ) -> Validation:
     """Play gold and cheats of the tasks. Raises UpcycleError for a scenario that cannot be played at all."""
     rows = list(tasks)
@@ -70,16 +89,27 @@ async def validate(
         raise UpcycleError("nothing to check: there is no task", "give a taskset, or tasks of scenarios")
     await environment.open()
     try:
-        return await _Check(environment, rows, max_cheat).run()
+        return await _Check(environment, _spread(rows, int(limits.max_tasks)), limits).run(len(rows))
     finally:
         await environment.close()
 
 
+def _spread(tasks: "Sequence[Task]", count: int) -> "Sequence[Task]":
+    """So many of them, evenly apart: the first ones may be all of one family."""
+    count = min(max(1, count), len(tasks))
+    return [tasks[at * len(tasks) // count] for at in range(count)]
+
+
+class _Overdue(Exception):
+    """A play did not end in time."""
+
+
 class _Check:
-    def __init__(self, environment: "Environment", tasks: Sequence["Task"], max_cheat: float) -> None:
+    def __init__(self, environment: "Environment", tasks: Sequence["Task"], limits: CheckLimits) -> None:
         self._environment = environment
         self._tasks = tasks
-        self._max_cheat = max_cheat
+        self._limits = limits
+        self._num_overdue = self._num_plays = 0
         self._references = [_reference_of(self._scenario(task), task.args) for task in tasks]
         self._golds = [one.answer for one in self._references if one is not None]
         self._texts = [text for task in tasks for text in _texts(task.args)]
@@ -90,13 +120,24 @@ class _Check:
         self._rewards: list[float] = []
         self._of_another: list[float] = []
 
-    async def run(self) -> Validation:
-        """Every task, one after another."""
+    async def run(self, num_given: int) -> Validation:
+        """Every task, one after another, as far as the limits go."""
+        stop_at_s, num_tasks, stopped = time.monotonic() + self._limits.total_s, 0, ""
         for at, task in enumerate(self._tasks):
-            await self._check(task, self._references[at], self._secrets[at])
+            if stopped := self._why_stop(stop_at_s):
+                break
+            num_tasks += 1
+            with suppress(_Overdue):
+                await self._check(task, self._references[at], self._secrets[at])
         self._judge_answers_of_others()
-        found = tuple(dict.fromkeys(self._findings))
-        return Validation(len(self._tasks), found, self._gold, self._cheats, tuple(self._rewards))
+        found, rewards = tuple(dict.fromkeys(self._findings)), tuple(self._rewards)
+        played = (num_given, self._num_plays, stopped)
+        return Validation(num_tasks, found, self._gold, self._cheats, rewards, *played)
+
+    def _why_stop(self, stop_at_s: float) -> str:
+        if self._num_overdue >= MAX_OVERDUE:
+            return f"{self._num_overdue} plays did not end within {self._limits.play_s:g} s"
+        return f"{self._limits.total_s:g} s are over" if time.monotonic() > stop_at_s else ""
 
     async def _check(self, task: "Task", gold: Reference | None, secrets: Sequence[str]) -> None:
         prompt = await self._prompt(task)
@@ -131,25 +172,28 @@ class _Check:
         self._cheats[probe.name] = max(self._cheats.get(probe.name, 0.0), result.score)
         if probe.name == OF_ANOTHER:
             self._of_another.append(result.score)
-        elif result.score > self._max_cheat or result.success:
+        elif result.score > self._limits.max_cheat or result.success:
             earned = f"{probe.name} ({probe.answer[:40]!r}) earns {result.score:.3g}"
-            self._found("cheat", task, f"{earned}, limit {self._max_cheat:g}{_tree(result)}")
+            self._found("cheat", task, f"{earned}, limit {self._limits.max_cheat:g}{_tree(result)}")
 
     def _judge_answers_of_others(self) -> None:
-        if (num := len(self._of_another)) and (earned := sum(self._of_another) / num) > self._max_cheat:
-            detail = f"{OF_ANOTHER} earns {earned:.3g} on average, limit {self._max_cheat:g}"
+        if (num := len(self._of_another)) and (
+            earned := sum(self._of_another) / num
+        ) > self._limits.max_cheat:
+            detail = f"{OF_ANOTHER} earns {earned:.3g} on average, limit {self._limits.max_cheat:g}"
             self._findings.append(CheckFinding("cheat", f"{num} tasks", detail))
 
     async def _play(self, task: "Task", probe: Probe) -> EvaluationResult | None:
         play = self._scenario(task).play(task.args)
+        self._num_plays += 1
         try:
-            async with asyncio.timeout(PLAY_TIMEOUT_S):
+            async with play_deadline(self._limits.play_s):
                 await play.start()
                 uses = [await self._use(name, arguments) for name, arguments in probe.calls]
                 turns = (Turn("", tuple(uses)), Turn(probe.answer)) if uses else (Turn(probe.answer),)
                 return await play.grade(Answer(probe.answer, Transcript(turns)))
         except TimeoutError:
-            self._found("raises", task, f"{probe.name}: not graded within {PLAY_TIMEOUT_S:g} s")
+            self._overdue(task, f"{probe.name}: not graded")
         except UpcycleError as error:
             if self._environment.is_external(error):
                 self._found("external", task, f"{probe.name} {_NOT_A_ZERO}: {error}")
@@ -163,11 +207,21 @@ class _Check:
         result = await self._environment.call_tool(name, arguments)
         return ToolUse(name, arguments, result.text, result.is_error)
 
+    def _overdue(self, task: "Task", what: str) -> None:
+        """The other plays of this task would not end either."""
+        self._num_overdue += 1
+        self._found("raises", task, f"{what} within {self._limits.play_s:g} s")
+        raise _Overdue
+
     async def _prompt(self, task: "Task") -> str:
         play = self._scenario(task).play(task.args)
+        prompt: Prompt = ""
         try:
-            prompt = await play.start()
-            await self._look_at_tools(task)
+            async with play_deadline(self._limits.play_s):
+                prompt = await play.start()
+                await self._look_at_tools(task)
+        except TimeoutError:
+            self._overdue(task, "its tools did not answer" if prompt else "it gave no prompt")
         finally:
             await play.close()
         return prompt if isinstance(prompt, str) else "\n".join(str(row["content"]) for row in prompt)

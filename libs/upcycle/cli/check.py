@@ -1,5 +1,6 @@
 """`upcycle check`."""
 
+import asyncio
 import json
 from dataclasses import asdict
 from pathlib import Path
@@ -14,32 +15,32 @@ if TYPE_CHECKING:
     from upcycle.tasks import Taskset
 
 
-async def check(
-    tasks: Path, *, taskset: str = "", limit: int = 50, max_cheat: float = 0.05, as_json: JsonFlag = False
+def check(
+    tasks: Path,
+    *,
+    taskset: str = "",
+    limit: int = 50,
+    max_cheat: float = 0.05,
+    timeout_s: float = 600.0,
+    as_json: JsonFlag = False,
 ) -> int:
     """Play the gold answer and the cheapest cheats of each task of TASKS here, without the platform, and name
     what pays for a cheat, what raises, and what gives the answer away. Exit status 1 when something is found.
 
+    One play may take 60 s; after three that take longer the rest is not played, and the first line says so.
+
     :param tasks: a tasks file (.py, .json, .jsonl, .csv).
     :param taskset: one of the tasksets of the file; by default all.
-    :param limit: most tasks of a taskset, its first ones.
+    :param limit: most tasks of a taskset; of more, so many evenly apart.
     :param max_cheat: what a cheat may earn, 0 to 1.
+    :param timeout_s: seconds for a taskset; what is left then is not played, and the first line says so.
     :param as_json: one JSON line per taskset.
     """
-    from upcycle.cli.tasksets import NO_TASKSET, load_tasksets
     from upcycle.environment import load_environment
 
-    if limit < 1 or not 0 <= max_cheat <= 1:
-        raise UpcycleError(
-            f"--limit is {limit}, --max-cheat {max_cheat:g}", "at least 1 task, and a reward from 0 to 1"
-        )
-    found = load_tasksets(tasks)
-    if not found:
-        raise UpcycleError(f"{tasks} defines no taskset: there is nothing to check", NO_TASKSET)
-    if taskset and taskset not in found:
-        raise UpcycleError(f"{tasks} has no taskset {taskset!r}", f"it has {', '.join(found)}")
+    _require_limits(limit, max_cheat, timeout_s)
     is_clean = True
-    for chosen in [found[taskset]] if taskset else found.values():
+    for chosen in _chosen(tasks, taskset):
         where = chosen.environment
         if not where.path:
             raise UpcycleError(
@@ -47,10 +48,32 @@ async def check(
                 "check it where its file is",
             )
         environment = load_environment(where.path, where.name)
-        seen = await environment.validate(chosen.tasks[:limit], max_cheat=max_cheat)
+        checked = environment.validate(chosen.tasks, max_cheat=max_cheat, max_tasks=limit, total_s=timeout_s)
+        seen = asyncio.run(checked)  # not earlier: a tasks file may have a loop of its own
         _say(chosen, seen, as_json)
         is_clean = is_clean and seen.is_clean
     return Exit.OK if is_clean else Exit.FAILED
+
+
+def _require_limits(limit: int, max_cheat: float, timeout_s: float) -> None:
+    if timeout_s <= 0:
+        raise UpcycleError(f"--timeout-s is {timeout_s:g}", "give a number of seconds, such as 600")
+    if limit < 1 or not 0 <= max_cheat <= 1:
+        raise UpcycleError(
+            f"--limit is {limit}, --max-cheat {max_cheat:g}", "at least 1 task, and a reward from 0 to 1"
+        )
+
+
+def _chosen(tasks: Path, taskset: str) -> "list[Taskset]":
+    """The named taskset of a file, or all. Raises UpcycleError for none."""
+    from upcycle.cli.tasksets import NO_TASKSET, load_tasksets
+
+    found = load_tasksets(tasks)
+    if not found:
+        raise UpcycleError(f"{tasks} defines no taskset: there is nothing to check", NO_TASKSET)
+    if taskset and taskset not in found:
+        raise UpcycleError(f"{tasks} has no taskset {taskset!r}", f"it has {', '.join(found)}")
+    return [found[taskset]] if taskset else list(found.values())
 
 
 def _say(taskset: "Taskset", seen: "Validation", as_json: bool) -> None:
@@ -70,10 +93,21 @@ def _say(taskset: "Taskset", seen: "Validation", as_json: bool) -> None:
 
     golds = list(seen.gold.values())
     gold = f"gold answers earn {min(golds):.3g} to {max(golds):.3g}" if golds else "no gold answer"
-    line(f"{taskset.name}: {seen.num_tasks} of {len(taskset)} tasks, {gold}, spread {seen.spread:.3g}")
+    line(f"{taskset.name}: {_looked_at(seen)}, {gold}, spread {seen.spread:.3g}")
     cheats = ", ".join(f"{name} {earned:.3g}" for name, earned in seen.cheats.items())
     line(f"  the best that a cheat earned: {cheats}")
     for finding in seen.findings:
         line(f"  {finding.kind}: {finding}")
     if seen.is_clean:
         line("  nothing found")
+
+
+def _looked_at(seen: "Validation") -> str:
+    """`50 of 200 tasks, evenly apart (--limit 200 plays all), 700 plays`."""
+    is_part = seen.num_tasks < seen.num_given
+    why = f"stopped: {seen.stopped}" if seen.stopped else f"--limit {seen.num_given} plays all"
+    return (
+        f"{seen.num_tasks} of {seen.num_given} tasks"
+        + (f" ({why})" if is_part else "")
+        + f", {seen.num_plays} plays"
+    )

@@ -1,6 +1,8 @@
 """`upcycle init`."""
 
 import shlex
+from collections import Counter
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
 
@@ -45,7 +47,11 @@ def init(
     project = NewProject(name, preset, num_tasks, num_held_out)
     with new_folder(project) as folder:
         written = write_project(project, folder)
+        if not as_json:
+            _say_written(project, written)
         if num_demonstrations:
+            if not as_json:
+                _say_demonstrating(project, num_demonstrations)
             demonstrate(folder, num_demonstrations)
             written.append("demonstrations.jsonl")
     commands = next_commands(project)
@@ -53,8 +59,25 @@ def init(
         made = {"folder": str(name), "preset": preset, "files": written}
         print_json("project", {**made, "commands": [command for command, _ in commands]})
         return Exit.OK
-    human().print(f"{name}: {', '.join(written)}", markup=False, soft_wrap=True)
     print(f"cd {shlex.quote(str(name))}")
     for command, purpose in commands:
         print(f"{command}   # {purpose}")
     return Exit.OK
+
+
+def _say_written(project: NewProject, written: Sequence[str]) -> None:
+    """A file a line, a folder with its number of files."""
+    folders = Counter(f"{name.rpartition('/')[0]}/" for name in written if "/" in name)
+    own = [name for name in written if "/" not in name]
+    _line(f"{project.folder}: preset {project.preset}")
+    for line in (*own, *(f"{folder}  ({number} files)" for folder, number in sorted(folders.items()))):
+        _line(f"  {line}")
+
+
+def _say_demonstrating(project: NewProject, count: int) -> None:
+    slow = ", which takes a while: each recomputes its workbook" if project.preset == "sheet" else ""
+    _line(f"  demonstrations.jsonl: the reference player plays {count} tasks{slow} …")
+
+
+def _line(text: str) -> None:
+    human().print(text, markup=False, soft_wrap=True)

@@ -23,6 +23,7 @@ class DevTools:
         self._channel: ControlChannel | None = None
         self._opening = asyncio.Lock()
         self._is_over = ""
+        self._is_begun = False
         self.why_none = "it is not loaded yet"
 
     @property
@@ -62,8 +63,7 @@ class DevTools:
             return ToolResult(over, is_error=True)
         channel = await self._session()
         if name == GRADE:
-            row = await channel.grade(str(arguments.get("answer", "")), timeout_s=CALL_S)
-            return ToolResult(json.dumps(row, ensure_ascii=False))
+            return await self._grade(channel, str(arguments.get("answer", "")))
         return await channel.call_tool(name, arguments, timeout_s=CALL_S)
 
     async def _start(self, arguments: Mapping[str, Any]) -> ToolResult:
@@ -73,7 +73,17 @@ class DevTools:
         channel = await self._session()
         given = arguments.get("arguments") or {}
         prompt = await channel.start(str(arguments.get("scenario", "")), given, timeout_s=CALL_S)
+        self._is_begun = True
         return ToolResult(prompt if isinstance(prompt, str) else json.dumps(prompt, ensure_ascii=False))
+
+    async def _grade(self, channel: ControlChannel, answer: str) -> ToolResult:
+        if not self._is_begun:
+            known = ", ".join(row["id"] for row in await channel.list_tasks()) or "none"
+            return ToolResult(
+                f"no task is begun: call {START} first, with a scenario ({known})", is_error=True
+            )
+        self._is_begun = False
+        return ToolResult(json.dumps(await channel.grade(answer, timeout_s=CALL_S), ensure_ascii=False))
 
     async def _session(self) -> ControlChannel:
         async with self._opening:
@@ -85,7 +95,7 @@ class DevTools:
             return self._channel
 
     async def _leave(self) -> None:
-        channel, self._channel = self._channel, None
+        channel, self._channel, self._is_begun = self._channel, None, False
         if channel is not None:
             await channel.close()
 

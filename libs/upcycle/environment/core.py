@@ -180,11 +180,12 @@ class Environment:
     async def validate(self, tasks: "Iterable[Task]", **limits: float) -> "Validation":
         """Play each task's gold answer and its cheapest cheats in this process, and say what pays for them.
 
-        limits: max_cheat, what a cheat may earn, by default 0.05. What `upcycle check` does.
+        limits: max_cheat, what a cheat may earn, by default 0.05; max_tasks, 200 (of more, so many evenly
+        apart); play_s, 60; total_s, 600. What `upcycle check` does.
         """
-        from upcycle.checking import validate
+        from upcycle.checking import CheckLimits, validate
 
-        return await validate(self, tasks, **limits)
+        return await validate(self, tasks, CheckLimits(**limits))
 
     def is_external(self, error: BaseException) -> bool:
         """Whether an exception says that something outside failed; of a group, whether each of its does."""

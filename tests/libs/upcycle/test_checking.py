@@ -1,5 +1,6 @@
 """`environment.validate` and `upcycle check`: gold passes, every cheat that pays is named."""
 
+import asyncio
 import json
 import os
 import subprocess
@@ -13,6 +14,7 @@ from tests.seeds.table import LISTINGS
 
 from upcycle import Environment
 from upcycle.checking import CheckFinding, Validation
+from upcycle.cli.main import run
 from upcycle.errors import UpcycleError
 from upcycle.graders import Rubric, exact_match, grader
 from upcycle.leaks import leaked, secret_arguments
@@ -214,6 +216,64 @@ async def test_nothing_to_check_is_refused() -> None:
         await Environment("empty").validate([])
 
 
+async def test_a_prompt_that_waits_for_ever_and_a_grader_that_does_are_named_and_the_check_ends() -> None:
+    env = Environment("slow")
+
+    @env.scenario("ask")
+    async def ask(expected: str, hangs: str) -> Play:
+        if hangs == "prompt":
+            await asyncio.Event().wait()
+        answer = yield "One word."
+        if hangs == "grade":
+            await asyncio.Event().wait()
+        yield 1.0 if answer == expected else 0.0
+
+    hangs = ("grade", "prompt", "prompt", "", "")
+    tasks = [ask.task(slug=f"t{at}", expected=f"answer {at}", hangs=how) for at, how in enumerate(hangs)]
+    seen = await env.validate(tasks, play_s=0.2)
+    assert list(map(str, seen.findings)) == [
+        "t0: gold: not graded within 0.2 s",
+        "t1: it gave no prompt within 0.2 s",
+        "t2: it gave no prompt within 0.2 s",
+    ]
+    assert (seen.num_tasks, seen.num_given) == (3, 5)
+    assert seen.stopped == "3 plays did not end within 0.2 s"
+
+
+async def test_of_many_tasks_some_are_played_evenly_apart_and_for_a_bounded_time() -> None:
+    env = Environment("many")
+    played: set[int] = set()
+
+    @env.scenario("ask")
+    async def ask(number: int, expected: str) -> Play:
+        played.add(number)
+        answer = yield "One word."
+        yield 1.0 if answer == expected else 0.0
+
+    tasks = [ask.task(number=at, expected=f"answer {at}") for at in range(1000)]
+    seen = await env.validate(tasks, max_tasks=4)
+    assert (seen.num_tasks, seen.num_given, seen.num_plays, seen.stopped) == (4, 1000, 4 * 16, "")
+    assert played == {0, 250, 500, 750}
+    seen = await env.validate(tasks, total_s=0)
+    assert (seen.num_tasks, seen.num_plays, seen.stopped) == (0, 0, "0 s are over")
+
+
+def test_a_prompt_that_blocks_is_interrupted(tmp_path: Path) -> None:
+    (tmp_path / "env.py").write_text(
+        "import asyncio, time\nfrom upcycle import Environment\n"
+        "env = Environment('blocking')\n"
+        "@env.scenario('ask')\nasync def ask(expected: str):\n"
+        "    try:\n        time.sleep(600)\n    except Exception:\n        pass\n"
+        "    yield 'Hm?'\n    yield 1.0\n"
+        "seen = asyncio.run(env.validate([ask.task(expected='pool')], play_s=0.2))\n"
+        "print(*seen.findings)\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "env.py"], cwd=tmp_path, capture_output=True, text=True, timeout=60, check=False
+    )
+    assert "it gave no prompt within 0.2 s" in done.stdout, done.stderr
+
+
 def test_the_command_names_the_substring_check_of_the_seeds(tmp_path: Path) -> None:
     (tmp_path / "env.py").write_text(
         (LISTINGS / "env.txt").read_text() + (LISTINGS / "scenario.txt").read_text()
@@ -242,3 +302,16 @@ def test_the_command_names_the_substring_check_of_the_seeds(tmp_path: Path) -> N
     assert {finding["kind"] for finding in row["findings"]} == {"cheat"}
     assert said("--max-cheat", "2").returncode == 2
     assert said("--taskset", "other").returncode == 2
+    assert "seed: 1 of 2 tasks (--limit 2 plays all), " in said("--limit", "1").stdout
+
+
+def test_a_file_that_runs_a_loop_of_its_own_is_checked(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """As the example of docs/understand/rewards.md does."""
+    page = (Path(__file__).parents[3] / "docs" / "understand" / "rewards.md").read_text()
+    example = next(one for one in page.split("```python\n") if "checked.validate(tasks)" in one)
+    (tmp_path / "capitals.py").write_text(example.partition("```")[0])
+    monkeypatch.chdir(tmp_path)
+    assert run(["check", "capitals.py"]) == 0
+    assert "tasks: 2 of 2 tasks, " in capsys.readouterr().out

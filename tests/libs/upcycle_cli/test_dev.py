@@ -137,6 +137,8 @@ async def test_a_scenario_is_played_over_mcp(folder: Path) -> None:
         async with Client(await dev.url()) as client:
             assert await names_of(client) == {"put", "process", "dev_start", "dev_grade"}
             assert await called(client, "put", item="tea") == (False, "3")
+            is_error, text = await called(client, "dev_grade", answer="3")
+            assert (is_error, text) == (True, "no task is begun: call dev_start first, with a scenario (buy)")
             started = await called(client, "dev_start", scenario="buy", arguments={"item": "tea"})
             assert started == (False, "What does tea cost?")
             assert await called(client, "put", item="tea") == (False, "3")  # in a fresh process
@@ -145,7 +147,7 @@ async def test_a_scenario_is_played_over_mcp(folder: Path) -> None:
             is_error, graded = await called(client, "dev_grade", answer="3")
             assert (is_error, json.loads(graded)["score"]) == (False, 1.0)
             is_error, text = await called(client, "dev_grade", answer="3")
-            assert (is_error, "no task in progress" in text) == (True, True)
+            assert (is_error, "no task is begun: call dev_start first" in text) == (True, True)
             is_error, text = await called(client, "dev_start", scenario="sell")
             assert (is_error, "has no scenario 'sell'" in text) == (True, True)
             await called(client, "process")

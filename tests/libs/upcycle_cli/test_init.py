@@ -45,7 +45,13 @@ def test_a_new_project_plays_passes_its_test_and_has_its_demonstrations(
     folder = tmp_path / "shop"
     sizes = ["--tasks", "24", "--held-out", "12", "--demonstrations", "6"]
     assert run(["init", str(folder), "--preset", preset, *sizes]) == 0
-    assert "upcycle play tasks.py" in capsys.readouterr().out
+    printed = capsys.readouterr()
+    assert "upcycle play tasks.py" in printed.out
+    said = printed.err.splitlines()
+    assert {"  env.py", "  run.toml", "  .agents/skills/upcycle-environment/examples/  (2 files)"} <= set(
+        said
+    )
+    assert said[-1].startswith("  demonstrations.jsonl: the reference player plays 6 tasks")
 
     played = upcycle(folder, "play", "tasks.py:train-0000023", "--script", "player.py", "--json")
     assert played.returncode == 0, played.stderr

@@ -10,6 +10,8 @@ import pytest
 
 from upcycle.cli.main import run
 
+ROOT = Path(__file__).parents[3]
+
 TASKS = """
 import os
 from upcycle import Environment, EvaluationResult, SubScore
@@ -106,6 +108,19 @@ def test_an_episode_is_played_in_a_process_of_its_own_and_shown_whole(shop: Path
         '    └── exact 1.000 × 0.5  {"wanted": "3"}',
     ):
         assert shown in done.stdout
+
+
+def test_the_first_example_of_the_guide_wins(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    page = (ROOT / "docs" / "do" / "play.md").read_text()
+    typed, shown, *_ = (one.partition("```")[0] for one in page.split("```text\n")[1:])
+    said = iter([line.removeprefix("> ") for line in typed.splitlines()])
+    monkeypatch.setattr("builtins.input", lambda: next(said))
+    monkeypatch.setattr(sys.stdin, "isatty", lambda: True)
+    monkeypatch.chdir(ROOT)
+    assert run(["play", "examples/incident/tasks.py", "--in-process"]) == 0
+    assert shown in capsys.readouterr().out
 
 
 def test_nothing_that_an_agent_or_a_tool_says_reaches_the_terminal_as_a_control_character(shop: Path) -> None:

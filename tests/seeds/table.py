@@ -87,7 +87,7 @@ SHELL: Final = (
     Row("upcycle eval tasks.py openai_compatible --gateway", Status.REFUSED, _BEHIND, asks_platform=True),
     Row("upcycle eval tasks.py your-model --group-size 3", Status.STAND_IN, _DEMO, _YOURS),
     Row("upcycle deploy", Status.NOT_YET, "command deploy"),
-    Row("upcycle sync tasks my-taskset", Status.NOT_YET, "command sync"),
+    Row("upcycle sync tasks my-taskset", Status.RUNS),
     Row("claude mcp add --transport http docs-hud https://docs.hud.ai/mcp", Status.OUT, "claude"),
     Row("upcycle eval tasks.py your-model --group 8", Status.STAND_IN, _DEMO, _YOURS),
     Row(

@@ -81,6 +81,9 @@ DEAD_LETTER_COMMANDS = {
     "replay": ("upcycle.cli.bus:replay_dead", "Have the reader that gave them up handle them again."),
     "accept": ("upcycle.cli.bus:accept_dead", "Handle them without a replay: what is lost stays lost."),
 }
+SYNC_COMMANDS = {
+    "tasks": ("upcycle.cli.sync:sync_tasks", "Register the tasks of a file under a name, or what changed.")
+}
 CONFIG_COMMANDS = {
     "show": ("upcycle.cli.config:show", "Every setting; --sources says where each value comes from.")
 }
@@ -89,6 +92,7 @@ DOCS_COMMANDS = {
 }
 GROUPS = {
     "tasksets": ("What is played.", TASKSET_COMMANDS),
+    "sync": ("What a file has, on the platform too.", SYNC_COMMANDS),
     "trajectories": ("What was sampled.", TRAJECTORY_COMMANDS),
     "models": ("Models, checkpoints, heads.", MODEL_COMMANDS),
     "config": ("Your settings: environment, upcycle.toml, profile, defaults.", CONFIG_COMMANDS),

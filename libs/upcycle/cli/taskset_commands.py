@@ -99,7 +99,7 @@ async def diff(a: str, b: str | None = None, *, as_json: JsonFlag = False) -> in
     if as_json:
         print_json("taskset_diff", {"a": names[0], "b": names[1], **found.to_json()})
         return Exit.OK
-    for line in _diff_lines(names[0], names[1], found):
+    for line in diff_lines(names[0], names[1], found):
         print(line)
     return Exit.OK
 
@@ -168,7 +168,8 @@ def _one_before(later: "GetTasksetResponse") -> str:
     return exact_name(name, before[-1])
 
 
-def _diff_lines(a: str, b: str, found: Difference) -> Iterator[str]:
+def diff_lines(a: str, b: str, found: Difference) -> Iterator[str]:
+    """What differs from a to b: counts, then a line for each task."""
     marks = {"+": found.added, "-": found.removed, "~": found.changed}
     yield f"{a} → {b}: {found}"
     for mark, slugs in marks.items():

@@ -5,6 +5,7 @@ from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any
 
 from service_kit.component import TaskDied
+from service_kit.failing import FAILING_WORK, FailingWork
 from service_kit.loops import ended
 
 
@@ -47,7 +48,10 @@ class BackgroundTasks:
 
 
 class Worker:
-    """A component around one loop `run(stop)`; the loop must watch `stop` and return soon after it is set."""
+    """A component around one loop `run(stop)`; the loop must watch `stop` and return soon after it is set.
+
+    failing: what the loop has failed at, try after try; an alarm of `ready` after a minute.
+    """
 
     def __init__(
         self,
@@ -55,10 +59,12 @@ class Worker:
         run: Callable[[asyncio.Event], Awaitable[None]],
         *,
         ready: Callable[[], str | None] = lambda: None,
+        failing: FailingWork | None = None,
     ) -> None:
         self.name = name
         self._run = run
         self._ready = ready
+        self.failing = failing or FailingWork()
         self._stop = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
 
@@ -67,6 +73,7 @@ class Worker:
         self._task = asyncio.create_task(self._loop(), name=self.name)
 
     async def _loop(self) -> None:
+        FAILING_WORK.set(self.failing)
         await self._run(self._stop)
 
     async def stop(self) -> None:
@@ -82,7 +89,7 @@ class Worker:
         """What the loop reports, once it runs."""
         if self._task is None:
             return "not started"
-        return "ended" if self._task.done() else self._ready()
+        return "ended" if self._task.done() else self._ready() or self.failing.alarm()
 
     async def closed(self) -> None:
         """Wait until the loop ended without being asked to."""

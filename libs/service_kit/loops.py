@@ -7,6 +7,7 @@ from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
 from typing import Any, TypeVar
 
 from service_kit.errors import as_errors
+from service_kit.failing import failing_work
 from upcycle.errors import Unavailable
 
 log = logging.getLogger(__name__)
@@ -15,10 +16,17 @@ B = TypeVar("B")
 
 
 @contextmanager
-def one_piece(what: str) -> Iterator[None]:
+def one_piece(what: str, *, of: str = "") -> Iterator[None]:
     """Around one piece of a loop's work, in which a bug must not end the loop: it is logged and raised as
-    Unavailable, so that the loop does its other work and tries this again.
+    Unavailable, so that the loop does its other work and tries this again. A piece that fails for a minute is
+    an alarm of /readyz. of: the id of the run that it is done for.
     """
+    with failing_work().piece(what, of), _bugs_as_unavailable(what):
+        yield
+
+
+@contextmanager
+def _bugs_as_unavailable(what: str) -> Iterator[None]:
     try:
         with as_errors():
             yield
@@ -87,14 +95,15 @@ async def until_stopped(
     set.
 
     Unavailable, from work that found a peer or a store unavailable, is logged as `waiting` when its text
-    changes, and work is called again after the error's own delay, at the latest after `every_s`. Other
-    errors end the loop.
+    changes, and work is called again after the error's own delay, at the latest after `every_s`. Work that
+    raises it for a minute is an alarm of /readyz, where a Worker runs the loop. Other errors end the loop.
     """
-    last = ""
+    last, failing = "", failing_work()
     while not stop.is_set():
         delay_s = every_s
         try:
-            await work()
+            with failing.round():
+                await work()
             last = ""
         except Unavailable as error:
             delay_s = min(every_s, error.retry_after_s or every_s)

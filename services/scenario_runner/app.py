@@ -44,6 +44,7 @@ from scenario_runner.usecases.task_claims import ClaimTasks
 from service_kit.background import Worker
 from service_kit.clock import new_id, utc_now
 from service_kit.component import Closing
+from service_kit.failing import FailingWork
 from service_kit.main import run_main
 from service_kit.service import Service
 from sql_store import Database, MigratedDatabase, OutboxRelay, SoleHolder
@@ -136,23 +137,32 @@ def _add_planner(
     loop = PlannerLoop(plan, rules)
     bus = EventBus(settings.bus, client_name=NAME)
     sweeps = SweepLoop(plan, gauge, peer_facts, BusOutcomes(bus), rules, now=utc_now)
+    planning_fails, sweeping_fails = FailingWork(), FailingWork()
     explain = ExplainRun(
-        plan, peer_facts, fleet=lambda: (leases.num_alive, settings.max_environments), bus_alarms=bus.alarms
+        plan,
+        peer_facts,
+        fleet=lambda: (leases.num_alive, settings.max_environments),
+        bus_alarms=bus.alarms,
+        failing=lambda run_id: [*planning_fails.of(run_id), *sweeping_fails.of(run_id)],
     )
     keep = KeepSource(hosts.files_now, sources.keep)
     submit = SubmitRun(plan, GrpcRegistry(registry), new_id=new_id, wake=loop.wake, keep_source=keep)
-    is_alone = database.dialect == "sqlite"
-    reading = SoleHolder(database, READING, new_id(socket.gethostname()), is_alone=is_alone)
+    reading = _reading(database)
     bus.include_router(plan_router(plan, reading, wake=loop.wake))
     service.add(Worker("reading", reading.run))
     service.add(bus)
     service.add(OutboxRelay(database, bus, never_overtaken=NEVER_OVERTAKEN))
-    service.add(Worker("planner", loop.run))
-    service.add(Worker("sweeps", sweeps.run))
-    lineages = GrpcLineages(registry)
-    servicer = _taskset_servicer(settings, plan, hosts, loop, submit, explain, lineages)
+    service.add(Worker("planner", loop.run, failing=planning_fails))
+    service.add(Worker("sweeps", sweeps.run, failing=sweeping_fails))
+    servicer = _taskset_servicer(settings, plan, hosts, loop, submit, explain, GrpcLineages(registry))
     server.add(add_TasksetServiceServicer_to_server, servicer, TASKSET_STATUSES)
     _add_retention(service, settings, plan, registry, server, UpToDate(NAME, bus.unread, now=utc_now))
+
+
+def _reading(database: Database) -> SoleHolder:
+    """Which planner reads facts: the only one, where the database is a file of this process."""
+    is_alone = database.dialect == "sqlite"
+    return SoleHolder(database, READING, new_id(socket.gethostname()), is_alone=is_alone)
 
 
 def _taskset_servicer(

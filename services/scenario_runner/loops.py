@@ -48,7 +48,7 @@ class PlannerLoop:
         failed: Unavailable | None = None
         for run in await self._plan.read(lambda unit: unit.active_runs()):
             try:
-                with one_piece(f"planning of {run.run_id}"):
+                with one_piece(f"planning of {run.run_id}", of=run.run_id):
                     await self._plan_run(run.run_id, run.spec.purpose)
             except Unavailable as error:  # the other runs go on
                 failed = error
@@ -118,7 +118,7 @@ class SweepLoop:
 
     async def _look_after(self, run: RunRecord) -> None:
         async with self._asking:
-            with one_piece(f"sweep of {run.run_id}"):
+            with one_piece(f"sweep of {run.run_id}", of=run.run_id):
                 await self._sweep(run)
                 telemetry.ANNOUNCED_AGAIN.inc(await self._reconcile(run, self._now()))
 

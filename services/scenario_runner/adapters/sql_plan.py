@@ -22,9 +22,9 @@ from scenario_runner.adapters.sql_retention import OldRuns
 from scenario_runner.adapters.sql_rows import episode_of, run_of, slots_of
 from scenario_runner.adapters.sql_source_groups import SourceGroups
 from scenario_runner.adapters.tables import EPISODE, GROUP, RUN
-from scenario_runner.domain.explain import PlanWaits
 from scenario_runner.domain.learning import WithoutStep
 from scenario_runner.domain.plan import Loss
+from scenario_runner.domain.run_facts import PlanWaits
 from scenario_runner.domain.runs import Counts, EpisodeRow, EpisodeState, GroupRow, RunRecord, RunState
 from scenario_runner.wire import published
 from scenario_runner.wire import runs as wire

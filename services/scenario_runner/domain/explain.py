@@ -4,19 +4,13 @@ A fact is None when its service did not answer in time; `why` names that too.
 """
 
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterator
 
 from episodes import Channel, EpisodeFailure, Purpose
-from scenario_runner.domain.learning import (
-    WithoutStep,
-    alarm,
-    is_worth_an_alarm,
-    remedies,
-    remedy_of_left_out,
-)
-from scenario_runner.domain.peer_facts import DurableFact, EngineFact, SessionFact
-from scenario_runner.domain.runs import FINAL_RUN_STATES, OPEN_RUN_STATES, RunState, RunView
+from scenario_runner.domain.learning import alarm, is_worth_an_alarm, remedies, remedy_of_left_out
+from scenario_runner.domain.peer_facts import SessionFact
+from scenario_runner.domain.run_facts import RunFacts, WaitReason
+from scenario_runner.domain.runs import FINAL_RUN_STATES, OPEN_RUN_STATES, RunState
 from scenario_runner.domain.sources import in_words
 
 _OF_ENVIRONMENT = frozenset(
@@ -31,74 +25,6 @@ SILENCE_S = 10.0
 
 UNSETTLED_S = 60.0
 """Seconds after which a complete group that the trainer does not have is announced again."""
-
-
-@dataclass(frozen=True, slots=True)
-class WaitReason:
-    """One cause. owner: the service that has to act. waiting_s: how long the oldest episode waits for it."""
-
-    owner: str
-    what: str
-    episodes: int
-    waiting_s: float
-    remedy: str
-
-
-@dataclass(frozen=True, slots=True)
-class PlanWaits:
-    """Where the unsettled episodes of a run are, as the plan knows it; ages in seconds."""
-
-    queued: int = 0
-    queued_s: float = 0.0
-    opened: int = 0
-    opened_s: float = 0.0
-    graded: int = 0
-    graded_s: float = 0.0
-    num_in_step: int = 0
-    """Groups that trained in a step whose `step.completed` was not delivered yet."""
-    complete_groups: int = 0
-    """Groups that wait for the trainer alone."""
-    complete_s: float = 0.0
-    failures: Mapping[str, int] = field(default_factory=dict)
-    last_failure: str = ""
-    """"<scenario>: <detail>" of the newest failure."""
-    without_step: WithoutStep = field(default_factory=WithoutStep)
-    """Of a training run: what became of its groups since its last step."""
-
-
-@dataclass(frozen=True, slots=True)
-class Supply:
-    """Of a training run: evaluations under way whose groups it may train on, its limit of open groups, and
-    how long the oldest offer waits for the trainer, in seconds."""
-
-    evaluations: Sequence[str] = ()
-    open_group_limit: int = 0
-    offered_s: float = 0.0
-
-
-@dataclass(frozen=True, slots=True)
-class RunFacts:
-    """Everything gathered for one run."""
-
-    view: RunView
-    waits: PlanWaits
-    fleet_alive: int
-    fleet_capacity: int
-    outbox_waiting: int
-    engines: Sequence[EngineFact] | None
-    sampler: DurableFact | None
-    grader: DurableFact | None
-    planner: DurableFact | None
-    ledger: Mapping[str, int] | None
-    session: SessionFact | None
-    supply: Supply = Supply()
-    bus_alarms: Sequence[str] = ()
-    """What the planner's bus has lost, misses, or is about to lose; one sentence each."""
-
-    @property
-    def num_offered(self) -> int:
-        """Groups of evaluations that the trainer has not settled."""
-        return sum(report.offered for report in self.view.sources)
 
 
 def explain(facts: RunFacts) -> tuple[list[WaitReason], str]:
@@ -117,6 +43,7 @@ def explain(facts: RunFacts) -> tuple[list[WaitReason], str]:
 
 
 def _reasons(facts: RunFacts) -> Iterator[WaitReason]:
+    yield from _planner(facts)
     yield from _bus(facts)
     yield from _sampling(facts)
     yield from _no_queue(facts)
@@ -160,6 +87,12 @@ def _learning_nothing(facts: RunFacts) -> Iterator[WaitReason]:
 def _alarming(facts: RunFacts) -> Iterator[WaitReason]:
     for one in facts.session.alarms if facts.session is not None else ():
         yield WaitReason("grpo_trainer", f"alarm: {one}", 0, 0.0, "look at the run's curves, or stop it")
+
+
+def _planner(facts: RunFacts) -> Iterator[WaitReason]:
+    for failing in facts.planner_fails:
+        remedy = "see the log of scenario_runner; it is tried again every second"
+        yield WaitReason("scenario_runner", failing, facts.view.counts.in_flight, 0.0, remedy)
 
 
 def _bus(facts: RunFacts) -> Iterator[WaitReason]:

@@ -11,7 +11,7 @@ import grpc.aio
 from opentelemetry import propagate, trace
 
 from episodes.identity import SPLIT_NUMBERS
-from scenario_runner.domain.explain import WaitReason
+from scenario_runner.domain.run_facts import WaitReason
 from scenario_runner.domain.runs import FINAL_RUN_STATES, Prices, RunView
 from scenario_runner.usecases.catalog import Tasksets
 from scenario_runner.usecases.explaining import ExplainRun

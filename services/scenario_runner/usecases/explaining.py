@@ -7,14 +7,16 @@ from dataclasses import replace
 from episodes import Purpose
 from scenario_runner.adapters.peers import PeerFacts
 from scenario_runner.adapters.sql_plan import PlanUnit, SqlPlan
-from scenario_runner.domain.explain import PlanWaits, RunFacts, Supply, WaitReason, explain
+from scenario_runner.domain.explain import explain
+from scenario_runner.domain.run_facts import PlanWaits, RunFacts, Supply, WaitReason
 from scenario_runner.domain.runs import RunView
 from scenario_runner.usecases.supply import supply_of
 from scenario_runner.usecases.views import find_run, view_of
 
 
 class ExplainRun:
-    """fleet: (environments alive, capacity) of this process. bus_alarms: of its bus, one sentence each."""
+    """fleet: (environments alive, capacity) of this process. bus_alarms: of its bus, one sentence each.
+    failing: what its loops fail at for the run, one sentence each."""
 
     def __init__(
         self,
@@ -23,11 +25,13 @@ class ExplainRun:
         *,
         fleet: Callable[[], tuple[int, int]],
         bus_alarms: Callable[[], Sequence[str]] = tuple,
+        failing: Callable[[str], Sequence[str]] = lambda _: (),
     ) -> None:
         self._plan = plan
         self._peer_facts = peer_facts
         self._fleet = fleet
         self._bus_alarms = bus_alarms
+        self._failing = failing
 
     async def __call__(self, run_id: str) -> tuple[RunView, list[WaitReason], str]:
         """(the run, causes, one sentence). Raises NotFound."""
@@ -52,6 +56,7 @@ class ExplainRun:
             session=session,
             supply=supply,
             bus_alarms=self._bus_alarms(),
+            planner_fails=self._failing(run_id),
         )
         return view, *explain(facts)
 

@@ -8,8 +8,8 @@ from dataclasses import replace
 
 from episodes import Purpose
 from scenario_runner.adapters.sql_plan import PlanUnit
-from scenario_runner.domain.explain import Supply
 from scenario_runner.domain.learning import remedy_of_left_out
+from scenario_runner.domain.run_facts import Supply
 from scenario_runner.domain.runs import FINAL_RUN_STATES, Counts, RunRecord, RunState
 from scenario_runner.domain.source_groups import SourceGroupState, SourceLoad, SourceReport, SourceTally
 from scenario_runner.domain.sources import in_words, may_train_on, outcomes, reports

@@ -8,9 +8,10 @@ import pytest
 
 from episodes import Channel, Purpose, Split
 from scenario_runner.adapters.peers import PeerFacts
-from scenario_runner.domain.explain import PlanWaits, RunFacts, Supply, explain
+from scenario_runner.domain.explain import explain
 from scenario_runner.domain.learning import WithoutStep
 from scenario_runner.domain.peer_facts import DurableFact, EngineFact, SessionFact
+from scenario_runner.domain.run_facts import PlanWaits, RunFacts, Supply
 from scenario_runner.domain.runs import Counts, EpisodeState, RunRecord, RunState, RunView
 from scenario_runner.domain.source_groups import SourceReport
 from upcycle.api.training.v1 import service_pb2 as pb
@@ -362,3 +363,11 @@ def test_an_alarm_comes_after_two_steps_worth_of_groups(
     if is_named:
         goes_on = "the run goes on until you end it: upcycle runs stop run-1" in reasons[0].remedy
         assert goes_on is not bool(training.steps)
+
+
+def test_a_run_that_the_planner_itself_fails_at_says_so() -> None:
+    """Otherwise nothing of it times out or ends, and `why` would name others."""
+    failing = "sweep of run-1 fails: ZeroDivisionError()"
+    reasons, summary = explain(run_facts(planner_fails=[failing]))
+    assert summary == f"80 episodes wait for scenario_runner: {failing}"
+    assert [reason.owner for reason in reasons] == ["scenario_runner"]

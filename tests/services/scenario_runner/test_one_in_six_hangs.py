@@ -7,8 +7,9 @@ from functools import partial
 from tests.services.scenario_runner.planning import PlannerHarness, eval_spec
 
 from scenario_runner.adapters.sql_plan import PlanUnit
-from scenario_runner.domain.explain import RunFacts, WaitReason, explain
+from scenario_runner.domain.explain import explain
 from scenario_runner.domain.peer_facts import DurableFact, EngineFact
+from scenario_runner.domain.run_facts import RunFacts, WaitReason
 from scenario_runner.usecases.explaining import _own_facts
 from scenario_runner.usecases.overdue import MARGIN_S
 

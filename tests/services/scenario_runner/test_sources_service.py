@@ -22,9 +22,9 @@ from tests.services.scenario_runner.support import (
 from tests.services.scenario_runner.test_explaining import run_facts
 
 from event_bus import EventBus
-from scenario_runner.domain.explain import RunFacts, Supply
 from scenario_runner.domain.explain import explain as explain_facts
 from scenario_runner.domain.peer_facts import SessionFact
+from scenario_runner.domain.run_facts import RunFacts, Supply
 from scenario_runner.domain.runs import Counts, RunView
 from scenario_runner.domain.source_groups import SourceReport
 from service_kit.groups import BusSettings

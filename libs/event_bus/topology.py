@@ -32,6 +32,8 @@ DECISIONS_PER_EPISODE = 2.5
 BYTES_PER_DECISION = 1440
 QUEUED_OF_ONE_MODEL = 20_000
 """Commands of one pool. All may be out at once: those that no engine can play stop none behind them."""
+RECORDS_OUT = 20_000
+"""Records that graders have at once, those included that wait for a judge: they stop none behind them."""
 _MIB = 1 << 20
 TASKS, EVENTS, DECISIONS, DLQ = "TASKS", "EVENTS", "DECISIONS", "DLQ"
 ATTEMPTS, ADVISORIES = "ATTEMPTS", "ADVISORIES"
@@ -354,7 +356,7 @@ ROLLOUT_SAMPLER_EVAL = ConsumerSpec(
     max_ack_pending=QUEUED_OF_ONE_MODEL,
 )
 REWARD_GRADER = ConsumerSpec(
-    EVENTS, durable("reward-grader"), (trajectory.TrajectoryRecorded,), max_ack_pending=512
+    EVENTS, durable("reward-grader"), (trajectory.TrajectoryRecorded,), max_ack_pending=RECORDS_OUT
 )
 TRAJECTORY_STORE_LEDGER = ConsumerSpec(
     EVENTS,

@@ -53,7 +53,14 @@ def build_judges(settings: RewardGraderSettings) -> JudgeServers:
     if settings.judge_url:
         key = settings.judge_key.get_secret_value().strip()
         named.append(Judge("", settings.judge_url, settings.judge_model, key))
-    limits = JudgeLimits(settings.judge_timeout_s, settings.judge_gone_after_s, settings.judge_max_tokens)
+    limits = JudgeLimits(
+        settings.judge_timeout_s,
+        settings.judge_gone_after_s,
+        settings.judge_max_tokens,
+        # The rest of the slots is for records that ask no judge, or another one.
+        at_once=max(1, settings.slots // 2),
+        together=max(1, settings.slots * 3 // 4),
+    )
     return JudgeServers(named, limits)
 
 

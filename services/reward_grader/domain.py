@@ -114,11 +114,14 @@ class Judge:
 @dataclass(frozen=True, slots=True)
 class JudgeLimits:
     """answer_s: the longest that one answer may take, tries together. gone_after_s: how long after its record
-    a judge that does not answer is waited for. max_tokens: of one answer."""
+    a judge that does not answer is waited for. max_tokens: of one answer. at_once: questions to one judge;
+    together: to all of them."""
 
     answer_s: float = 120.0
     gone_after_s: float = 300.0
     max_tokens: int = 4096
+    at_once: int = 24
+    together: int = 36
 
 
 @dataclass(frozen=True, slots=True)

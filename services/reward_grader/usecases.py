@@ -13,6 +13,7 @@ from typing import Final
 from environment_client import EnvironmentClient, JudgeAnswer, JudgeAsked, ReplicaUnreachable
 from episodes import EpisodeBroken, EpisodeFailure
 from reward_grader import telemetry, wire
+from reward_grader.adapters.judge_places import NotAsked
 from reward_grader.adapters.judges import JudgeServers
 from reward_grader.adapters.transcripts import GraderTranscripts
 from reward_grader.domain import (
@@ -76,9 +77,11 @@ class JudgedGrades:
             telemetry.JUDGED.labels("refused").inc()
             return JudgeAnswer(asked.question_id, refusal=str(error))
         except Unavailable as error:
-            telemetry.JUDGED.labels("unavailable").inc()
+            telemetry.JUDGED.labels("waits" if isinstance(error, NotAsked) else "unavailable").inc()
             age_s = (self._now() - task.published_at).total_seconds()
-            if age_s < judges.limits.gone_after_s:
+            # A record that waited long for a judge that answers others is not missing yet.
+            gone_s = min(age_s, error.away_s) if isinstance(error, NotAsked) else age_s
+            if gone_s < judges.limits.gone_after_s:
                 raise
             return JudgeAnswer(asked.question_id, failure=f"{error}, {age_s:.0f} s after the record")
         except InfrastructureError as error:

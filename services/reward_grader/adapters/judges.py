@@ -5,11 +5,12 @@ an episode names one of them.
 import asyncio
 import json
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Final
 
 import aiohttp
 
+from reward_grader.adapters.judge_places import FreePlaces, JudgePlaces
 from reward_grader.domain import Judge, JudgeLimits
 from service_kit.deadlines import DeadlineExceeded, deadline
 from upcycle.errors import InfrastructureError, JudgeRefused, Unavailable
@@ -33,15 +34,25 @@ class _Unreadable(Exception):
 
 
 class JudgeServers:
-    """Asks judges by their names; connections are kept from question to question."""
+    """Asks judges by their names, each a few questions at once; connections are kept from question to
+    question."""
 
     def __init__(
-        self, judges: Sequence[Judge], limits: JudgeLimits, *, pauses_s: tuple[float, ...] = PAUSES_S
+        self,
+        judges: Sequence[Judge],
+        limits: JudgeLimits,
+        *,
+        pauses_s: tuple[float, ...] = PAUSES_S,
+        now: Callable[[], float] = time.monotonic,
     ) -> None:
         self.limits = limits
         self._pauses_s = pauses_s
         self._session: aiohttp.ClientSession | None = None
-        self._asked = {judge.name: _AskedJudge(judge) for judge in judges}
+        free = FreePlaces(limits.together)
+        self._asked = {
+            judge.name: _AskedJudge(judge, JudgePlaces(judge.shown, limits.at_once, free, now=now))
+            for judge in judges
+        }
         if (default := self._asked.get("")) is not None:  # an episode may name it in full, too
             self._asked.setdefault(f"openai:{default.judge.url}#{default.judge.model}", default)
 
@@ -52,16 +63,18 @@ class JudgeServers:
         """One turn without tools.
 
         Raises JudgeRefused for a name that is none of ours, Unavailable for a judge that does not answer now,
-        and InfrastructureError for one that refuses this question, or answers it with no completion.
+        its subclass NotAsked where the question was not sent, and InfrastructureError for a judge that
+        refuses this question, or answers it with no completion.
         """
         asked = self._asked.get(question.model)
         if asked is None:
             raise JudgeRefused(_unknown(question.model, sorted(self._asked)))
-        try:
-            async with deadline(f"judge {asked.judge.shown}", self.limits.answer_s):
-                return await self._answered(asked, question)
-        except DeadlineExceeded as error:
-            raise Unavailable(f"judge {asked.judge.shown}: {error}") from error
+        with asked.places.taken():
+            try:
+                async with deadline(f"judge {asked.judge.shown}", self.limits.answer_s):
+                    return await self._answered(asked, question)
+            except DeadlineExceeded as error:
+                raise Unavailable(f"judge {asked.judge.shown}: {error}", RETRY_AFTER_S) from error
 
     async def stop(self) -> None:
         """Close the connections."""
@@ -121,8 +134,9 @@ class JudgeServers:
 class _AskedJudge:
     """A judge, and what its server taught of how it wants to be asked."""
 
-    def __init__(self, judge: Judge) -> None:
+    def __init__(self, judge: Judge, places: JudgePlaces) -> None:
         self.judge = judge
+        self.places = places
         self._dialect = OpenAIChat(judge.model)
         self._sampling: dict[str, float] = {"temperature": 0.0}
 

@@ -173,6 +173,8 @@ class EnvironmentDouble(service_pb2_grpc.EnvironmentServiceServicer):
         )
         self.num_open_calls = self.num_grade_calls = 0
         self.grades: list[environment_pb2.GradeRequest] = []
+        self.judged: set[str] = set()
+        """Leases whose grade asks the default judge first; none: a fleet of 0.3.0."""
         self.address = ""
         self._numbers = itertools.count()
         self._server: grpc.aio.Server | None = None
@@ -246,8 +248,16 @@ class EnvironmentDouble(service_pb2_grpc.EnvironmentServiceServicer):
     async def GradeJudged(
         self, request: environment_pb2.GradeJudgedRequest, context: Context
     ) -> environment_pb2.GradeJudgedResponse:
-        await self._fail(context, grpc.StatusCode.UNIMPLEMENTED, "as a fleet of 0.3.0 answers")
-        raise AssertionError("aborted")
+        if not self.judged:
+            await self._fail(context, grpc.StatusCode.UNIMPLEMENTED, "as a fleet of 0.3.0 answers")
+        if request.lease_id in self.judged and not request.HasField("answer"):
+            question = environment_pb2.JudgeQuestion(question_id=request.lease_id, user="What of this?")
+            return environment_pb2.GradeJudgedResponse(question=question)
+        if request.answer.failure:
+            self.kind = "external_failure"
+            await self._fail(context, grpc.StatusCode.ABORTED, request.answer.failure)
+        graded = await self.Grade(environment_pb2.GradeRequest(lease_id=request.lease_id), context)
+        return environment_pb2.GradeJudgedResponse(grade=graded)
 
     async def Close(
         self, request: environment_pb2.CloseRequest, context: Context

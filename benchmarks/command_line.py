@@ -12,7 +12,7 @@ from benchmarks.figures import Figure, Limit
 from benchmarks.options import Options
 from benchmarks.stacks import BenchmarkFailed, evaluation, instant_bench
 
-HELP_LIMIT_MS, WHY_LIMIT_MS = 500.0, 1000.0
+HELP_LIMIT_MS, WHY_LIMIT_MS = 300.0, 1000.0
 _LIMIT_S = 60.0
 _EPISODES = 64
 

@@ -169,10 +169,12 @@ def grpc() -> str:
 
 def cli() -> str:
     """Every command, with its flags."""
-    from upcycle.cli.main import build_app
+    from upcycle.cli.main import build_app, explain
 
     os.environ["COLUMNS"] = "120"
-    return _NOTE + build_app().generate_docs(heading_level=1, usage_name="upcycle") + "\n"
+    app = build_app()
+    explain(app)
+    return _NOTE + app.generate_docs(heading_level=1, usage_name="upcycle") + "\n"
 
 
 def exit_codes() -> str:

@@ -14,5 +14,7 @@ class Exit(IntEnum):
     INTERRUPTED = 130
 
 
-TABLE = """Exit status: 0 done; 1 it ran and failed; 2 usage or configuration; 3 a bar such as --min-success
-was not reached; 4 a service cannot be reached; 130 interrupted."""
+TABLE = (  # one line: the terminal breaks it where it ends
+    "Exit status: 0 done; 1 it ran and failed; 2 usage or configuration; 3 a bar such as --min-success "
+    "was not reached; 4 a service cannot be reached; 130 interrupted."
+)

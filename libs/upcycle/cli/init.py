@@ -48,10 +48,8 @@ def init(
     with new_folder(project) as folder:
         written = write_project(project, folder)
         if not as_json:
-            _say_written(project, written)
+            _say_written(project, written, num_demonstrations)
         if num_demonstrations:
-            if not as_json:
-                _say_demonstrating(project, num_demonstrations)
             demonstrate(folder, num_demonstrations)
             written.append("demonstrations.jsonl")
     commands = next_commands(project)
@@ -65,18 +63,16 @@ def init(
     return Exit.OK
 
 
-def _say_written(project: NewProject, written: Sequence[str]) -> None:
-    """A file a line, a folder with its number of files."""
+def _say_written(project: NewProject, written: Sequence[str], num_demonstrations: int) -> None:
+    """A file a line, a folder with its number of files, and what is done now."""
     folders = Counter(f"{name.rpartition('/')[0]}/" for name in written if "/" in name)
     own = [name for name in written if "/" not in name]
     _line(f"{project.folder}: preset {project.preset}")
     for line in (*own, *(f"{folder}  ({number} files)" for folder, number in sorted(folders.items()))):
         _line(f"  {line}")
-
-
-def _say_demonstrating(project: NewProject, count: int) -> None:
-    slow = ", which takes a while: each recomputes its workbook" if project.preset == "sheet" else ""
-    _line(f"  demonstrations.jsonl: the reference player plays {count} tasks{slow} …")
+    if num_demonstrations:
+        slow = ", which takes a while: each recomputes its workbook" if project.preset == "sheet" else ""
+        _line(f"  demonstrations.jsonl: the reference player plays {num_demonstrations} tasks{slow} …")
 
 
 def _line(text: str) -> None:

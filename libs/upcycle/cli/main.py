@@ -1,12 +1,13 @@
-"""Entry point of `upcycle`: names the commands, turns typed errors into one line and an exit status."""
+"""Entry point of `upcycle`: names the commands, turns typed errors into one line and an exit status.
 
-import asyncio
+`upcycle --help` imports no command, and no parser of Markdown: a list of one-liners needs none.
+"""
+
 import inspect
 import os
 import sys
-from collections.abc import Sequence
-from importlib.metadata import version
-from typing import NoReturn
+from collections.abc import Coroutine, Sequence
+from typing import Any, Final, NoReturn
 
 import cyclopts
 
@@ -101,9 +102,16 @@ GROUPS = {
 BUS_GROUP = "bus"
 
 
+_LISTS: Final = "plaintext"
+"""How the texts of `upcycle --help` and of groups are written: each is one line."""
+_DOCSTRINGS: Final = "markdown"
+
+
 def build_app() -> cyclopts.App:
     """The command tree; importing no command."""
-    app = cyclopts.App(name="upcycle", help=PURPOSE, help_epilogue=TABLE, version=version("upcycle"))
+    app = cyclopts.App(
+        name="upcycle", help=PURPOSE, help_epilogue=TABLE, version=_version, help_format=_LISTS
+    )
     _add(app, COMMANDS)
     for name, (help_text, commands) in GROUPS.items():
         group = cyclopts.App(name=name, help=help_text)
@@ -117,21 +125,40 @@ def build_app() -> cyclopts.App:
     return app
 
 
+def explain(command: cyclopts.App) -> None:
+    """Its help is the whole docstring, and those of its commands, which are imported; lists keep the line."""
+    if command.default_command is not None:
+        command.help = inspect.getdoc(command.default_command) or command.help
+        return
+    for name in command:
+        if name not in (*command.help_flags, *command.version_flags):
+            explain(command[name])
+
+
+def _version() -> str:
+    from importlib.metadata import version
+
+    return version("upcycle")
+
+
 def _add(app: cyclopts.App, commands: dict[str, tuple[str, str]]) -> None:
     for name, (target, help_text) in commands.items():
-        app.command(target, name=name, help=help_text)
+        app.command(target, name=name, help=help_text, help_format=_DOCSTRINGS)
 
 
 def run(arguments: Sequence[str]) -> int:
     """Parse and run; the exit status."""
     app = build_app()
     try:
+        for asked in app.parse_commands(list(arguments))[1]:
+            if inspect.isfunction(asked.default_command):  # `--help` is one of a method
+                explain(asked)
         command, bound, _ = app.parse_args(list(arguments), exit_on_error=False, print_error=True)
     except cyclopts.CycloptsError:
         return Exit.USAGE
     try:
         result = command(*bound.args, **bound.kwargs)
-        status = asyncio.run(result) if inspect.iscoroutine(result) else result
+        status = _awaited(result) if inspect.iscoroutine(result) else result
         sys.stdout.flush()
     except KeyboardInterrupt:
         return Exit.INTERRUPTED
@@ -141,6 +168,12 @@ def run(arguments: Sequence[str]) -> int:
     except Exception as error:
         return fail(error)
     return int(status) if isinstance(status, int) else Exit.OK
+
+
+def _awaited(result: Coroutine[Any, Any, Any]) -> Any:
+    import asyncio  # 40 ms that `--help` need not pay
+
+    return asyncio.run(result)
 
 
 def main() -> NoReturn:

@@ -49,6 +49,36 @@ def test_help_of_a_command_explains_its_arguments(tmp_path: Path, command: str, 
     assert said in upcycle(command, "--help", cwd=tmp_path, COLUMNS="200").stdout
 
 
+@pytest.mark.parametrize(
+    ("command", "said"),
+    [
+        ("runs", "A paused run dispatches nothing new until it is resumed"),
+        ("models create", "It knows nothing: train it on demonstrations first"),
+        ("check", "Exit status 1 when something is found."),
+    ],
+)
+def test_help_of_a_command_is_the_whole_docstring(tmp_path: Path, command: str, said: str) -> None:
+    shown = upcycle(*command.split(), "--help", cwd=tmp_path, COLUMNS="200").stdout
+    assert said in " ".join(shown.split())
+
+
+def test_the_list_of_commands_needs_no_parser_of_markdown_and_breaks_lines_where_the_terminal_ends(
+    tmp_path: Path,
+) -> None:
+    program = (
+        "import sys; from upcycle.cli.main import run; run(['--help'])\n"
+        "sys.exit(', '.join({'markdown_it', 'pygments', 'asyncio', 'grpc'} & sys.modules.keys()) or 0)"
+    )
+    env = {**os.environ, "COLUMNS": "400"}
+    command = [sys.executable, "-c", program]
+    done = subprocess.run(
+        command, cwd=tmp_path, env=env, capture_output=True, text=True, timeout=60, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    (line,) = [line for line in done.stdout.splitlines() if line.startswith("Exit status: 0 done")]
+    assert line.rstrip().endswith("130 interrupted.")
+
+
 def test_a_misspelt_command_is_a_usage_error_that_names_the_nearest(tmp_path: Path) -> None:
     done = upcycle("wyh", cwd=tmp_path)
     assert done.returncode == 2

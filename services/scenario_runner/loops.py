@@ -18,6 +18,7 @@ from scenario_runner.usecases.leases import Leases
 from scenario_runner.usecases.overdue import has_unopened, overdue, overdue_ids
 from scenario_runner.usecases.planning import PlanRules, plan_more, sweep
 from scenario_runner.usecases.reconciling import Reconcile
+from scenario_runner.usecases.recounting import Recounts
 from scenario_runner.usecases.supply import offer_more
 from service_kit.loops import one_piece, until_stopped
 from upcycle.errors import Unavailable
@@ -93,6 +94,7 @@ class SweepLoop:
         self._plan = plan
         self._now = now
         self._reconcile = Reconcile(plan, peer_facts, deadline_s=rules.settle_deadline_s)
+        self._recounts = Recounts(plan)
         self._gauge = gauge
         self._peer_facts = peer_facts
         self._outcomes = outcomes
@@ -110,6 +112,7 @@ class SweepLoop:
         for ended in self._swept - {run.run_id for run in runs}:
             telemetry.EPISODES_IN_FLIGHT.remove(ended)
             self._reconcile.forget(ended)
+            self._recounts.forget(ended)
             self._swept.discard(ended)
         done = await asyncio.gather(*map(self._look_after, runs), return_exceptions=True)
         for error in done:
@@ -126,9 +129,17 @@ class SweepLoop:
         run_id = run.run_id
         none_queued_before = await self._none_queued_before(run)
         outcomes = await self._overdue(run)
+        counted = await self._recounts(run)
 
         def work(unit: PlanUnit) -> int:
-            sweep(unit, run_id, self._rules, none_queued_before=none_queued_before, outcomes=outcomes)
+            sweep(
+                unit,
+                run_id,
+                self._rules,
+                none_queued_before=none_queued_before,
+                outcomes=outcomes,
+                counted=counted,
+            )
             return unit.num_in_flight(run_id)
 
         with telemetry.PLAN_S.labels("sweep").time():

@@ -53,6 +53,8 @@ _POLLS_S: Final = {
 }
 """Seconds between two looks, which come two to four times as often in production: that costs, and finds
 nothing that this does not."""
+_COUNTED_AT_ONCE: Final = (4096, 3)
+"""Episodes of a run that are counted in the transaction that ends it: every other history has large runs."""
 _MAY_BE_LOST: Final = ("group.settled", "step.completed", "session.failed", "run.stopping", "run.finished")
 """Facts that the planner, or who decided them, tells again, or that are asked for."""
 _AFTERWARDS_S: Final = 1.0
@@ -168,6 +170,8 @@ class _History:
             patches.enter_context(patch("time.monotonic", self._loop.time))
             for name, seconds in _POLLS_S.items():
                 patches.enter_context(patch(name, seconds))
+            at_once = _COUNTED_AT_ONCE[self._plan.seed % 2]
+            patches.enter_context(patch("scenario_runner.domain.recounts.COUNTED_AT_ONCE", at_once))
             for module in ("sql_plan", "planned_episodes"):
                 patches.enter_context(patch(f"scenario_runner.adapters.{module}.take_turn", turn))
             patches.enter_context(patch("event_bus.codec._parsed", DecodedOnce()))

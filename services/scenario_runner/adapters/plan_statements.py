@@ -99,21 +99,6 @@ OVERDUE = _EPISODES.where(_OF_RUN, _PLANNED, EPISODE.c.opened_at < sa.bindparam(
 NEVER_OPENED = _EPISODES.where(
     _OF_RUN, _PLANNED, EPISODE.c.opened_at.is_(None), EPISODE.c.dispatched_at < sa.bindparam("before")
 )
-_WAS_GRADED = EPISODE.c.graded_at.is_not(None)
-RECOUNT = sa.select(
-    sa.func.count(),
-    sa.func.coalesce(sa.func.sum(sa.cast(EPISODE.c.success, sa.Integer)), 0),
-    sa.func.coalesce(sa.func.sum(EPISODE.c.reward), 0.0),
-).where(_OF_RUN, _WAS_GRADED)
-_NUM_GRADED = (
-    sa.select(sa.func.count())
-    .where(EPISODE.c.group_id == GROUP.c.group_id, _WAS_GRADED)
-    .correlate(GROUP)
-    .scalar_subquery()
-)
-RECOUNT_GROUPS = (
-    sa.update(GROUP).where(_GROUP_OF_RUN, GROUP.c.num_graded != _NUM_GRADED).values(num_graded=_NUM_GRADED)
-)
 _STAGE = sa.case(
     (EPISODE.c.state == EpisodeState.GRADED.value, "graded"),
     (EPISODE.c.opened_at.is_not(None), "opened"),

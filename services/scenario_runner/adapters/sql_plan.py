@@ -2,7 +2,6 @@
 
 import json
 import logging
-import math
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
@@ -16,6 +15,7 @@ from event_bus.tracing import trace_of
 from identities import events as event_ids
 from identities.entities import group_of_episode
 from scenario_runner.adapters import plan_statements as statements
+from scenario_runner.adapters import sql_recounts
 from scenario_runner.adapters.sql_announcements import SqlAnnouncements
 from scenario_runner.adapters.sql_catalog import Catalog
 from scenario_runner.adapters.sql_retention import OldRuns
@@ -24,6 +24,7 @@ from scenario_runner.adapters.sql_source_groups import SourceGroups
 from scenario_runner.adapters.tables import EPISODE, GROUP, RUN
 from scenario_runner.domain.learning import WithoutStep
 from scenario_runner.domain.plan import Loss
+from scenario_runner.domain.recounts import Recount
 from scenario_runner.domain.run_facts import PlanWaits
 from scenario_runner.domain.runs import Counts, EpisodeRow, EpisodeState, GroupRow, RunRecord, RunState
 from scenario_runner.wire import published
@@ -36,7 +37,6 @@ T = TypeVar("T")
 
 PLANNING: Final = "scenario_runner: plan"
 """The turn of every transaction that changes runs, groups or episodes."""
-_REWARD_TOLERANCE: Final = 1e-6
 _CONFLICTS = 3
 _CHUNK = 500  # SQLite binds at most 32,766 values in one statement
 
@@ -309,18 +309,15 @@ class PlanUnit(SqlAnnouncements):
         """Planned, not opened, and last dispatched before."""
         return self._episodes(statements.NEVER_OPENED, {"run_id_": run_id, "before": dispatched_before})
 
-    def recounted(self, run: RunRecord) -> RunRecord:
-        """The run as its episodes say; corrects its groups, too. A run that ends asks once."""
-        graded, successes, reward_sum = self._read(statements.RECOUNT, run_id_=run.run_id).one()
-        found = replace(run, num_graded=graded, num_successes=successes, reward_sum=reward_sum)
-        if math.isclose(reward_sum, run.reward_sum, abs_tol=_REWARD_TOLERANCE):  # added in another order
-            found = replace(found, reward_sum=run.reward_sum)
-        num_groups = self._sql.execute(statements.RECOUNT_GROUPS, {"run_id_": run.run_id}).rowcount
-        if found != run or num_groups:
-            counted = f"{run.num_graded} graded, {run.num_successes} successes, {run.reward_sum:g} in all"
-            extra = {"run_id": run.run_id, "counted": counted, "graded": graded, "groups": num_groups}
-            log.error("run_was_miscounted", extra=extra)
-        return found
+    def recount(self, recount: Recount, group_ids: Sequence[str]) -> Recount:
+        """With these groups, the next ones of the run, as their episodes say; nothing is written."""
+        self.flush()
+        return sql_recounts.with_groups(self._sql, recount, group_ids)
+
+    def correct_groups(self, group_ids: Sequence[str]) -> None:
+        """Of these groups write how many members were graded, where they say something else."""
+        self.flush()
+        sql_recounts.correct_groups(self._sql, group_ids)
 
     def add_episodes(self, run: RunRecord, episodes: Sequence[EpisodeRow]) -> None:
         """Plan them: each is announced as requested, and queued unless the run is paused; one that is held

@@ -12,10 +12,11 @@ import logging
 from collections.abc import Sequence
 from dataclasses import replace
 
-from episodes import EpisodeFailure, GroupReason, Purpose
+from episodes import EpisodeFailure, GroupReason
 from identities import events as event_ids
 from scenario_runner.adapters.sql_plan import PlanUnit
 from scenario_runner.domain.facts import Stopping
+from scenario_runner.domain.recounts import Recount
 from scenario_runner.domain.runs import (
     FINAL_RUN_STATES,
     EpisodeRow,
@@ -25,6 +26,7 @@ from scenario_runner.domain.runs import (
     RunState,
 )
 from scenario_runner.usecases.offering import announce_released
+from scenario_runner.usecases.recounting import is_settled, recounted
 
 log = logging.getLogger(__name__)
 
@@ -162,19 +164,18 @@ def end_grace_period(unit: PlanUnit, run: RunRecord) -> None:
         announce_released(unit, run)
 
 
-def conclude(unit: PlanUnit, run_id: str) -> bool:
-    """End the run if every episode and every offer is settled; returns whether it is over."""
-    run = unit.run(run_id)
-    if run is None or run.state in FINAL_RUN_STATES:
+def conclude(unit: PlanUnit, run_id: str, counted: Recount | None = None) -> bool:
+    """End the run if every episode and every offer is settled; returns whether it is over.
+
+    counted: the whole run, which a large one needs in order to end; the sweep counts it.
+    """
+    before = unit.run(run_id)
+    if before is None or before.state in FINAL_RUN_STATES:
         return True
-    ending = run.ending
-    if ending is None and not (run.spec.purpose is Purpose.EVAL and run.next_position >= run.num_tasks):
+    run = recounted(unit, before, counted) if is_settled(unit, before) else None
+    if run is None:
         return False
-    if unit.num_in_flight(run_id) or unit.source_groups.load(run_id).offered:
-        return False
-    run = unit.recounted(run)
-    if ending is None:
-        ending = RunState.COMPLETED if run.num_graded else RunState.FAILED
+    ending = run.ending or (RunState.COMPLETED if run.num_graded else RunState.FAILED)
     counts = unit.counts(run_id)
     failure = run.failure or (why_all_failed(unit, run) if ending is RunState.FAILED else "")
     over = replace(run, state=ending, ending=ending, finished_at=unit.now, failure=failure)

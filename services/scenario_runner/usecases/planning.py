@@ -26,6 +26,7 @@ from scenario_runner.domain.facts import (
     groups_of,
     trained_by,
 )
+from scenario_runner.domain.recounts import Recount
 from scenario_runner.domain.runs import (
     ENDED,
     OPEN_RUN_STATES,
@@ -166,11 +167,13 @@ def sweep(
     *,
     none_queued_before: datetime | None,
     outcomes: Sequence[Fact] = (),
+    counted: Recount | None = None,
 ) -> None:
     """Handle what is overdue: end episodes by name, dispatch lost ones again, end the grace period.
 
     none_queued_before: no command that was sent before waits for a sampler, or is with one; None: the bus
-    did not say. outcomes: the stored decisions about episodes that were not graded in time.
+    did not say. outcomes: the stored decisions about episodes that were not graded in time. counted: a large
+    run that is about to end.
     """
     run = unit.run(run_id)
     if run is None:
@@ -184,7 +187,7 @@ def sweep(
     grace = timedelta(seconds=rules.stop_grace_s if run.ends_early else rules.ending_grace_s)
     if run.ending_since is not None and unit.now - run.ending_since > grace:
         end_grace_period(unit, run)
-    conclude(unit, run_id)
+    conclude(unit, run_id, counted)
 
 
 def _close_left_open(unit: PlanUnit, run_id: str) -> None:

@@ -13,6 +13,8 @@ from upcycle.transcripts import Answer, Transcript, Turn
 
 ENVIRONMENT: Final = "environment"
 """Name of the environment's own grader in a combined reward tree."""
+ASKING_S: Final = 600.0
+"""How long one delivery asks judges; the next one goes on where it stopped."""
 _MAX_DEPTH: Final = 32
 
 

@@ -1,13 +1,18 @@
 """Settings of the reward grader."""
 
-from typing import Annotated, Self
+from typing import Annotated, Final, Self
 from urllib.parse import urlsplit
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, SecretStr, model_validator
 from pydantic_settings import SettingsConfigDict
 
+from event_bus.topology import REWARD_GRADER
+from reward_grader.domain import ASKING_S
 from service_kit.groups import BusSettings, S3Settings
 from service_kit.settings import ServiceSettings
+
+_REST_S: Final = 30.0
+"""Of a delivery: to read the body, and to publish the outcome."""
 
 
 class ExtraGraderSettings(BaseModel):
@@ -102,4 +107,24 @@ class RewardGraderSettings(ServiceSettings):
         names = [one.name for one in self.judges]
         if len(set(names)) != len(names):
             raise ValueError(f"REWARD_GRADER_JUDGES names {max(names, key=names.count)!r} twice")
+        return self
+
+    @model_validator(mode="after")
+    def _one_delivery_ends_within_its_time(self) -> Self:
+        """A delivery that takes longer counts as failed, and five of them make a dead letter."""
+        longest = {"REWARD_GRADER_GRADE_TIMEOUT_S": self.grade_timeout_s}
+        asking_s = 0.0
+        if self.judges or self.judge_url:
+            asking_s = ASKING_S
+            longest["REWARD_GRADER_JUDGE_TIMEOUT_S"] = self.judge_timeout_s
+        if self.extra_graders:
+            longest["REWARD_GRADER_EXTRA_TIMEOUT_S"] = self.extra_timeout_s
+        room_s = REWARD_GRADER.handler_timeout_s - asking_s - _REST_S
+        if sum(longest.values()) > room_s:
+            listed = " + ".join(f"{name} ({value:g})" for name, value in longest.items())
+            asks = f", of which it asks judges for {asking_s:g} s" if asking_s else ""
+            raise ValueError(
+                f"{listed} is {sum(longest.values()):g} s, and one delivery of a record has {room_s:g} s for "
+                f"them (it ends after {REWARD_GRADER.handler_timeout_s:g} s{asks}): lower one of them"
+            )
         return self

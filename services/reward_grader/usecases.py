@@ -8,7 +8,6 @@ import logging
 import time
 from collections.abc import Callable
 from datetime import datetime
-from typing import Final
 
 from environment_client import EnvironmentClient, JudgeAnswer, JudgeAsked, ReplicaUnreachable
 from episodes import EpisodeBroken, EpisodeFailure
@@ -17,6 +16,7 @@ from reward_grader.adapters.judge_places import NotAsked
 from reward_grader.adapters.judges import JudgeServers
 from reward_grader.adapters.transcripts import GraderTranscripts
 from reward_grader.domain import (
+    ASKING_S,
     CannotGrade,
     ExtraGrader,
     ExtraGraders,
@@ -37,10 +37,6 @@ from upcycle.errors import InfrastructureError, JudgeRefused, Unavailable
 log = logging.getLogger(__name__)
 
 
-_ASKING_S: Final = 600.0
-"""How long one delivery asks judges; the next one goes on where it stopped. Below the handler's timeout."""
-
-
 class JudgedGrades:
     """The environment's own grade of a trajectory. What its judges ask is asked here: no key, no address and
     no connection is in the episode."""
@@ -57,7 +53,7 @@ class JudgedGrades:
         Unavailable, EpisodeBroken."""
         if not (judges := self._judges):
             return await self._environments.grade(task.lease, task.body)
-        within_s, until_s = judges.limits.answer_s, time.monotonic() + _ASKING_S
+        within_s, until_s = judges.limits.answer_s, time.monotonic() + ASKING_S
         answer = None
         while True:
             outcome = await self._environments.grade_judged(

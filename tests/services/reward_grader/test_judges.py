@@ -172,6 +172,7 @@ async def test_without_a_default_judge_it_is_said_what_to_set() -> None:
     assert not build_judges(RewardGraderSettings())
 
 
+EXTRA = {"path": "my.graders:polite", "weight": 1.0}
 KIND = {"name": "gateway:kind", "url": "http://h/v1", "model": "kind"}
 
 
@@ -187,9 +188,31 @@ KIND = {"name": "gateway:kind", "url": "http://h/v1", "model": "kind"}
         ({"judges": [{**KIND, "name": "kind"}]}, "should match pattern"),
         ({"judges": [{**KIND, "url": ""}]}, "at least 1 character"),
         ({"judges": [{**KIND, "secret": 1}]}, "Extra inputs"),
+        (
+            {"judges": [KIND], "judge_timeout_s": 211.0},  # 900 - 600 of asking - 30 - 60 of the grade = 210
+            r"GRADE_TIMEOUT_S \(60\) \+ REWARD_GRADER_JUDGE_TIMEOUT_S \(211\) is 271 s.* has 270 s",
+        ),
+        ({"judges": [KIND], "grade_timeout_s": 151.0}, r"GRADE_TIMEOUT_S \(151\).* lower one of them"),
+        (
+            {"judges": [KIND], "extra_graders": [EXTRA], "judge_timeout_s": 181.0},
+            r"JUDGE_TIMEOUT_S \(181\) \+ REWARD_GRADER_EXTRA_TIMEOUT_S \(30\) is 271 s",
+        ),
+        ({"grade_timeout_s": 871.0}, r"GRADE_TIMEOUT_S \(871\) is 871 s.* has 870 s"),
     ],
 )
 def test_judges_that_cannot_be_asked_are_refused_at_the_start(given: dict[str, object], said: str) -> None:
     with pytest.raises(ValidationError, match=said) as raised:
         RewardGraderSettings(**given)  # type: ignore[arg-type]
     assert KEY not in str(raised.value)
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        {"judges": [KIND], "judge_timeout_s": 210.0},
+        {"judges": [KIND], "extra_graders": [EXTRA], "judge_timeout_s": 180.0},
+        {"judge_timeout_s": 800.0, "grade_timeout_s": 870.0},  # no judge is asked
+    ],
+)
+def test_the_longest_delivery_that_has_time_is_taken(given: dict[str, object]) -> None:
+    RewardGraderSettings(**given)  # type: ignore[arg-type]

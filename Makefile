@@ -12,6 +12,8 @@ DURATION_S ?= 120
 # Tests mostly wait for servers and processes, so one worker more than two cores have.
 JOBS ?= $(shell n=$$(nproc); echo $$(( n > 4 ? n - 1 : 3 )))
 export PATH := $(CURDIR)/$(BIN):$(PATH)
+# Where it is set, each of the many processes compiles every module that it imports again.
+unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
 

@@ -60,7 +60,8 @@ class LeaseRules:
 
 @dataclass(slots=True)
 class _Lease:
-    """environment: None once it ended. A lease outlives it by minutes, and there are thousands of them."""
+    """environment: None once it ended. A lease outlives it by minutes, and there are thousands of them.
+    is_closed: whether it was the lease that ended it, and nothing that happened in it."""
 
     lease_id: str
     episode: EpisodeToPlay
@@ -69,6 +70,7 @@ class _Lease:
     calls: dict[str, "asyncio.Task[ToolOutcome]"] = field(default_factory=dict)
     grading: "asyncio.Task[Grade] | None" = None
     questions: JudgeQuestions | None = None
+    is_closed: bool = False
 
     @property
     def ended(self) -> bool:
@@ -158,7 +160,8 @@ class Leases:
         return await asyncio.shield(call)
 
     async def grade(self, lease_id: str, body: BlobRef) -> Grade:
-        """Grade the stored trajectory once; every later call gets the first result, or the first failure.
+        """Grade the stored trajectory once; every later call gets the first result, or the first failure. The
+        lease lasts for a whole term from the first call on.
 
         A scenario that fails is played again by a fresh instance, with an empty answer. If that is graded,
         the failure is the policy's: a grade of 0, or PolicyFault in a run where it is missing.
@@ -195,6 +198,7 @@ class Leases:
             self._by_episode[lease.episode_id].remove(lease_id)
             if not self._by_episode[lease.episode_id]:
                 del self._by_episode[lease.episode_id]
+            lease.is_closed = not lease.ended
             await self._end(lease)
 
     async def expire(self) -> int:
@@ -259,6 +263,7 @@ class Leases:
                 )
             if lease.grading is None:  # another call may have begun to grade meanwhile
                 environment = self._live(lease)
+                lease.expires_at = max(lease.expires_at, self._now() + timedelta(seconds=self._rules.ttl_s))
                 lease.questions = questions
                 lease.grading = asyncio.ensure_future(self._grade(lease, environment, transcript))
                 lease.grading.add_done_callback(_retrieved)  # while a judge is asked, no call awaits it
@@ -280,6 +285,7 @@ class Leases:
         try:
             return await environment.grade(transcript.answer, transcript.trajectory, judge)
         except PolicyFault as error:
+            _refuse_blame(lease, error)
             fault = error
         except (EpisodeFault, EpisodeTimeout, EnvironmentKilled) as error:
             if error.failure_kind == EpisodeFailure.EXTERNAL_FAILURE:
@@ -318,6 +324,10 @@ class Leases:
     async def _ending_on_failure(self, lease: _Lease, call: Awaitable[ToolOutcome]) -> ToolOutcome:
         try:
             return await call
+        except EpisodeError as error:
+            await self._end(lease)
+            _refuse_blame(lease, error)
+            raise
         except BaseException:
             await self._end(lease)
             raise
@@ -368,11 +378,11 @@ async def _called(
 
 def _refuse_blame(lease: _Lease, error: EpisodeError) -> None:
     """A failure that is not the policy's, whatever a fresh instance does: no judge of the scenario's is asked
-    by that name, or the lease ended meanwhile, and the environment with it."""
+    by that name, or the lease ended meanwhile and killed the environment."""
     if lease.questions is not None and lease.questions.refusal:
         raise EnvironmentBroken(lease.questions.refusal) from error
-    if lease.questions is not None and lease.ended:
-        raise EnvironmentLost("the lease of the environment ended during its grade") from error
+    if lease.is_closed:
+        raise EnvironmentLost("the lease of the environment ended while it was used") from error
 
 
 def _retrieved(grading: "asyncio.Task[Grade]") -> None:

@@ -271,6 +271,39 @@ async def test_a_lease_keeps_its_grade_and_nothing_of_its_environment(
         await fleet.call(opened, "add", '{"a": 1, "b": 1}')
 
 
+async def test_an_environment_that_its_lease_ends_during_the_grade_is_lost_and_not_the_policys_fault(
+    fleet: Fleet,
+) -> None:
+    opened = await fleet.open("hangs_last", '{"seconds": 600}')
+    grading = asyncio.ensure_future(fleet.grade(opened))
+    await until(lambda: fleet.leases._leases[opened.lease_id].grading is not None, "the grade to begin")
+    fleet.clock.now += timedelta(seconds=61)
+    assert await fleet.leases.expire() == 1
+    with pytest.raises(EnvironmentLost, match="lease of the environment ended"):
+        await grading
+    assert fleet.leases.num_alive == 0
+
+
+async def test_an_environment_that_its_lease_ends_during_a_call_is_lost(fleet: Fleet) -> None:
+    opened = await fleet.open()
+    calling = asyncio.ensure_future(fleet.call(opened, "sleepy", '{"seconds": 600}'))
+    await until(lambda: fleet.leases._leases[opened.lease_id].calls, "the call to begin")
+    fleet.clock.now += timedelta(seconds=61)
+    assert await fleet.leases.expire() == 1
+    with pytest.raises(EnvironmentLost, match="lease of the environment ended"):
+        await calling
+
+
+async def test_a_grade_that_begins_late_has_a_whole_lease(fleet: Fleet) -> None:
+    opened = await fleet.open("hangs_last", '{"seconds": 1}')
+    fleet.clock.now += timedelta(seconds=59)
+    grading = asyncio.ensure_future(fleet.grade(opened))
+    await until(lambda: fleet.leases._leases[opened.lease_id].grading is not None, "the grade to begin")
+    fleet.clock.now += timedelta(seconds=59)
+    assert await fleet.leases.expire() == 0
+    assert (await grading).failure is None
+
+
 async def test_a_repeated_call_has_no_second_effect(fleet: Fleet) -> None:
     opened = await fleet.open("sum", '{"a": 1, "b": 1}', source=ARITH)
     outcomes = await asyncio.gather(

@@ -10,6 +10,7 @@ import asyncio
 import contextlib
 import signal
 import sys
+from collections.abc import Callable
 from contextlib import AsyncExitStack
 from functools import partial
 from pathlib import Path
@@ -29,6 +30,8 @@ if TYPE_CHECKING:
 
 MCP_PROTOCOL: Final = "mcp/2025-11-25"
 _SESSION: Final = "session"
+Listening = Callable[[int], None]
+"""Told the port."""
 
 
 async def serve(
@@ -39,8 +42,9 @@ async def serve(
     port: int,
     with_mcp: bool,
     stop: asyncio.Event,
+    listening: Listening = lambda port: None,
 ) -> None:
-    """Serve until `stop` is set."""
+    """Serve until `stop` is set. listening: called with the port, before it is printed."""
     async with AsyncExitStack() as stack:
         stack.push_async_callback(environment.close)
         stack.push_async_callback(sessions.close)
@@ -48,7 +52,9 @@ async def serve(
             await stack.enter_async_context(_mcp(environment, sessions))
         server = await ChannelServer(environment, sessions).listen(host, port)
         stack.callback(server.close)
-        print(f"UPCYCLE_SERVE_PORT={server.sockets[0].getsockname()[1]}", flush=True)
+        bound = server.sockets[0].getsockname()[1]
+        listening(bound)
+        print(f"UPCYCLE_SERVE_PORT={bound}", flush=True)
         await stop.wait()
 
 
@@ -67,7 +73,10 @@ async def _mcp(environment: "Environment", sessions: Sessions) -> Any:
 
 
 async def _main(
-    environment: "Environment", forks: SessionForks | None, arguments: argparse.Namespace
+    environment: "Environment",
+    forks: SessionForks | None,
+    arguments: argparse.Namespace,
+    listening: Listening,
 ) -> None:
     stop = asyncio.Event()
     for number in (signal.SIGINT, signal.SIGTERM):
@@ -80,20 +89,22 @@ async def _main(
     else:
         sessions = Sessions(partial(ForkedSession, forks, limits), parked_s=limits.parked_s)
         forks.gone.add_done_callback(lambda _: stop.set())
-    with_mcp = not arguments.no_mcp
-    await serve(environment, sessions, host=arguments.host, port=arguments.port, with_mcp=with_mcp, stop=stop)
+    await serve(
+        environment,
+        sessions,
+        host=arguments.host,
+        port=arguments.port,
+        with_mcp=not arguments.no_mcp,
+        stop=stop,
+        listening=listening,
+    )
     if forks is not None and forks.gone.done():
         raise Failed("the process that forks sessions has ended", "start the server again")
 
 
-def _arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    default = SessionLimits()
-    add = parser.add_argument
-    add("path", type=Path, help="Python file that declares the Environment")
-    add("--name", help="which environment, if the file declares several")
+def add_serving_options(parser: argparse.ArgumentParser) -> None:
+    """Where it listens, and what sessions may take."""
+    default, add = SessionLimits(), parser.add_argument
     add("--host", default="127.0.0.1")
     add("--port", type=int, default=0, help="0: the system chooses; it is printed")
     add("--no-mcp", action="store_true", help="do not offer the tools as an MCP server")
@@ -101,7 +112,29 @@ def _arguments() -> argparse.Namespace:
     add("--call-s", type=float, default=default.call_s, help="limit of one call, in seconds")
     add("--parked-s", type=float, default=default.parked_s, help="a started task waits so long for a client")
     add("--until-stdin-closes", action="store_true", help="end with the program that started it")
+
+
+def _arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("path", type=Path, help="Python file that declares the Environment")
+    parser.add_argument("--name", help="which environment, if the file declares several")
+    add_serving_options(parser)
     return parser.parse_args()
+
+
+def run(
+    environment: "Environment", arguments: argparse.Namespace, listening: Listening = lambda port: None
+) -> None:
+    """Serve a loaded environment with these options until it is stopped, or ends with its forks."""
+    # Before there is an event loop: a fork of a process with one would have it twice.
+    forks = SessionForks.start(environment) if can_fork() else None
+    try:
+        asyncio.run(_main(environment, forks, arguments, listening))
+    finally:
+        if forks is not None:
+            forks.stop()
 
 
 def main() -> None:
@@ -111,13 +144,7 @@ def main() -> None:
         environment = load_environment(arguments.path, arguments.name)
     except Exception as error:
         sys.exit(why_not_loaded(error))
-    # Before there is an event loop: a fork of a process with one would have it twice.
-    forks = SessionForks.start(environment) if can_fork() else None
-    try:
-        asyncio.run(_main(environment, forks, arguments))
-    finally:
-        if forks is not None:
-            forks.stop()
+    run(environment, arguments)
 
 
 if __name__ == "__main__":

@@ -39,6 +39,9 @@ NOT_OURS = {
     "--max-sessions",
     "--call-s",
     "--parked-s",
+    "--args",
+    "--host",
+    "--reward-range",
 }
 """Flags of services, benchmarks and other programs; all others are those of `upcycle`."""
 OF_A_RECIPE = {"CHECKPOINT_REGISTRY_RETENTION_MAX_REMOVALS"}

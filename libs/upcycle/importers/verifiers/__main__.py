@@ -15,13 +15,13 @@ from typing import Any, Final, NoReturn
 
 from upcycle.environment.serve import add_serving_options, run
 from upcycle.errors import UpcycleError
+from upcycle.importers.errors import ImportRefused
 from upcycle.importers.verifiers import classic, tasksets
 from upcycle.importers.verifiers.hosting import (
     EVAL,
     TRAIN,
     ForeignEnvironment,
     ImportedEnvironment,
-    ImportRefused,
     RewardRange,
 )
 from upcycle.tasks import MAX_TASKS, Split, Taskset

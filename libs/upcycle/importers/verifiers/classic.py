@@ -10,15 +10,8 @@ from itertools import islice
 from typing import Any, Final
 
 from upcycle.environment.tools import ToolResult, ToolSpec
-from upcycle.importers.verifiers.hosting import (
-    EVAL,
-    TRAIN,
-    ForeignPlay,
-    ImportRefused,
-    Scored,
-    ScoredFunction,
-    outside,
-)
+from upcycle.importers.errors import ImportRefused
+from upcycle.importers.verifiers.hosting import EVAL, TRAIN, ForeignPlay, Scored, ScoredFunction, not_reached
 from upcycle.transcripts import Answer, Turn
 
 MODEL: Final = "upcycle"
@@ -88,7 +81,7 @@ class _Play:
         await rubric.score_rollout(state)
         await rubric.cleanup(state)
         for _, error in self._raised:
-            if (failed := outside(error)) is not None:
+            if (failed := not_reached(error)) is not None:
                 raise failed from error
         said, functions = state["metrics"], []
         for owner, at, weight in _functions(rubric):
@@ -120,8 +113,8 @@ class _Play:
                 "extras": {},
             }
             results = zip(calls, turn.tool_calls, strict=True)
-            told = [types.ToolMessage(tool_call_id=call.id, content=use.result) for call, use in results]
-            before += [said, *told]
+            sent = [types.ToolMessage(tool_call_id=call.id, content=use.result) for call, use in results]
+            before += [said, *sent]
 
 
 def load(vf: Any, env_id: str, arguments: Mapping[str, Any], limit: int) -> ClassicEnvironment:

@@ -11,7 +11,8 @@ from typing import Any, Final, Protocol
 
 from upcycle.environment.core import EXTERNAL_ERRORS, Environment
 from upcycle.environment.tools import ToolResult, ToolSpec
-from upcycle.errors import ArgumentsInvalid, InfrastructureError, ToolFailed, UpcycleError
+from upcycle.errors import ArgumentsInvalid, InfrastructureError, ToolFailed
+from upcycle.importers.errors import ImportRefused
 from upcycle.rewards import SubScore
 from upcycle.task_rows import EnvironmentRef, Task, canonical_json
 from upcycle.transcripts import Answer
@@ -22,12 +23,6 @@ EVAL: Final = "eval"
 _TOLERANCE: Final = 1e-9
 _OF_CLIENTS: Final = ("aiohttp", "anthropic", "httpcore", "httpx", "httpx2", "openai", "requests", "urllib3")
 _CONTENT_CHARS: Final = 16
-
-
-class ImportRefused(UpcycleError, ValueError):
-    """An environment of another library does what the control channel cannot say."""
-
-    kind = "import_refused"
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +36,7 @@ class ScoredFunction:
 
 @dataclass(frozen=True, slots=True)
 class Scored:
-    """What a rubric said. notes: what else it told, as JSON."""
+    """What a rubric said. notes: what else it sent, as JSON."""
 
     reward: float
     functions: Sequence[ScoredFunction] = ()
@@ -155,7 +150,7 @@ class ImportedEnvironment(Environment):
         try:
             return await self._play.call(name, arguments)
         except Exception as error:
-            raise outside(error) or ToolFailed(f"{name}: {type(error).__name__}: {error}") from error
+            raise not_reached(error) or ToolFailed(f"{name}: {type(error).__name__}: {error}") from error
 
     def tasks(self, split: str, url: str) -> list[Task]:
         """The rows of a split, as they are served there."""
@@ -223,12 +218,12 @@ async def _scored(play: ForeignPlay, answer: Answer) -> Scored:
     try:
         return await play.score(answer)
     except Exception as error:
-        if (failed := outside(error)) is not None:
+        if (failed := not_reached(error)) is not None:
             raise failed from error
         raise
 
 
-def outside(error: BaseException) -> InfrastructureError | None:
+def not_reached(error: BaseException) -> InfrastructureError | None:
     """Where a server could not be asked, such as a judge: no answer of the policy caused it."""
     cause: BaseException | None = error
     while cause is not None:

@@ -8,14 +8,8 @@ from itertools import islice
 from typing import Any, Final
 
 from upcycle.environment.tools import ToolResult, ToolSpec
-from upcycle.importers.verifiers.hosting import (
-    TRAIN,
-    ForeignPlay,
-    ImportRefused,
-    Scored,
-    ScoredFunction,
-    outside,
-)
+from upcycle.importers.errors import ImportRefused
+from upcycle.importers.verifiers.hosting import TRAIN, ForeignPlay, Scored, ScoredFunction, not_reached
 from upcycle.tasks import MAX_TASKS
 from upcycle.transcripts import Answer, Turn
 
@@ -103,7 +97,7 @@ class _ToolServer:
         try:
             result = await self._server.call_tool(own, dict(arguments))
         except importlib.import_module("mcp.server.mcpserver.exceptions").ToolError as error:
-            if (failed := outside(error)) is not None:
+            if (failed := not_reached(error)) is not None:
                 raise failed from error
             return ToolResult(str(error), is_error=True)  # as its server would tell a client
         texts = [part.text if hasattr(part, "text") else f"[{part.type}]" for part in result.content]
@@ -115,9 +109,9 @@ class _Play:
         self._vf, self._task, self._servers = vf, task, servers
         states = importlib.import_module("verifiers.v1.state")
         kind = type(task)
-        told = vf.TraceTask(type=kind.__name__, data=task.data, key=task.key, hash=task.hash)
+        sent = vf.TraceTask(type=kind.__name__, data=task.data, key=task.key, hash=task.hash)
         agent = vf.AgentInfo(config=vf.AgentConfig())
-        self.trace = vf.Trace(task=told, state=states.state_cls(kind)(), agent=agent)
+        self.trace = vf.Trace(task=sent, state=states.state_cls(kind)(), agent=agent)
 
     async def begin(self) -> list[dict[str, Any]]:
         """The prompt of the task; its toolsets learn of it."""
@@ -126,7 +120,7 @@ class _Play:
         return [one.model_dump(exclude_none=True) for one in self._prompt()]
 
     async def call(self, name: str, arguments: Mapping[str, Any]) -> ToolResult:
-        """What an MCP client would be told."""
+        """What an MCP client would be sent."""
         for server in self._servers:
             if (result := await server.call(name, arguments)) is not None:
                 return result
@@ -166,8 +160,8 @@ class _Play:
                 number += 1
             said.append((vf.AssistantMessage(content=turn.text, tool_calls=calls or None), True))
             for call, use in zip(calls, turn.tool_calls, strict=True):
-                told = vf.ToolMessage(tool_call_id=call.id, content=use.result, name=use.name)
-                said.append((told, False))
+                sent = vf.ToolMessage(tool_call_id=call.id, content=use.result, name=use.name)
+                said.append((sent, False))
         return said
 
 

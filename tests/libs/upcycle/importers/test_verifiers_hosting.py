@@ -9,10 +9,10 @@ import pytest
 
 from upcycle.environment.channel import ChannelError, ChannelServer, ControlChannel
 from upcycle.environment.tools import ToolResult, ToolSpec
+from upcycle.importers.errors import ImportRefused
 from upcycle.importers.verifiers.__main__ import load
 from upcycle.importers.verifiers.hosting import (
     ImportedEnvironment,
-    ImportRefused,
     RewardRange,
     Scored,
     ScoredFunction,

@@ -29,6 +29,7 @@ from grpo_trainer.runs.sessions import RunSessions
 from grpo_trainer.runs.stores import BlobBodies, BlobStates
 from grpo_trainer.servicer import STATUS_OF, TrainingServicer
 from grpo_trainer.settings import GrpoTrainerSettings
+from grpo_trainer.step_deadline import StepDeadline
 from grpo_trainer.telemetry import TrainerInstruments
 from planned_runs import PlannedRuns
 from service_kit.background import Worker
@@ -82,7 +83,12 @@ def _peers(service: Service, settings: GrpoTrainerSettings) -> _Peers:
 
 
 def _run_deps(
-    settings: GrpoTrainerSettings, thread: LearnerThread, blobs: S3BlobStore, bus: EventBus, peers: _Peers
+    settings: GrpoTrainerSettings,
+    thread: LearnerThread,
+    blobs: S3BlobStore,
+    bus: EventBus,
+    peers: _Peers,
+    deadline: StepDeadline,
 ) -> RunDeps:
     """The dependencies of the sessions of runs."""
     limits = alarm_limits(settings)
@@ -90,7 +96,7 @@ def _run_deps(
     holding = ModelHolding(
         TrainersStore(blobs), name, lease_s=settings.lease_s, max_models=settings.max_models
     )
-    holding.able = bus.unable
+    holding.able = lambda: deadline.overdue() or bus.unable()
     cache = PolicyCache(blobs, settings.data_dir / "policies", in_use=thread.bases.values)
     return RunDeps(
         new_learner=lambda: TorchLearner(thread),
@@ -144,9 +150,10 @@ def build_app(settings: GrpoTrainerSettings) -> Service:
     settings.data_dir.mkdir(parents=True, exist_ok=True)
     blobs = service.add(S3BlobStore(settings.s3))
     peers = _peers(service, settings)
-    thread = LearnerThread(_learner_options(settings))
+    deadline = StepDeadline(settings.step_deadline_s, leave_s=settings.lease_s)
+    thread = LearnerThread(_learner_options(settings), computing=deadline.computing)
     bus = EventBus(settings.bus, client_name=NAME)
-    run_deps = _run_deps(settings, thread, blobs, bus, peers)
+    run_deps = _run_deps(settings, thread, blobs, bus, peers, deadline)
     leases = ModelLeases()
     sessions = RunSessions(run_deps, stored_facts(bus), leave_s=settings.spot_grace_s / 2, leases=leases)
     bus.on_facts_lost = sessions.lost.aged_out
@@ -162,6 +169,7 @@ def build_app(settings: GrpoTrainerSettings) -> Service:
     service.add(server.add(add_TrainingServiceServicer_to_server, servicer, STATUS_OF))
     service.add(Worker("training", reader.run, ready=reader.ready))
     service.add(Worker("ends of runs", LostEnds(sessions, peers.planned).run))
+    service.add(deadline)
     service.add(PreemptionWatch(settings.spot_grace_s, leave=service.request_stop))
     return service
 

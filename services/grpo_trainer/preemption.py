@@ -43,7 +43,11 @@ class PreemptionWatch:
 
     async def stop(self) -> None:
         """Begin to count: a daemon thread, because the event loop may be what hangs."""
-        self._watchdog = threading.Timer(self._grace_s * (1 - _MARGIN), _leave_by_force, (self._grace_s,))
+        self._watchdog = threading.Timer(
+            self._grace_s * (1 - _MARGIN),
+            leave_by_force,
+            (f"a step or an upload took longer than GRPO_TRAINER_SPOT_GRACE_S ({self._grace_s:g})",),
+        )
         self._watchdog.daemon = True
         self._watchdog.start()
 
@@ -52,7 +56,8 @@ class PreemptionWatch:
         return None
 
 
-def _leave_by_force(grace_s: float) -> None:
-    log.error("left_by_force", extra={"grace_s": grace_s, "why": "a step or an upload took too long"})
+def leave_by_force(why: str) -> None:
+    """End the process now: what it computes cannot be ended in any other way."""
+    log.error("left_by_force", extra={"why": why})
     logging.shutdown()
     os._exit(EXIT_LEFT_BY_FORCE)

@@ -1,9 +1,9 @@
 """Settings of the trainer; read by app.py only."""
 
 from pathlib import Path
-from typing import Literal
+from typing import Literal, Self
 
-from pydantic import Field
+from pydantic import Field, model_validator
 from pydantic_settings import SettingsConfigDict
 
 from service_kit.groups import BusSettings, PeerSettings, S3Settings
@@ -39,6 +39,9 @@ class GrpoTrainerSettings(ServiceSettings):
     """Processes that share every step (FSDP2); this one starts the others on its own machine."""
     rank_deadline_s: float = Field(600.0, gt=0)
     """How long one rank waits for another before the process gives up and ends."""
+    step_deadline_s: float = Field(3600.0, gt=0)
+    """How long one step, or a load of a model, may compute. After it the process leaves by force and another
+    trainer takes its models; above RANK_DEADLINE_S, where there are ranks."""
     train_parse_errors: bool = False
     """Train also the tokens of turns that could not be read; by default only these turns are masked."""
     lease_s: float = Field(8.0, ge=1, le=60)
@@ -71,3 +74,12 @@ class GrpoTrainerSettings(ServiceSettings):
     bus: BusSettings = Field(default_factory=BusSettings)
     s3: S3Settings = Field(default_factory=S3Settings)
     peers: PeerSettings = Field(default_factory=PeerSettings)
+
+    @model_validator(mode="after")
+    def _a_rank_is_given_up_before_the_step(self) -> Self:
+        if self.ranks > 1 and self.step_deadline_s <= self.rank_deadline_s:
+            raise ValueError(
+                f"GRPO_TRAINER_STEP_DEADLINE_S {self.step_deadline_s:g} must be more than "
+                f"GRPO_TRAINER_RANK_DEADLINE_S {self.rank_deadline_s:g}: a step waits for ranks"
+            )
+        return self

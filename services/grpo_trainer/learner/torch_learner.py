@@ -6,6 +6,7 @@ import asyncio
 import itertools
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from pathlib import Path
 from typing import Any, Final, TypeVar
@@ -35,8 +36,12 @@ _NUMBERS: Final = itertools.count(1)
 class LearnerThread:
     """The one thread in which torch works: sessions take turns, and the event loop stays free."""
 
-    def __init__(self, options: LearnerOptions) -> None:
+    def __init__(
+        self, options: LearnerOptions, *, computing: Callable[[], AbstractContextManager[None]] = nullcontext
+    ) -> None:
+        """computing: entered in the thread around each piece of work."""
         self.options = options
+        self._computing = computing
         self.writer = WriterThread()
         self.group = RankGroup(options)
         self.bases: dict[str, str] = {}
@@ -48,7 +53,11 @@ class LearnerThread:
 
     async def run(self, work: Callable[[], T]) -> T:
         """Do `work` there, after what was asked earlier."""
-        return await asyncio.get_running_loop().run_in_executor(self._executor, work)
+        return await asyncio.get_running_loop().run_in_executor(self._executor, self._watched, work)
+
+    def _watched(self, work: Callable[[], T]) -> T:
+        with self._computing():
+            return work()
 
     async def stop(self) -> None:
         """As `close`, for the service that owns the thread."""

@@ -87,8 +87,8 @@ class BatchAttempts:
         if attempt.starts > MAX_KILLED:
             raise KilledInBatch(
                 f"the process ended {MAX_KILLED} times while it computed the batch of step {step} "
-                f"({len(groups)} groups), without notice: such a batch is taken as one that does not fit in "
-                f"memory: {WAYS_OUT}"
+                f"({len(groups)} groups), without notice or because GRPO_TRAINER_STEP_DEADLINE_S was over: "
+                f"such a batch is taken as one that does not fit in memory: {WAYS_OUT}"
             )
         if attempt.starts > 1:
             log.warning("batch_begun_again", extra={"run_id": run_id, "step": step, "starts": attempt.starts})

@@ -113,8 +113,12 @@ class Process:
         """Send a signal, and return the exit status."""
         if self._child.exitcode is None:
             os.kill(self._child.pid, how)
-        await asyncio.to_thread(self._child.join, 30)
-        assert self._child.exitcode is not None, f"the trainer lives 30 s after {how.name}"
+        return await self.ended()
+
+    async def ended(self, *, timeout_s: float = 30) -> int:
+        """Wait until it has ended, and return the exit status."""
+        await asyncio.to_thread(self._child.join, timeout_s)
+        assert self._child.exitcode is not None, f"the trainer lives {timeout_s:g} s later"
         return int(self._child.exitcode)
 
 

@@ -101,9 +101,14 @@ def find_addresses(start: Path | None = None, environ: Mapping[str, str] | None 
 
 
 def _named(found: Mapping[str, Found]) -> Addresses:
-    files = dict.fromkeys(one.place.rpartition(":")[0] for one in found.values())
-    source = ", ".join(path or ONLY_PEERS for path in files)
-    return Addresses({peer: one.value for peer, one in found.items()}, source)
+    places = dict.fromkeys(_source(one) for one in found.values())
+    return Addresses({peer: one.value for peer, one in found.items()}, ", ".join(places))
+
+
+def _source(found: Found) -> str:
+    if found.layer is Layer.ENVIRONMENT:
+        return ONLY_PEERS if found.place.startswith(ONLY_PEERS[:-1]) else found.place
+    return found.place.rpartition(":")[0]
 
 
 def running_stack(
@@ -176,7 +181,8 @@ class Platform:
 
         await self._open.aclose()
         for peer, address in self.addresses.peers.items():
-            if f"{address}: Failed to connect" in str(error):  # gRPC's words where nothing listens
+            # gRPC's words where nothing listens, and where the host has no address
+            if f"{address}: Failed to connect" in str(error) or f"errors resolving {address}" in str(error):
                 variable = f"UPCYCLE_PEERS_{peer.upper()}"
                 source = variable if variable in os.environ else self.addresses.source
                 silent = f"{PEERS[peer]} does not answer at {address} ({source})"

@@ -23,7 +23,7 @@ REGISTER_TIMEOUT_S: Final = 120.0
 """Registering imports the environment on the runner's side."""
 SUBMIT_TIMEOUT_S: Final = 60.0
 RECONNECT_S: Final = 0.3
-_GRADED: Final = ("graded", "trained", "evaluated", "excluded")
+GRADED_STATES: Final = ("graded", "trained", "evaluated", "excluded")
 _FINAL_STATES: Final = ("RUN_STATE_COMPLETED", "RUN_STATE_FAILED", "RUN_STATE_CANCELLED")
 
 
@@ -56,7 +56,7 @@ def state_word(run: "Run") -> str:
 
 def scores(run: "Run") -> tuple[str, str, str]:
     """Mean reward, success rate and number of episodes as text; without a graded episode there is no mean."""
-    if not any(run.counts.by_state.get(state) for state in _GRADED):
+    if not any(run.counts.by_state.get(state) for state in GRADED_STATES):
         return "–", "–", f"0 of {run.counts.settled} graded" if run.counts.settled else "0 episodes"
     return f"{run.reward_mean:.3f}", f"{run.success_rate:.1%}", f"{run.counts.settled} episodes"
 

@@ -9,6 +9,7 @@ from typing import IO, TYPE_CHECKING, Any, Final
 
 from upcycle.cli.eval_external_flags import ExternalFlags
 from upcycle.cli.eval_flags import Report, unmet_bars
+from upcycle.cli.eval_view import EvalCounts, EvalProgress, ShowEval, eval_view, mark_of, marks_of
 from upcycle.cli.exits import Exit
 from upcycle.cli.failures_text import failure_examples, failures_json, failures_text
 from upcycle.cli.output import human, print_json
@@ -64,7 +65,9 @@ async def evaluate_external(
             return _evaluated(run_id, planned, model.name, time.monotonic() - began_s, progress.rows)
 
         try:
-            runs = await evaluate_tasks(taskset.tasks, model, options, run_id=run_id, on_episode=progress)
+            with eval_view() as show:
+                progress.begin(show)
+                runs = await evaluate_tasks(taskset.tasks, model, options, run_id=run_id, on_episode=progress)
         except asyncio.CancelledError:  # Ctrl-C
             _interrupted(evaluated(), path)
             raise
@@ -224,27 +227,36 @@ class _Progress:
         self.rows: list[EpisodeRow] = []
         self._lines, self._planned = lines, planned
         self._digests = {task.slug: task.digest for task in taskset.tasks}
-        self._runs: list[Run] = []
-        self._console = human()
+        self._counts = EvalCounts()
+        self._marks: dict[tuple[str, int], str] = {}
+        self._show: ShowEval = lambda progress: None
+
+    def begin(self, show: ShowEval) -> None:
+        """Say from now on how far it is."""
+        self._show = show
+        show(self._progress())
 
     def __call__(self, played: "ExternalEpisode") -> None:
         import json
 
         from upcycle.reporting.external_rows import episode_row
 
-        if not self._runs:
+        if not self.rows:
             self._lines.truncate(0)
-        self.rows.append(episode_row(played, self._digests[played.run.task_slug]))
+        slug = played.run.task_slug
+        self.rows.append(episode_row(played, self._digests[slug]))
         self._lines.write(
             json.dumps({**played.row, PLANNED: self._planned.to_json()}, ensure_ascii=False) + "\n"
         )
         self._lines.flush()
-        self._runs.append(played.run)
-        done, planned = len(self._runs), self._planned.num_episodes
-        if self._console.is_terminal or done == planned or done % max(1, planned // 20) == 0:
-            reward, success, _ = _means(coverage_of(self._runs), self._runs)
-            line = f"{done}/{planned} settled · reward {reward} · success {success}"
-            self._console.print(line, end="\r" if self._console.is_terminal and done < planned else "\n")
+        self._counts.add(played.run)
+        attempt = next(n for n in range(len(self.rows)) if (slug, n) not in self._marks)
+        self._marks[slug, attempt] = mark_of(played.run)
+        self._show(self._progress())
+
+    def _progress(self) -> EvalProgress:
+        attempts = marks_of(list(self._digests), self._planned.group, self._marks)
+        return self._counts.progress(self._planned.num_episodes, attempts)
 
 
 def _means(coverage: Coverage, runs: list[Run]) -> tuple[str, str, float]:

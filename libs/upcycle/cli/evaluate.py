@@ -19,7 +19,7 @@ from upcycle.reporting.episodes import EvaluatedRun
 from upcycle.reporting.reading import read_evaluation
 from upcycle.reporting.report import report_of
 from upcycle.results import Coverage, coverage_of
-from upcycle.run_client import completed, scores
+from upcycle.run_client import completed
 from upcycle.run_config import Purpose
 from upcycle.run_config.reading import RunFile, Sources
 from upcycle.run_config.wire import spec_to_wire
@@ -131,9 +131,9 @@ async def _follow_again(follow: FollowFlags, given: Sources, report: Report) -> 
 
 async def _followed(platform: Platform, run_id: str, report: Report) -> int:
     """Wait for the end of an evaluation and report; the exit status that it deserves."""
-    from upcycle.run_client import follow_run
+    from upcycle.cli.eval_follower import follow_evaluation
 
-    run = await follow_run(platform, run_id, CountsLine(), timeout_s=report.timeout_s)
+    run = await follow_evaluation(platform, run_id, timeout_s=report.timeout_s)
     results = await read_results(platform, run.run_id)
     evaluated = await read_evaluation(platform, run.run_id, results)
     drawn_by = await _drawn(platform, run, report.as_json) if run.spec.trainable else ""
@@ -185,24 +185,6 @@ def _launched(run: "Run", as_json: bool) -> None:
     human().print(
         f"run {run.run_id} on {taskset}{source} (`upcycle why {run.run_id}` if it waits)", markup=False
     )
-
-
-class CountsLine:
-    """One line per change: a bar for a terminal, plain text elsewhere."""
-
-    def __init__(self) -> None:
-        self._console = human()
-        self._last = ""
-
-    def __call__(self, run: "Run") -> None:
-        counts, (reward, success, _) = run.counts, scores(run)
-        line = (
-            f"{counts.settled}/{counts.requested} settled · reward {reward} · "
-            f"success {success} · failed {counts.by_state.get('failed', 0)}"
-        )
-        if line != self._last:
-            self._last = line
-            self._console.print(line, end="\r" if self._console.is_terminal else "\n")
 
 
 def _say(

@@ -5,6 +5,7 @@ A command prints its result once: text for people, or JSON lines with `schema_ve
 
 import json
 import os
+import re
 import sys
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
@@ -19,6 +20,9 @@ if TYPE_CHECKING:
 JsonFlag = Annotated[bool, Parameter(name="--json")]
 """The option of every command that can print JSON lines."""
 SCHEMA_VERSION: Final = 1
+_OF_THE_WIRE: Final = re.compile(r"\b(UNAVAILABLE|DEADLINE_EXCEEDED|UNKNOWN)( [A-Z_]+)?: ")
+"""Statuses of gRPC, with our reason beside them."""
+_TOO_LATE: Final = re.compile(r"Stream removed \(Deadline Exceeded\)|Deadline Exceeded")
 WIDE_COLUMNS: Final = 160
 
 
@@ -74,19 +78,25 @@ def fail(error: Exception) -> int:
     """Say in one line what went wrong; the exit status that fits it. Unknown errors show their traceback."""
     status = _status_of(error)
     if "--json" in sys.argv or os.environ.get("UPCYCLE_OUTPUT") == "json":
-        print_json("error", {"error": {"kind": _kind_of(error), "message": str(error)}})
+        print_json("error", {"error": {"kind": _kind_of(error), "message": words_of(error)}})
     if status is None:
         raise error
-    sys.stderr.write(f"upcycle: {terminal_text(_words_of(error))}\n")
+    sys.stderr.write(f"upcycle: {terminal_text(words_of(error))}\n")
     return status
 
 
-def _words_of(error: Exception) -> str:
+def words_of(error: BaseException) -> str:
     """The text for people: a service's own sentence, without the words of the wire."""
+    import grpc
+
+    from upcycle.errors import Unavailable
     from upcycle.rpc import RemoteError
 
-    said = error.message if isinstance(error, RemoteError) else ""
-    return said or str(error) or type(error).__name__
+    said = error.message if isinstance(error, RemoteError) else str(error)
+    cause = error.__cause__
+    if isinstance(error, Unavailable) and isinstance(cause, grpc.aio.AioRpcError):
+        said = _TOO_LATE.sub("no answer in time", _OF_THE_WIRE.sub("", said))
+    return said or type(error).__name__
 
 
 def _kind_of(error: Exception) -> str:

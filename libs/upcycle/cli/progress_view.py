@@ -1,11 +1,11 @@
 """Shows the progress of a training run: curves in a terminal, a line per event elsewhere, or JSON lines."""
 
-import asyncio
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Final
 
 from upcycle.cli.group_outcomes import groups_text, source_text, step_text
+from upcycle.cli.live_view import LINES_EVERY_S, BoundedLines, bar, live, one_row, redraws, row
 from upcycle.cli.output import human, print_json
 from upcycle.cli.run_follower import (
     AlarmCleared,
@@ -42,8 +42,6 @@ METRICS: Final = (
 _LABEL_COLUMNS: Final = 30
 _TITLE_KINDS: Final = 3
 """Outcomes of groups that fit in the title; all of them stand below."""
-GROUPS_EVERY_S: Final = 2.0
-"""At most one line about groups in so many seconds."""
 
 
 @contextmanager
@@ -52,7 +50,7 @@ def progress_view(as_json: bool) -> Iterator[ShowEvent]:
     console = human()
     if as_json:
         yield _json_line
-    elif console.is_terminal:
+    elif redraws(console):
         with dashboard(console) as show:
             yield show
     else:
@@ -67,14 +65,11 @@ class Lines:
     """One line per event, for logs and pipes, and one whenever other groups have ended: at most one in
     `every_s` seconds, the newest state last. It needs a running event loop."""
 
-    def __init__(self, console: "Console", every_s: float = GROUPS_EVERY_S) -> None:
+    def __init__(self, console: "Console", every_s: float = LINES_EVERY_S) -> None:
         self._console = console
-        self._every_s = every_s
+        self._groups = BoundedLines(console, every_s)
         self._state = 0
         self._warned_at = 0
-        self._account = ""
-        self._later: asyncio.TimerHandle | None = None
-        self._is_due = False
 
     def __call__(self, progress: TrainingProgress, event: Event) -> None:
         """Print the event, and the groups that ended since."""
@@ -84,12 +79,14 @@ class Lines:
             self._state = event.run.state
         if is_news:
             self._line(event_line(event))
-        self._groups(progress)
+        run = progress.run
+        account = "; ".join(text for text in (groups_text(run), *map(source_text, run.sources)) if text)
+        if account:
+            self._groups.show(f"  {account}")
 
     def close(self) -> None:
-        """Cancel the line that is still to come."""
-        if self._later is not None:
-            self._later.cancel()
+        """Print the line that is still to come."""
+        self._groups.close()
 
     def _warn(self, run: "Run") -> None:
         """The planner's notice: when it appears, then each time the number of ended groups doubles."""
@@ -100,40 +97,19 @@ class Lines:
             self._warned_at = max(total, 1)
             self._line(f"warning: {run.notice}")
 
-    def _groups(self, progress: TrainingProgress) -> None:
-        run = progress.run
-        account = "; ".join(text for text in (groups_text(run), *map(source_text, run.sources)) if text)
-        if account == self._account:
-            return
-        if self._later is not None:
-            self._is_due = True
-            return
-        self._account = account
-        self._line(f"  {account}")
-        self._later = asyncio.get_running_loop().call_later(self._every_s, self._again, progress)
-
-    def _again(self, progress: TrainingProgress) -> None:
-        """`every_s` has passed since the last line: print what changed meanwhile."""
-        self._later = None
-        if self._is_due:
-            self._is_due = False
-            self._groups(progress)
-
     def _line(self, text: str) -> None:
-        self._console.print(text, markup=False, soft_wrap=True)
+        self._console.print(one_row(text), markup=False, soft_wrap=True)
 
 
 @contextmanager
 def dashboard(console: "Console") -> Iterator[ShowEvent]:
     """Curves that redraw themselves; verdicts and alarms stay above them as lines."""
-    from rich.live import Live
-
-    with Live(console=console, refresh_per_second=4, transient=False) as live:
+    with live(console) as frame:
 
         def show(progress: TrainingProgress, event: Event) -> None:
             if not isinstance(event, Stepped | RunChanged):
-                live.console.print(event_line(event), markup=False)
-            live.update(dashboard_of(progress, console.width))
+                console.print(one_row(event_line(event)), markup=False)
+            frame.update(dashboard_of(progress, console.width))
 
         yield show
 
@@ -149,17 +125,22 @@ def dashboard_of(progress: TrainingProgress, width: int) -> "RenderableType":
     for name, values, last in curves(points, progress.verdicts.values()):
         table.add_row(name, sparkline(values, max(8, width - _LABEL_COLUMNS)), last)
     if notice := progress.run.notice:
-        table.add_row(Text("warning", style="yellow"), Text(notice))
+        table.add_row(Text("warning", style="yellow"), Text(one_row(notice)))
     for source in progress.run.sources:
         table.add_row("evaluation", Text(source_text(source)))
     for alarm in progress.alarms.values():
-        table.add_row(Text("alarm", style="red"), Text(alarm.text))
+        table.add_row(Text("alarm", style="red"), Text(one_row(alarm.text)))
     for peer in sorted(progress.away):
         table.add_row(Text("away", style="yellow"), f"{peer} does not answer")
-    title = Text(_title(progress), style="bold", no_wrap=True, overflow="ellipsis")
-    groups = groups_text(progress.run)
+    limit, groups = progress.run.spec.training.steps, groups_text(progress.run)
     is_cut = groups != groups_text(progress.run, _TITLE_KINDS)
-    return Group(title, Text(groups), table) if is_cut else Group(title, table)
+    return Group(
+        row(_title(progress), "bold"),
+        *([bar(_step(progress), limit, width)] if limit else []),
+        row(_phases(progress)),
+        *([Text(groups)] if is_cut else []),
+        table,
+    )
 
 
 def curves(
@@ -224,18 +205,36 @@ def _staleness(point: "StepPoint") -> float:
     return sum(age * count for age, count in counts.items()) / total if total else 0.0
 
 
+def _step(progress: TrainingProgress) -> int:
+    return max(progress.run.step, progress.last_step)
+
+
+def _phases(progress: TrainingProgress) -> str:
+    """What episodes and groups do now, and how old the trajectories of the newest step were."""
+    counts = progress.run.counts
+    states = counts.by_state
+    points = progress.points
+    staleness = f"staleness {_staleness(points[max(points)]):.1f}" if points else ""
+    parts = (
+        f"episodes {counts.settled} ended",
+        f"{states.get('failed', 0)} errors",
+        f"{states.get('planned', 0)} in play",
+        f"{states.get('sampled', 0)} in grading",
+        f"groups open {counts.groups_open}",
+        staleness,
+    )
+    return " · ".join(part for part in parts if part)
+
+
 def _title(progress: TrainingProgress) -> str:
-    run, counts = progress.run, progress.run.counts
-    step = max(run.step, progress.last_step)
+    run = progress.run
     parts = (
         run.run_id,
         run.spec.policy.model,
         state_word(run),
-        step_text(run, step),
+        step_text(run, _step(progress)),
         f"v{run.policy_version}",
         groups_text(run, _TITLE_KINDS),
-        f"episodes {counts.settled}/{counts.requested}",
-        f"groups open {counts.groups_open}",
     )
     return "  ".join(part for part in parts if part)
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, cast
 from cyclopts import Parameter
 
 from upcycle.cli.exits import Exit
-from upcycle.cli.output import JsonFlag, human, print_json
+from upcycle.cli.output import JsonFlag, human, print_json, words_of
 from upcycle.cli.platform_needed import require_platform
 from upcycle.user_settings.catalogue import BY_KEY
 from upcycle.user_settings.layers import UserSettings
@@ -133,7 +133,7 @@ def _report(task: "asyncio.Task[None]") -> None:
     """Prints why the standing run could not be started; the platform stays up."""
     error = None if task.cancelled() else task.exception()
     if error is not None:
-        human().print(f"no standing run: {type(error).__name__}: {error}", markup=False, soft_wrap=True)
+        human().print(f"no standing run: {words_of(error)}", markup=False, soft_wrap=True)
 
 
 async def _bring(stack: "Stack", standing: "Standing") -> None:

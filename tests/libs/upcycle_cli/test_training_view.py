@@ -75,7 +75,7 @@ def test_a_terminal_shows_curves_alarms_and_the_state_of_the_run() -> None:
         show(progress, RunChanged(progress.run))
     assert isinstance(console.file, io.StringIO)
     text = console.file.getvalue()
-    for part in ("run-1", "paused", "step 2/9", "▁█", "1.000", "they do not stop"):
+    for part in ("run-1", "paused", "step 2/9", "staleness 1.5", "▁█", "1.000", "they do not stop"):
         assert part in text
 
 
@@ -86,7 +86,8 @@ def test_groups_stand_in_the_title_and_the_planners_notice_is_a_warning() -> Non
     notice = "50 of 50 groups had no spread"
     flat = Run(run_id="run-1", spec=spec, counts=counts, sources=[source], notice=notice)
     text = rendered(flat)
-    assert "step 0  v0  groups 50: 50 no spread  episodes 0/0" in text.splitlines()[0]
+    assert "step 0  v0  groups 50: 50 no spread" in text.splitlines()[0]
+    assert text.splitlines()[1].startswith("episodes 0 ended · 0 errors · 0 in play · 0 in grading")
     assert notice in text
     assert "from run-e 0/20 groups trained, 20 no spread" in text
     counts.groups_by_outcome["trained"] = 4
@@ -95,7 +96,7 @@ def test_groups_stand_in_the_title_and_the_planners_notice_is_a_warning() -> Non
     assert "warning" not in text
     assert notice in rendered(Run(run_id="run-1", spec=spec, counts=counts, step=1, notice=notice))
     counts.groups_by_outcome.update({"failed": 3, "cancelled": 2, "excluded(stale)": 1})
-    title, below, *_ = rendered(Run(run_id="run-1", spec=spec, counts=counts)).splitlines()
+    title, _, below, *_ = rendered(Run(run_id="run-1", spec=spec, counts=counts)).splitlines()
     assert "groups 60: 4 trained, 50 no spread, 3 failed, 3 other" in title
     assert below.strip() == "groups 60: 4 trained, 50 no spread, 3 failed, 2 cancelled, 1 stale"
 

@@ -75,8 +75,9 @@ class LostEnds:
         await until_stopped(stop, self.look, every_s=LOOK_S, waiting="planner_not_asked_about_runs")
 
     async def look(self) -> None:
-        """Ask about every run whose pin is kept. Raises Unavailable."""
+        """Ask about every run whose pin is kept. Raises Unavailable once the answers are followed."""
         for run in await self._ends.look(self._pins.runs):
             log.warning("pin_of_ended_run", extra={"run_id": run.run_id})
             self._pins.unpin(run.run_id)
             self._look_now()
+        self._ends.check_answered()

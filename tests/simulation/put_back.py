@@ -92,7 +92,7 @@ BUGS: Final = (
     Bug(
         "a trainer does not ask which of its runs are over",
         "services/grpo_trainer/runs/lost_ends.py",
-        "        for run in await self._ends.look(self._sessions.not_over):\n",
+        "        for run in await self._ends.look(asked):\n",
         "        for run in ():\n",
     ),
     Bug(

@@ -28,8 +28,10 @@ class LostEnds:
         await until_stopped(stop, self.look, every_s=self._look_s, waiting="planner_not_asked_about_runs")
 
     async def look(self) -> None:
-        """Ask about every run that is not over here. Raises Unavailable."""
-        for run in await self._ends.look(self._sessions.not_over):
+        """Ask about every run that is not over here. Raises Unavailable once the answers are followed."""
+        asked = self._sessions.not_over
+        for run in await self._ends.look(asked):
             log.warning("run_ended_by_planner", extra={"run_id": run.run_id})
             self._sessions.end(run.run_id, self._sessions.watermark.handled, saves=completed(run))
-        self._sessions.lost.asked()
+        self._sessions.lost.asked(set(asked) - self._ends.unanswered.keys())
+        self._ends.check_answered()

@@ -38,17 +38,28 @@ async def test_a_look_asks_about_each_run_once(planner: Planner, planned: Planne
     ends = EndsSeenTwice(planned)
     await ends.look(RUNS)
     await ends.look(RUNS)
-    assert planner.asked == [*RUNS, *RUNS]
+    assert sorted(planner.asked) == sorted([*RUNS, *RUNS])
+
+
+async def test_a_run_that_is_not_answered_holds_up_no_other(planner: Planner, planned: PlannedRuns) -> None:
+    ends = EndsSeenTwice(planned)
+    planner.states["run-0"] = None
+    runs = ("run-0", *RUNS)
+    assert await ends.look(runs) == []
+    assert [run.run_id for run in await ends.look(runs)] == ["run-a"]
+    assert set(ends.unanswered) == {"run-0"}
+    with pytest.raises(Unavailable, match="the planner, about run-0"):
+        ends.check_answered()
 
 
 async def test_a_look_that_was_not_answered_does_not_count(planner: Planner, planned: PlannedRuns) -> None:
     ends = EndsSeenTwice(planned)
     await ends.look(RUNS)
-    planner.states["run-b"] = None
-    with pytest.raises(Unavailable, match="the planner, about run-b"):
-        await ends.look(RUNS)
-    planner.states["run-b"] = RUNNING
+    planner.states["run-a"] = None
+    assert await ends.look(RUNS) == []
+    planner.states["run-a"] = COMPLETED
     assert [run.run_id for run in await ends.look(RUNS)] == ["run-a"]
+    ends.check_answered()
 
 
 async def test_a_run_that_the_planner_does_not_know_is_not_over_and_has_no_model(

@@ -53,10 +53,12 @@ async def test_the_pin_of_a_run_that_the_planner_does_not_know_is_kept(bench: Be
     assert bench.pins.runs == ["run-a", "run-b"]
 
 
-async def test_a_planner_that_does_not_answer_ends_no_pin_and_no_supervisor(bench: Bench) -> None:
+async def test_a_run_that_the_planner_does_not_answer_about_keeps_its_pin_and_no_other(bench: Bench) -> None:
     """Unavailable is what the loop waits through."""
-    await bench.ends.look()
     bench.planner.states["run-b"] = None
     with pytest.raises(Unavailable, match="the planner, about run-b"):
         await bench.ends.look()
     assert bench.pins.versions() == [3, 4]
+    with pytest.raises(Unavailable, match="the planner, about run-b"):
+        await bench.ends.look()
+    assert bench.pins.versions() == [4]

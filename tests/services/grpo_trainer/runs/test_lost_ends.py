@@ -164,3 +164,17 @@ async def test_facts_lost_without_an_open_run_are_nothing_to_wait_for() -> None:
     lost = LostFacts(list)
     lost.aged_out(after=7, first=12)
     assert lost.waiting_for() is None
+
+
+async def test_only_the_runs_that_the_planner_does_not_answer_about_are_waited_for() -> None:
+    runs = ["run-a", "run-b", "run-c"]
+    lost = LostFacts(lambda: runs)
+    lost.found("facts are gone")
+    for _ in range(2):
+        lost.asked({"run-a"})
+    assert lost.waiting_for() == "facts are gone; the planner is asked about the open runs (run-b, run-c)"
+    runs.remove("run-c")
+    lost.asked({"run-b"})
+    assert lost.waiting_for() is not None
+    lost.asked({"run-a", "run-b"})
+    assert lost.waiting_for() is None

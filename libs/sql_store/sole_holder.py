@@ -1,12 +1,14 @@
 """One process of several holds what is named, as long as its beat goes on.
 
-Clocks of machines are not compared: who sees the beat in the table stand still for long enough, by its own
-clock, takes over. A holder that was frozen, or cut off from the database, does not know it was replaced; what
-it must not do any more is refused by `check`, in the transaction that would do it.
+A holder that cannot do its work lets go. Clocks of machines are not compared: who sees the beat in the table
+stand still for long enough, by its own clock, takes over. A holder that was frozen, or cut off from the
+database, does not know it was replaced; what it must not do any more is refused by `check`, in the
+transaction that would do it.
 """
 
 import asyncio
 import logging
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
 
@@ -53,16 +55,21 @@ class SoleHolder:
         holder: str,
         *,
         is_alone: bool = False,
+        unable: Callable[[], str | None] = lambda: None,
         given_up_s: float = _GIVEN_UP_S,
         taken_s: float = _TAKEN_S,
     ) -> None:
         """holder: a name that no other process has. is_alone: no other process opens the database, so nothing
-        is written about who holds it. given_up_s: how long a holder takes itself for one after its last beat
-        began; taken_s: how long others watch a beat that stands still before they take over."""
+        is written about who holds it. unable: why this process could not do what the holder does, such as a
+        bus that it does not reach; it lets go then, after `taken_s`, and takes nothing over. given_up_s: how
+        long a holder takes itself for one after its last beat began; taken_s: how long others watch a beat
+        that stands still before they take over."""
         self._database = database
         self._name = name
         self._holder = holder
         self._is_alone = is_alone
+        self._unable = unable
+        self._unable_since: float | None = None
         self._given_up_s = given_up_s
         self._taken_s = taken_s
         self._ours_until = 0.0
@@ -85,6 +92,8 @@ class SoleHolder:
         """Beat where this process is the holder; take over where the holder's beat stands still. Raises
         Unavailable."""
         began_s = asyncio.get_running_loop().time()
+        if await self._stands_back(began_s):
+            return
         seen = self._seen
         gone = seen[0] if seen is not None and began_s - seen[1] > self._taken_s else None
         found = await self._database.note(lambda connection: self._beaten(connection, gone))
@@ -94,6 +103,23 @@ class SoleHolder:
             self._ours_until, self._seen = began_s + self._given_up_s, None
         elif seen is None or seen[0] != found:
             self._ours_until, self._seen = 0.0, (found, began_s)
+
+    async def _stands_back(self, now_s: float) -> bool:
+        """Whether this process is unable, and so neither holds it for long nor takes it over."""
+        why = self._unable()
+        if why is None:
+            self._unable_since = None
+            return False
+        if self._unable_since is None:
+            self._unable_since = now_s
+        if not self._ours_until:
+            return True
+        if now_s - self._unable_since <= self._taken_s:
+            return False
+        await self._database.run(self._let_go)
+        self._ours_until = 0.0
+        _LOG.warning("sole_holder_let_go", extra={"held": self._name, "holder": self._holder, "why": why})
+        return True
 
     def check(self, connection: sa.Connection) -> None:
         """In a transaction: this process holds it, and does until that ends. Raises Unavailable."""

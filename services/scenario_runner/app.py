@@ -147,7 +147,7 @@ def _add_planner(
     )
     keep = KeepSource(hosts.files_now, sources.keep)
     submit = SubmitRun(plan, GrpcRegistry(registry), new_id=new_id, wake=loop.wake, keep_source=keep)
-    reading = _reading(database)
+    reading = _reading(database, bus)
     bus.include_router(plan_router(plan, reading, wake=loop.wake))
     service.add(Worker("reading", reading.run))
     service.add(bus)
@@ -159,10 +159,11 @@ def _add_planner(
     _add_retention(service, settings, plan, registry, server, UpToDate(NAME, bus.unread, now=utc_now))
 
 
-def _reading(database: Database) -> SoleHolder:
-    """Which planner reads facts: the only one, where the database is a file of this process."""
+def _reading(database: Database, bus: EventBus) -> SoleHolder:
+    """Which planner reads facts: the only one, where the database is a file of this process; else one of
+    those that reach the bus."""
     is_alone = database.dialect == "sqlite"
-    return SoleHolder(database, READING, new_id(socket.gethostname()), is_alone=is_alone)
+    return SoleHolder(database, READING, new_id(socket.gethostname()), is_alone=is_alone, unable=bus.unable)
 
 
 def _taskset_servicer(

@@ -189,7 +189,8 @@ async def planner(given: Infrastructure, process: SimulatedProcess) -> None:
     given.wake_planner.append(loop.wake)
     bus = given.bus()
     sweeps = SweepLoop(plan, gauge, peer_facts, BusOutcomes(bus), RULES, now=given.now)
-    reading = SoleHolder(database, READING, given.new_id(process.service), is_alone=not database.is_shared)
+    name, is_alone = given.new_id(process.service), not database.is_shared
+    reading = SoleHolder(database, READING, name, is_alone=is_alone, unable=bus.unable)
     bus.include_router(plan_router(plan, reading, wake=loop.wake))
     episodes = SqlPlannedEpisodes(database, now=given.now)
     host: Any = stubs.StubHost(given.luck)

@@ -134,7 +134,7 @@ class PeerFacts:
         self._bus = bus
 
     async def engines(self, model: str) -> Sequence[EngineFact] | None:
-        """See PeerFacts."""
+        """Engines of a model that are up. None: the registry did not answer in time."""
         request = service_pb2.ListEnginesRequest(model=model)
         reply = await _answered(self._registry.ListEngines(request, timeout=ASK_TIMEOUT_S))
         return None if reply is None else [_engine(lease) for lease in reply.engines]
@@ -166,7 +166,7 @@ class PeerFacts:
         return GraderFact(recorded, is_away=grader.is_abandoned)
 
     async def session(self, run_id: str) -> SessionFact | None:
-        """See PeerFacts."""
+        """What the trainer has of a run; NOT_STARTED where it knows none. None: it did not answer in time."""
         request = training_pb2.GetSessionRequest(run_id=run_id)
         try:
             reply = await _answered(self._training.GetSession(request, timeout=ASK_TIMEOUT_S))

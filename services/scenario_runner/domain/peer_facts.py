@@ -2,10 +2,11 @@
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
-from datetime import datetime, timedelta
+from datetime import UTC, datetime, timedelta
 from typing import Final
 
 _MAX_DEADLINES: Final = 10
+_NOT_ASKED: Final = timedelta(seconds=60)
 """Deadlines of an episode for which a grader that works may let it wait."""
 
 
@@ -86,15 +87,19 @@ class GraderBacklog:
     def __init__(self) -> None:
         self._working_since: datetime | None = None
         self._unanswered_since: datetime | None = None
+        self._unanswered_last = datetime.min.replace(tzinfo=UTC)
 
     def waiting(
         self, found: GraderFact | None, overdue: Collection[str], deadline: timedelta, now: datetime
     ) -> frozenset[str]:
         """All of them while no grader works, and for ten deadlines from then on; then those that were played
         in the last ten: a grader that works has lost the others. found: None while ledger or bus does not
-        answer; then whatever is overdue waits, for ten deadlines."""
+        answer; then whatever is overdue waits, for ten deadlines of questions without an answer. They are
+        asked only while an episode is overdue: after a pause the count begins anew."""
         if found is None:
-            self._unanswered_since = self._unanswered_since or now
+            is_new = now - self._unanswered_last > _NOT_ASKED
+            self._unanswered_last = now
+            self._unanswered_since = now if is_new else self._unanswered_since or now
             is_over = now - self._unanswered_since > _MAX_DEADLINES * deadline
             return frozenset() if is_over else frozenset(overdue)
         self._unanswered_since = None

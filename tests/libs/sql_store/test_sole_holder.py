@@ -40,6 +40,37 @@ async def test_the_first_holds_it_and_the_second_waits(db: Database) -> None:
         await db.run(second.check)
 
 
+async def test_a_holder_that_cannot_do_its_work_lets_go_and_takes_nothing_over(db: Database) -> None:
+    why: list[str] = []
+    first = SoleHolder(db, NAME, "a", unable=lambda: why[0] if why else None, taken_s=0.0)
+    second = SoleHolder(db, NAME, "b")
+    await first.beat()
+    why.append("not connected to NATS")
+    await first.beat()
+    await until(lambda: asyncio.get_running_loop().time() > (first._unable_since or 0.0))
+    await first.beat()
+    assert not first.is_ours()
+    await first.beat()
+    await second.beat()
+    assert second.is_ours()
+    why.clear()
+    await first.beat()
+    assert not first.is_ours()
+    assert second.is_ours()
+
+
+async def test_one_that_is_unable_for_a_moment_goes_on(db: Database) -> None:
+    why = ["not connected to NATS"]
+    first = SoleHolder(db, NAME, "a", unable=lambda: why[0] if why else None)
+    await first.beat()
+    assert not first.is_ours(), "it was unable from the start"
+    why.clear()
+    await first.beat()
+    why.append("not connected to NATS")
+    await first.beat()
+    assert first.is_ours()
+
+
 async def test_names_are_held_apart(db: Database) -> None:
     one, other = SoleHolder(db, "one", "a"), SoleHolder(db, "other", "b")
     await one.beat()

@@ -30,3 +30,17 @@ def test_what_a_busy_grader_never_got_times_out_and_what_is_new_waits() -> None:
     assert backlog.waiting(GraderFact(recorded), (), DEADLINE, later) == {"new"}
     away = GraderFact(recorded, is_away=True)
     assert backlog.waiting(away, (), DEADLINE, later) == {"lost", "new"}
+
+
+def test_questions_without_an_answer_keep_what_is_overdue_for_ten_deadlines_in_a_row() -> None:
+    backlog, overdue = GraderBacklog(), ("a", "b")
+    for seconds in range(0, 601, 5):
+        assert backlog.waiting(None, overdue, DEADLINE, NOON + timedelta(seconds=seconds)) == {"a", "b"}
+    assert backlog.waiting(None, overdue, DEADLINE, NOON + timedelta(seconds=605)) == set()
+
+
+def test_a_question_of_an_hour_ago_that_had_no_answer_is_not_counted_with_the_next_one() -> None:
+    backlog, later = GraderBacklog(), NOON + timedelta(hours=1)
+    backlog.waiting(None, ("a",), DEADLINE, NOON)
+    assert backlog.waiting(None, ("b", "c"), DEADLINE, later) == {"b", "c"}
+    assert backlog.waiting(None, ("b", "c"), DEADLINE, later + timedelta(seconds=1)) == {"b", "c"}

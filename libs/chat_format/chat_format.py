@@ -149,7 +149,7 @@ def _read_json(path: Path) -> dict[str, Any]:
     except (OSError, ValueError) as error:
         raise InvalidModelDir(f"{path} cannot be read: {error}") from error
     if not isinstance(value, dict):
-        raise InvalidModelDir(f"{path} holds a {type(value).__name__}, expected an object")
+        raise InvalidModelDir(f"{path} holds type {type(value).__name__}, expected an object")
     return value
 
 

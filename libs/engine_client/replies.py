@@ -16,7 +16,7 @@ _MAX_TOKENS: Final = 2**31
 def mapping(reply: Any, path: str) -> dict[str, Any]:
     """The reply as an object."""
     if not isinstance(reply, dict):
-        raise MalformedReply(f"{path} answered a {type(reply).__name__}, expected an object")
+        raise MalformedReply(f"{path} answered with type {type(reply).__name__}, expected an object")
     return reply
 
 

@@ -45,7 +45,8 @@ async def _holding(jetstream: JetStreamContext, spec: StreamSpec) -> Holding:
     except NotFoundError:
         return Holding(spec.name, False, "does not exist: run upcycle-provision")
     bound, most, state = info.config.max_bytes or 0, info.config.max_msgs or 0, info.state
-    text = f"{state.messages} messages{f' of {most}' * (most > 0)}, {state.bytes / _MIB:.1f} MiB"
+    held = f"{state.messages} message{'s' * (state.messages != 1)}{f' of {most}' * (most > 0)}"
+    text = f"{held}, {state.bytes / _MIB:.1f} MiB"
     if bound <= 0:
         return Holding(spec.name, True, f"{text}, no bound")
     text += f" of {bound / _MIB:.0f} MiB"

@@ -45,7 +45,8 @@ async def _behind(
     ]
     if not oldest or min(oldest) >= before:
         return None
-    return f"{spec.durable} has {number} messages unread, the oldest of {min(oldest):%Y-%m-%d %H:%M} UTC"
+    unread = f"{number} message{'s' * (number != 1)} unread"
+    return f"{spec.durable} has {unread}, the oldest of {min(oldest):%Y-%m-%d %H:%M} UTC"
 
 
 async def _first_after(
@@ -65,4 +66,5 @@ async def _given_up(jetstream: JetStreamContext, readers: Collection[str]) -> st
     if not mine:
         return None
     numbers = ", ".join(str(letter.number) for letter in mine[:_NAMED])
-    return f"{mine[0].reader} gave up {len(mine)} messages, see upcycle bus dead show {numbers}"
+    given_up = f"{len(mine)} message{'s' * (len(mine) != 1)}"
+    return f"{mine[0].reader} gave up {given_up}, see upcycle bus dead show {numbers}"

@@ -6,6 +6,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from upcycle.usage import Usage
+from upcycle.wording import amount
 
 MAX_BEFORE = 0.35
 MIN_AFTER = 0.80
@@ -162,7 +163,10 @@ class DemoReport:
                 self.ledger.requested == self.ledger.settled,
                 f"{self.ledger.requested} requested, {self.ledger.settled} settled",
             ),
-            (self.ledger.in_flight == 0, f"{self.ledger.in_flight} episodes are still in flight"),
+            (
+                self.ledger.in_flight == 0,
+                f"{amount(self.ledger.in_flight, 'episode is', 'episodes are')} still in flight",
+            ),
             (
                 self.checkpoints_promoted >= MIN_PROMOTIONS,
                 f"{self.checkpoints_promoted} promotions, {MIN_PROMOTIONS} wanted",

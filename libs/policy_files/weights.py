@@ -65,7 +65,7 @@ def _read_header(path: Path) -> tuple[dict[str, Any], int]:
             raise
         raise InvalidPolicyDir(f"{path} cannot be read as safetensors: {error}") from error
     if not isinstance(header, dict):
-        raise InvalidPolicyDir(f"{path}: the safetensors header is a {type(header).__name__}")
+        raise InvalidPolicyDir(f"{path}: the safetensors header is of type {type(header).__name__}")
     return header, size - 8 - length
 
 

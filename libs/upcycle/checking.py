@@ -17,6 +17,7 @@ from upcycle.probes import NUM_IDLE_CALLS, OF_ANOTHER, Probe, idle_arguments, pr
 from upcycle.rewards import EvaluationResult, SubScore
 from upcycle.scenario import Prompt, Reference, Scenario
 from upcycle.transcripts import Answer, ToolUse, Transcript, Turn
+from upcycle.wording import amount
 
 if TYPE_CHECKING:
     from upcycle.environment.core import Environment
@@ -181,7 +182,7 @@ class _Check:
             earned := sum(self._of_another) / num
         ) > self._limits.max_cheat:
             detail = f"{OF_ANOTHER} earns {earned:.3g} on average, limit {self._limits.max_cheat:g}"
-            self._findings.append(CheckFinding("cheat", f"{num} tasks", detail))
+            self._findings.append(CheckFinding("cheat", amount(num, "task"), detail))
 
     async def _play(self, task: "Task", probe: Probe) -> EvaluationResult | None:
         play = self._scenario(task).play(task.args)

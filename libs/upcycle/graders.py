@@ -185,7 +185,7 @@ def json_fields(expected: Mapping[str, Any], *, name: str = "json_fields") -> Gr
         except (ValueError, RecursionError) as error:
             return 0.0, {"problem": f"not JSON: {error}"}
         if not isinstance(row, dict):
-            return 0.0, {"problem": f"a {type(row).__name__}, not an object"}
+            return 0.0, {"problem": f"of type {type(row).__name__}, not an object"}
         wrong = [key for key, value in expected.items() if key not in row or not _same(row[key], value)]
         return 1.0 - len(wrong) / len(expected), {"wrong": wrong}
 

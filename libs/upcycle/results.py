@@ -7,6 +7,7 @@ from typing import Final
 
 from upcycle.transcripts import Transcript
 from upcycle.usage import NONE, Usage
+from upcycle.wording import amount
 
 MIN_COVERAGE: Final = 0.95
 """Share of an evaluation's episodes that must be graded before its numbers are believed."""
@@ -69,9 +70,9 @@ class Coverage:
         return self.num_successes / self.num_planned if self.num_planned else 0.0
 
     def __str__(self) -> str:
-        planned = f"{self.num_planned} episodes of {self.num_tasks} tasks"
+        planned = f"{amount(self.num_planned, 'episode')} of {amount(self.num_tasks, 'task')}"
         if self.num_planned == self.num_tasks:
-            planned = f"{self.num_tasks} tasks"
+            planned = amount(self.num_tasks, "task")
         text = f"graded {self.num_graded} of {planned}"
         if self.missing:
             text += f"; {sum(self.missing.values())} missing: {_by_kind(self.missing)}"

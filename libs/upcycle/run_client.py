@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Final
 
 from upcycle.errors import Unavailable, UpcycleError
 from upcycle.tasks import Taskset, exact_name
+from upcycle.wording import amount
 
 if TYPE_CHECKING:
     from upcycle.api.taskset.v1.taskset_pb2 import Run, RunSpec
@@ -58,7 +59,7 @@ def scores(run: "Run") -> tuple[str, str, str]:
     """Mean reward, success rate and number of episodes as text; without a graded episode there is no mean."""
     if not any(run.counts.by_state.get(state) for state in GRADED_STATES):
         return "–", "–", f"0 of {run.counts.settled} graded" if run.counts.settled else "0 episodes"
-    return f"{run.reward_mean:.3f}", f"{run.success_rate:.1%}", f"{run.counts.settled} episodes"
+    return f"{run.reward_mean:.3f}", f"{run.success_rate:.1%}", amount(run.counts.settled, "episode")
 
 
 def completed(run: "Run") -> bool:

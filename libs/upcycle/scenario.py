@@ -190,7 +190,7 @@ def prompt_of(value: Any, name: str) -> Prompt:
     if messages and len(messages) == len(rows):
         return messages
     raise ScenarioError(
-        f"scenario {name!r}: first yield is a {type(value).__name__}, not a prompt",
+        f"scenario {name!r}: first yield is of type {type(value).__name__}, not a prompt",
         "yield a str or a list of {'role': …, 'content': …}",
     )
 

@@ -151,7 +151,7 @@ def canonical_args(args_json: str, task: str) -> str:
     except (ValueError, RecursionError) as error:
         raise TasksetInvalid(f"task {task!r}: arguments are not JSON: {error}") from error
     if not isinstance(value, dict):
-        raise TasksetInvalid(f"task {task!r}: arguments are a {type(value).__name__}, not an object")
+        raise TasksetInvalid(f"task {task!r}: arguments are of type {type(value).__name__}, not an object")
     level, depth = list(value.values()), 0
     while level := [one for one in level if isinstance(one, dict | list)]:
         level = [one for outer in level for one in (outer.values() if isinstance(outer, dict) else outer)]

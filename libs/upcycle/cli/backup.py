@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from upcycle.cli.exits import Exit
 from upcycle.cli.output import JsonFlag, human, print_json
 from upcycle.cli.platform_needed import require_platform
+from upcycle.wording import amount
 
 if TYPE_CHECKING:
     from platform_backup.manifest import Manifest
@@ -94,8 +95,9 @@ def _report(kind: str, done: "Manifest", folder: Path, *, as_json: bool) -> None
         print_json(kind, {**fields, **counts, "messages": messages, "rows": rows})
         return
     human().print(
-        f"{folder}: {rows} rows, {messages} messages, {done.num_objects} objects of "
-        f"{done.object_bytes / 1e6:.1f} MB, made {done.made_at} by version {done.version}",
+        f"{folder}: {amount(rows, 'row')}, {amount(messages, 'message')}, "
+        f"{amount(done.num_objects, 'object')} of {done.object_bytes / 1e6:.1f} MB, "
+        f"made {done.made_at} by version {done.version}",
         markup=False,
         soft_wrap=True,
     )

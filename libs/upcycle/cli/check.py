@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from upcycle.cli.exits import Exit
 from upcycle.cli.output import JsonFlag, result_console
 from upcycle.errors import UpcycleError
+from upcycle.wording import amount
 
 if TYPE_CHECKING:
     from upcycle.checking import Validation
@@ -107,7 +108,7 @@ def _looked_at(seen: "Validation") -> str:
     is_part = seen.num_tasks < seen.num_given
     why = f"stopped: {seen.stopped}" if seen.stopped else f"--limit {seen.num_given} plays all"
     return (
-        f"{seen.num_tasks} of {seen.num_given} tasks"
+        f"{seen.num_tasks} of {amount(seen.num_given, 'task')}"
         + (f" ({why})" if is_part else "")
-        + f", {seen.num_plays} plays"
+        + f", {amount(seen.num_plays, 'play')}"
     )

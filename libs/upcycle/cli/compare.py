@@ -14,6 +14,7 @@ from upcycle.reporting.reading import read_evaluation
 from upcycle.reporting.trajectory_files import file_of
 from upcycle.reporting.words import number
 from upcycle.statistics.intervals import Estimate
+from upcycle.wording import amount
 
 MIN_TASKS: Final = 10
 """Below, an interval holds less than it promises where the rewards are skewed."""
@@ -71,7 +72,7 @@ def comparison_lines(a: EvaluatedRun, b: EvaluatedRun, done: Comparison) -> Iter
         yield f"{name}  {run.run_id}: {what} on {where}, success {success:.1%}"
         if run.notice:
             yield f"   {one_line(run.notice, 200)}"
-    yield f"B − A over {overall.num_tasks} tasks, 95 % intervals clustered by task:"
+    yield f"B − A over {amount(overall.num_tasks, 'task')}, 95 % intervals clustered by task:"
     yield f"success {points(overall.success)}, exact p {done.p_value:.2g}"
     yield f"reward {number(overall.reward, '+')}"
     yield verdict(overall)
@@ -80,7 +81,8 @@ def comparison_lines(a: EvaluatedRun, b: EvaluatedRun, done: Comparison) -> Iter
     rows += [_row(one) for one in scores]
     yield from table(rows)
     if done.num_ungraded:
-        yield f"{done.num_ungraded} tasks have no graded episode on one side: they count for success alone"
+        tasks = amount(done.num_ungraded, "task has", "tasks have")
+        yield f"{tasks} no graded episode on one side, where success alone counts"
     if not a.source_digest:
         yield "the source that judged them is not known: that it was the same is not checked"
     if done.differing:
@@ -99,7 +101,7 @@ def points(estimate: Estimate) -> str:
 def verdict(overall: PairedScore) -> str:
     """What the interval of the reward says, in a sentence; of few tasks, that it says nothing."""
     if overall.num_rewards < MIN_TASKS:
-        found = f"{overall.num_rewards} tasks with a reward on both sides"
+        found = f"{amount(overall.num_rewards, 'task')} with a reward on both sides"
         return f"{found}, at least {MIN_TASKS} say which is better"
     ends = overall.reward.interval if overall.reward is not None else None
     if ends is None:

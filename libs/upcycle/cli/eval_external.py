@@ -24,6 +24,7 @@ from upcycle.results import Coverage, Run, coverage_of
 from upcycle.run_config import Purpose
 from upcycle.run_config.reading import RunFile, Sources
 from upcycle.usage import total_usage
+from upcycle.wording import amount
 
 if TYPE_CHECKING:
     from upcycle.external.evaluating import ExternalEpisode, ExternalOptions
@@ -192,7 +193,7 @@ def _dry_run(taskset: "Taskset", as_json: bool) -> int:
     if as_json:
         print_json("dry_run", {"taskset": name, "split": split, "tasks": tasks, "digest": digest})
     else:
-        human().print(f"{name}: {tasks} tasks, split {split}, {digest[:12]}", markup=False)
+        human().print(f"{name}: {amount(tasks, 'task')}, split {split}, {digest[:12]}", markup=False)
     return Exit.OK
 
 

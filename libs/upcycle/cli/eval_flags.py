@@ -8,6 +8,7 @@ from cyclopts import Parameter
 from upcycle.cli.output import JsonFlag
 from upcycle.errors import UpcycleError
 from upcycle.results import MIN_COVERAGE, Coverage
+from upcycle.wording import amount
 
 
 class UnclearEvaluation(UpcycleError, ValueError):
@@ -70,6 +71,6 @@ def unmet_bars(coverage: Coverage, report: Report) -> list[str]:
     if coverage.share < report.min_coverage:
         unmet.append(f"{coverage}: {coverage.share:.1%} is below --min-coverage {report.min_coverage:.1%}")
     if report.min_success is not None and coverage.success_rate < report.min_success:
-        rate = f"{coverage.success_rate:.1%} of all {coverage.num_planned} episodes"
+        rate = f"{coverage.success_rate:.1%} of all {amount(coverage.num_planned, 'episode')}"
         unmet.append(f"success {rate} is below --min-success {report.min_success:.1%}")
     return unmet

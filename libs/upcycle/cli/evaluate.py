@@ -25,6 +25,7 @@ from upcycle.run_config.reading import RunFile, Sources
 from upcycle.run_config.wire import spec_to_wire
 from upcycle.tasks import plain_name
 from upcycle.wire import usage_of
+from upcycle.wording import amount
 
 if TYPE_CHECKING:
     from upcycle.api.taskset.v1.taskset_pb2 import Run
@@ -170,10 +171,11 @@ async def _dry_run(source: str, name: str, choice: TaskChoice, as_json: bool) ->
         shown = list(load_tasksets(Path(source)).values())
     for taskset in shown:
         tasks, split, digest = len(taskset.tasks), taskset.split, taskset.digest
+        many = amount(tasks, "task")
         if as_json:
             print_json("dry_run", {"taskset": taskset.name, "split": split, "tasks": tasks, "digest": digest})
         else:
-            human().print(f"{taskset.name}: {tasks} tasks, split {split}, {digest[:12]}", markup=False)
+            human().print(f"{taskset.name}: {many}, split {split}, {digest[:12]}", markup=False)
     return Exit.OK
 
 

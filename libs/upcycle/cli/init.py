@@ -20,6 +20,7 @@ from upcycle.projects.writing import (
     write_project,
 )
 from upcycle.tasks import MAX_TASKS
+from upcycle.wording import amount
 
 
 def init(
@@ -68,11 +69,13 @@ def _say_written(project: NewProject, written: Sequence[str], num_demonstrations
     folders = Counter(f"{name.rpartition('/')[0]}/" for name in written if "/" in name)
     own = [name for name in written if "/" not in name]
     _line(f"{project.folder}: preset {project.preset}")
-    for line in (*own, *(f"{folder}  ({number} files)" for folder, number in sorted(folders.items()))):
+    inside = [f"{folder}  ({amount(number, 'file')})" for folder, number in sorted(folders.items())]
+    for line in (*own, *inside):
         _line(f"  {line}")
     if num_demonstrations:
         slow = ", which takes a while: each recomputes its workbook" if project.preset == "sheet" else ""
-        _line(f"  demonstrations.jsonl: the reference player plays {num_demonstrations} tasks{slow} …")
+        tasks = amount(num_demonstrations, "task")
+        _line(f"  demonstrations.jsonl: the reference player plays {tasks}{slow} …")
 
 
 def _line(text: str) -> None:

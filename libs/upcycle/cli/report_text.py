@@ -143,4 +143,4 @@ def _worst(report: EvaluationReport) -> Iterator[str]:
 
 def _more(count: int, what: str) -> Iterator[str]:
     if count > 0:
-        yield f"  and {count} more {what}: --json has all of them"
+        yield f"  and {count:,} more {what}: --json has all of them"

@@ -16,6 +16,7 @@ from upcycle.cli.output import human, print_json
 from upcycle.cli.sparkline import sparkline
 from upcycle.errors import UpcycleError
 from upcycle.platform import Platform
+from upcycle.wording import amount
 
 if TYPE_CHECKING:
     from upcycle.api.trajectory.v1.trajectory_pb2 import TrajectorySummary
@@ -194,8 +195,9 @@ def successes(summaries: "Iterable[TrajectorySummary]", run_id: str) -> "list[Tr
     allowed = [one for one in graded if one.episode.split != SPLIT_HELD_OUT]
     if not allowed:
         raise SftRefused(
-            f"none of the {len(listed)} trajectories of {run_id} can train: {len(graded)} succeeded, "
-            f"{len(graded) - len(allowed)} of these are of held-out tasks, which never train",
+            f"none of the {amount(len(listed), 'trajectory', 'trajectories')} of {run_id} can train: "
+            f"{len(graded)} succeeded, {len(graded) - len(allowed)} of these are of held-out tasks, "
+            "which never train",
             "name a run over a taskset of split train, or over tasks that no taskset holds",
         )
     return sorted(allowed, key=lambda one: one.episode.trajectory_id)
@@ -221,9 +223,11 @@ def conversations_in(path: Path) -> "Iterator[Conversation]":
             num_kept += 1
             yield conversation
     if num_failed and not num_kept:
-        raise SftRefused(f"{path}: none of its {num_failed} trajectories succeeded: nothing is to be learned")
+        many = amount(num_failed, "trajectory", "trajectories")
+        raise SftRefused(f"{path}: none of its {many} succeeded: nothing is to be learned")
     if num_failed:
-        human().print(f"{num_failed} trajectories of {path} did not succeed: left out", markup=False)
+        many = amount(num_failed, "trajectory", "trajectories")
+        human().print(f"{many} of {path} did not succeed: left out", markup=False)
 
 
 def _conversation(name: str, line: str) -> "Conversation | None":
@@ -332,5 +336,5 @@ def shown(plan: SftPlan, model: str, *, as_json: bool) -> Iterator[Show]:
     if as_json:
         yield json_line
     else:
-        console.print(f"{model}: SFT on {plan.source} in {count} steps", markup=False)
+        console.print(f"{model}: SFT on {plan.source} in {amount(count, 'step')}", markup=False)
         yield line

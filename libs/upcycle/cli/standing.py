@@ -16,6 +16,7 @@ from upcycle.run_config import Purpose
 from upcycle.run_config.reading import RunFile, gather
 from upcycle.run_config.wire import spec_to_wire
 from upcycle.tasks import plain_name
+from upcycle.wording import amount
 
 if TYPE_CHECKING:
     from upcycle.api.taskset.v1.taskset_pb2 import Run, RunSpec
@@ -196,7 +197,7 @@ def standing_line(run: "Run") -> str:
     from upcycle.run_client import state_word
 
     model, limit = run.spec.policy.model, run.spec.training.steps
-    until = f"for {limit} steps" if limit else "until it is stopped"
+    until = f"for {amount(limit, 'step')}" if limit else "until it is stopped"
     taskset = plain_name(run.spec.taskset)
     on = f"what evaluations of {taskset} bring" if run.spec.no_sampling else taskset
     where = f"goes on at step {run.step}" if run.step else "is at its beginning"

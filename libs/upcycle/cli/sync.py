@@ -18,6 +18,7 @@ from upcycle.errors import UpcycleError
 from upcycle.platform import Platform
 from upcycle.tasks import Taskset, exact_name
 from upcycle.tasks_files import TASKS_FILES
+from upcycle.wording import amount
 
 if TYPE_CHECKING:
     from upcycle.api.taskset.v1.service_pb2 import GetTasksetResponse
@@ -198,7 +199,7 @@ async def _register(platform: Platform, taskset: Taskset) -> int:
 
 
 def _lines(plan: SyncPlan) -> Iterator[str]:
-    tasks = f"{len(plan.taskset)} tasks, {plan.taskset.split}"
+    tasks = f"{amount(len(plan.taskset), 'task')}, {plan.taskset.split}"
     if plan.before is None:
         yield f"{plan.taskset.name} is new: {tasks}"
         return
@@ -221,8 +222,9 @@ def _say(plan: SyncPlan, revision: int, as_json: bool) -> int:
         return Exit.OK
     if plan.is_equal:
         other = len(plan.difference.renamed)
-        slugs = f"; {other} have other slugs in the file, which is no change" if other else ""
-        print(f"{plan.registered} is the same, {len(plan.taskset)} tasks{slugs}: nothing to do")
+        some = amount(other, "has another slug", "have other slugs")
+        slugs = f"; {some} in the file, which is no change" if other else ""
+        print(f"{plan.registered} is the same, {amount(len(plan.taskset), 'task')}{slugs}: nothing to do")
         return Exit.OK
     for line in _lines(plan):
         print(one_line(line, 200))

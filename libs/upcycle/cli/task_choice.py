@@ -10,6 +10,7 @@ from upcycle.cli.output import human
 from upcycle.cli.tasksets import TasksetSource
 from upcycle.errors import UpcycleError
 from upcycle.tasks import Task, Taskset, plain_name
+from upcycle.wording import amount
 
 _FIELDS: Final = ("slug", "family", "scenario")
 
@@ -94,7 +95,8 @@ class TaskChoice:
         part = self.of(whole)
         if part is whole:
             return source
-        human().print(f"{len(part)} of the {len(whole)} tasks of {whole.name}", markup=False, soft_wrap=True)
+        said = f"{len(part)} of the {amount(len(whole), 'task')} of {whole.name}"
+        human().print(said, markup=False, soft_wrap=True)
         return TasksetSource(part.name, (part,))
 
 

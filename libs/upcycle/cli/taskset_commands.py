@@ -11,6 +11,7 @@ from upcycle.cli.taskset_diff import Difference, difference
 from upcycle.errors import UpcycleError
 from upcycle.platform import Platform
 from upcycle.tasks import exact_name
+from upcycle.wording import amount
 
 if TYPE_CHECKING:
     from upcycle.api.taskset.v1.service_pb2 import GetTasksetResponse
@@ -80,7 +81,7 @@ async def show(name: str, *, limit: int = 50, as_json: JsonFlag = False) -> int:
     ]
     _print([("task", "family", "scenario", "side", "digest"), *rows])
     if len(rows) < len(shown):
-        print(f"and {len(shown) - len(rows)} more tasks: --limit 0 shows all")
+        print(f"and {amount(len(shown) - len(rows), 'more task')}: --limit 0 shows all")
     return Exit.OK
 
 
@@ -123,9 +124,10 @@ async def delete(name: str, *, as_json: JsonFlag = False) -> int:
         print_json("deleted_taskset", {"name": name, "revisions": [fields_of(one) for one in gone]})
         return Exit.OK
     held_out = gone[-1].splits["held_out"]
-    kept = f"; its {held_out} held-out tasks stay held out" if held_out else ""
-    revisions = f"{len(gone)} revision{'s' if len(gone) != 1 else ''}"
-    print(f"{name} is deleted: {revisions}, {gone[-1].num_tasks} tasks in the newest{kept}")
+    staying = amount(held_out, "held-out task stays", "held-out tasks stay")
+    kept = f"; its {staying} held out" if held_out else ""
+    revisions = amount(len(gone), "revision")
+    print(f"{name} is deleted: {revisions}, {amount(gone[-1].num_tasks, 'task')} in the newest{kept}")
     return Exit.OK
 
 

@@ -16,6 +16,7 @@ from upcycle.errors import Failed, UpcycleError
 from upcycle.platform import Platform
 from upcycle.tasks import Taskset, exact_name, plain_name
 from upcycle.whole_files import written_whole
+from upcycle.wording import amount
 
 if TYPE_CHECKING:
     from upcycle.api.taskset.v1.service_pb2 import GetTasksetResponse
@@ -78,10 +79,10 @@ class Selected:
     num_tasks: int
 
     def __str__(self) -> str:
-        notes = [f"{self.num_held_out} held-out tasks left out"]
+        notes = [f"{amount(self.num_held_out, 'held-out task')} left out"]
         if self.num_ungraded:
             notes.append(f"{self.num_ungraded} without a graded episode")
-        return f"{len(self.chosen)} of {self.num_tasks} tasks; {', '.join(notes)}"
+        return f"{len(self.chosen)} of {amount(self.num_tasks, 'task')}; {', '.join(notes)}"
 
 
 async def from_run(

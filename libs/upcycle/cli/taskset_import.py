@@ -14,6 +14,7 @@ from upcycle.cli.taskset_from_run import UnclearSelection, check_output
 from upcycle.errors import DefinitionError
 from upcycle.tasks import MAX_TASKS, Split, Taskset
 from upcycle.whole_files import written_whole
+from upcycle.wording import amount
 
 if TYPE_CHECKING:
     from upcycle.importers.tasks import ScenarioTarget
@@ -72,7 +73,7 @@ async def import_file(
     if as_json:
         print_json("taskset_file", {"taskset": taskset.name, "file": str(output), "tasks": len(taskset)})
     else:
-        print(f"{output}: taskset {one_line(taskset.name)}, {len(taskset)} tasks, {split}")
+        print(f"{output}: taskset {one_line(taskset.name)}, {amount(len(taskset), 'task')}, {split}")
     return Exit.OK
 
 

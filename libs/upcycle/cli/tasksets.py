@@ -11,6 +11,7 @@ import upcycle
 from upcycle.cli.output import human
 from upcycle.errors import DefinitionError, UpcycleError
 from upcycle.tasks_files import TASKS_FILES
+from upcycle.wording import amount
 
 if TYPE_CHECKING:
     from upcycle.platform import Platform
@@ -49,7 +50,8 @@ class TasksetSource:
             done = await register_taskset(platform, taskset)
             names[taskset.name] = done.exact_name if exact else done.name
             if done.is_new and done.revision > 1:
-                human().print(f"{done.name}: revision {done.revision}, {done.num_tasks} tasks", markup=False)
+                tasks = amount(done.num_tasks, "task")
+                human().print(f"{done.name}: revision {done.revision}, {tasks}", markup=False)
         return names[self.name]
 
 

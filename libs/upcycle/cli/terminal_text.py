@@ -3,6 +3,7 @@
 from typing import Final
 
 from upcycle.printable import printable
+from upcycle.wording import amount
 
 MAX_SHOWN_CHARS: Final = 4000
 
@@ -12,4 +13,4 @@ def terminal_text(text: str, max_chars: int = MAX_SHOWN_CHARS) -> str:
     after `max_chars`."""
     more = len(text) - max_chars
     shown = printable(text[:max_chars])
-    return f"{shown}\n[{more} more characters]" if more > 0 else shown
+    return f"{shown}\n[{amount(more, 'more character')}]" if more > 0 else shown

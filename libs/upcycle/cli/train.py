@@ -18,6 +18,7 @@ from upcycle.run_config.reading import RunFile, Sources
 from upcycle.run_config.wire import spec_to_wire
 from upcycle.tasks import plain_name
 from upcycle.wire import usage_of
+from upcycle.wording import amount
 
 if TYPE_CHECKING:
     from upcycle.api.taskset.v1.taskset_pb2 import Run
@@ -240,7 +241,7 @@ def _print_done(run: "Run", as_json: bool) -> None:
     reward, _, episodes = scores(run)
     has_own = run.counts.requested or not run.spec.no_sampling
     sampled = f"reward {reward}, {episodes}" if has_own else "no episodes of its own"
-    print(f"{run.run_id}: {run.step} steps{early}, v{run.policy_version}, {sampled}{outcome}")
+    print(f"{run.run_id}: {amount(run.step, 'step')}{early}, v{run.policy_version}, {sampled}{outcome}")
     for line in (str(usage_of(run.usage)), groups_text(run), *map(source_text, run.sources)):
         if line:
             print(line)

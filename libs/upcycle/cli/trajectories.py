@@ -8,6 +8,7 @@ from upcycle.cli.exits import Exit
 from upcycle.cli.output import JsonFlag, human, print_json, result_console
 from upcycle.cli.trajectory_choice import ALL, TrajectoryChoice, UnclearFilter
 from upcycle.platform import Platform
+from upcycle.wording import amount
 
 if TYPE_CHECKING:
     from upcycle.api.trajectory.v1.trajectory_pb2 import TrajectorySummary
@@ -125,7 +126,8 @@ async def export(
             removed += part.removed
         if not lines and not removed:
             human().print(await which.why_none(platform))
-    human().print(f"{lines} trajectories" + (f"; retention removed {removed} more" if removed else ""))
+    also = f"; retention removed {removed} more" if removed else ""
+    human().print(amount(lines, "trajectory", "trajectories") + also)
     return Exit.OK
 
 

@@ -16,6 +16,7 @@ from upcycle.api.trajectory.v1.trajectory_pb2 import (
     StopReason,
 )
 from upcycle.cli.terminal_text import terminal_text
+from upcycle.wording import amount
 
 if TYPE_CHECKING:
     from upcycle.api.trajectory.v1.trajectory_pb2 import (
@@ -91,7 +92,7 @@ def _turn_title(number: int, turn: "Turn") -> str:
     finish = FinishReason.Name(turn.finish_reason).removeprefix("FINISH_REASON_").lower()
     versions = ", ".join(f"v{span.version}×{span.num_tokens}" for span in turn.versions)
     took = f"{turn.sampling_s * 1e3:.0f} ms"
-    return f"turn {number} · {len(turn.sampled_ids)} tokens · {versions} · {finish} · {took}"
+    return f"turn {number} · {amount(len(turn.sampled_ids), 'token')} · {versions} · {finish} · {took}"
 
 
 def token_strip(texts: Sequence[str], logprobs: Iterable[float]) -> Text:

@@ -12,6 +12,7 @@ from upcycle.cli.report_text import one_line
 from upcycle.reporting.trajectory_files import file_of
 from upcycle.viewing.asked import DEFAULT_SHOWN, Asked
 from upcycle.viewing.writing import STDOUT, check_place, write_page
+from upcycle.wording import amount
 
 if TYPE_CHECKING:
     from upcycle.run_pages.values import RunPage
@@ -64,7 +65,7 @@ def _write(page: "RunPage", place: str) -> None:
     write_page(text, place)
     if place != STDOUT:
         size = f"{len(text.encode()) / 1024:,.0f} KiB"
-        whole = f"{len(page.shown)} of {len(page.episodes)} episodes whole"
+        whole = f"{len(page.shown)} of {amount(len(page.episodes), 'episode')} whole"
         human().print(f"{place}: {size}, {whole}", markup=False, soft_wrap=True)
         for warning in page.header.warnings:
             human().print(one_line(warning, 300), style="yellow", markup=False, soft_wrap=True)

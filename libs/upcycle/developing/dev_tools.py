@@ -9,6 +9,7 @@ from upcycle.developing.versions import Version
 from upcycle.environment.channel import ControlChannel
 from upcycle.environment.tools import ToolResult, ToolSpec
 from upcycle.errors import Failed, UpcycleError
+from upcycle.wording import amount
 
 CALL_S: Final = 600.0
 START: Final = "dev_start"
@@ -130,11 +131,11 @@ async def described(version: Version) -> str:
     try:
         await channel.hello()
         num_scenarios = len(await channel.list_tasks())
-        scenarios = f"{num_scenarios} scenario{'s' * (num_scenarios != 1)}"
+        scenarios = amount(num_scenarios, "scenario")
         try:
             num_tools = len(await channel.list_tools(timeout_s=CALL_S))
         except UpcycleError as error:
             return f"{scenarios}; its tools cannot be listed: {error}"
-        return f"{num_tools} tool{'s' * (num_tools != 1)}, {scenarios}"
+        return f"{amount(num_tools, 'tool')}, {scenarios}"
     finally:
         await channel.close()

@@ -174,7 +174,8 @@ def _convert_plain(annotation: Any, value: Any, where: str) -> Any:
         return int(value)
     if annotation in (str, bool, list, dict, type(None)):
         name = _SCALARS[annotation]["type"]
-        return _expect(isinstance(value, annotation), value, where, f"a {name}")
+        article = "an" if name in ("array", "object") else "a"
+        return _expect(isinstance(value, annotation), value, where, f"{article} {name}")
     return _convert_class(annotation, value, where)
 
 

@@ -102,7 +102,7 @@ def _json_form(value: Any) -> Any:
         return value.model_dump(mode="json")
     if isinstance(value, set | frozenset):
         return sorted(value)
-    raise TypeError(f"a {type(value).__name__} has no JSON form")
+    raise TypeError(f"a value of type {type(value).__name__} has no JSON form")
 
 
 def bounded_text(text: str, max_bytes: int | None) -> tuple[str, bool]:

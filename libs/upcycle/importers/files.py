@@ -43,7 +43,7 @@ def _json_rows(path: Path) -> Iterator[DataRow]:
             raise TasksetInvalid(f"{path}:{number}: not JSON: {error}") from error
         if not isinstance(row, dict):
             raise TasksetInvalid(
-                f"{path}:{number}: a {type(row).__name__}, not an object", 'write {"question": "2 + 2"}'
+                f"{path}:{number}: of type {type(row).__name__}, not an object", 'write {"question": "2 + 2"}'
             )
         yield DataRow(f"{path}:{number}", row)
 

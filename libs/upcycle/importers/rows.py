@@ -27,13 +27,13 @@ def rows_of(dataset: Iterable[Any]) -> Iterator[DataRow]:
     if isinstance(dataset, Mapping):
         first = ", ".join(map(repr, list(dataset)[:5]))
         raise TasksetInvalid(
-            f"the data set is a {type(dataset).__name__} of {first or 'none'}",
+            f"the data set is of type {type(dataset).__name__}, of {first or 'none'}",
             "pass its rows: of a dictionary of splits, one of them",
         )
     for number, row in enumerate(dataset, start=1):
         if not isinstance(row, Mapping):
             raise TasksetInvalid(
-                f"row {number} is a {type(row).__name__}, not a mapping of columns",
+                f"row {number} is of type {type(row).__name__}, not a mapping of columns",
                 "pass a list of dictionaries, a datasets.Dataset or a csv.DictReader",
             )
         yield DataRow(f"row {number}", row)

@@ -103,7 +103,7 @@ class RowTasks:
             found = self.arguments(row.cells)
             if not isinstance(found, Mapping):
                 raise TasksetInvalid(
-                    f"{row.where}: the function of arguments returned a {type(found).__name__}",
+                    f"{row.where}: the function of arguments returned {type(found).__name__}",
                     "let it return a dictionary",
                 )
             return dict(found)

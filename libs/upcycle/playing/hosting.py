@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Final, NoReturn, Protocol
 from upcycle.environment.channel import ChannelServer, ControlChannel
 from upcycle.environment.fork_client import ended_text
 from upcycle.external.keys import forget_keys
+from upcycle.wording import amount
 
 if TYPE_CHECKING:
     from upcycle.environment.core import Environment
@@ -65,7 +66,7 @@ class KeptOutput:
         """As it is so far."""
         text = bytes(self._kept).decode("utf-8", "replace")
         more = self._num_bytes - len(self._kept)
-        return f"{text}\n[{more} more bytes were printed]" if more else text
+        return f"{text}\n[{amount(more, 'more byte was', 'more bytes were')} printed]" if more else text
 
     def finish(self) -> None:
         """Wait until its writers are gone, for a moment."""

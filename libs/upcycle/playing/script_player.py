@@ -14,6 +14,7 @@ from upcycle.harness.parsing import read_message
 from upcycle.modules import load_module
 from upcycle.playing.errors import PlayerFailed, PlayRefused
 from upcycle.task_rows import Task
+from upcycle.wording import amount
 
 ReplyFunction = Callable[[Task, list[dict[str, Any]]], Any]
 """Task and conversation to the next turn: text, or an object as `turn_of` reads it. Plain or async."""
@@ -38,8 +39,8 @@ class LinesPlayer:
         if self._next >= len(self._turns):
             last = str(messages[-1].get("content", ""))
             raise PlayerFailed(
-                f"{self._path} has {len(self._turns)} turns, and the episode wants another one after "
-                f"{messages[-1]['role']}: {last!r:.160}",
+                f"{self._path} has {amount(len(self._turns), 'turn')}, and the episode wants another one "
+                f"after {messages[-1]['role']}: {last!r:.160}",
                 "end the script with a plain final answer",
             )
         self._next += 1
@@ -88,7 +89,7 @@ def turn_of(value: Any) -> AssistantTurn:
     if isinstance(value, str):
         return parse_turn(value)
     if not isinstance(value, Mapping):
-        raise ValueError(f"a {type(value).__name__}")
+        raise ValueError(f"a value of type {type(value).__name__}")
     unknown = sorted(set(value) - _FIELDS)
     if unknown or not value:
         raise ValueError(f"an object with unknown field {unknown[0]!r}" if unknown else "an empty object")
@@ -96,7 +97,7 @@ def turn_of(value: Any) -> AssistantTurn:
         raise ValueError(f"a message of role {value['role']!r}")
     calls = value.get("tool_calls") or []
     if not isinstance(calls, list):
-        raise ValueError(f"tool_calls that are a {type(calls).__name__}")
+        raise ValueError(f"tool_calls of type {type(calls).__name__}")
     text = value.get("text", value.get("content"))
     return read_message({"content": text, "tool_calls": list(map(_row, calls))})
 

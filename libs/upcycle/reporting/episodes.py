@@ -5,6 +5,7 @@ from dataclasses import asdict, dataclass, field, fields
 from typing import Any, Final, Self
 
 from upcycle.errors import UpcycleError
+from upcycle.wording import amount
 
 LOCAL_RUN: Final = "here-"
 """How the id of an evaluation in one process begins; the platform knows none of them."""
@@ -69,8 +70,8 @@ class EvaluatedRun:
         if len(self.episodes) >= self.num_planned:
             return ""
         graded = sum(one.reward is not None for one in self.episodes)
-        what = "tasks" if self.group == 1 else "episodes"
-        return f"graded {graded} of {self.num_planned} {what}; interrupted"
+        planned = amount(self.num_planned, "task" if self.group == 1 else "episode")
+        return f"graded {graded:,} of {planned}; interrupted"
 
     def to_json(self) -> dict[str, Any]:
         """The inverse of `from_json`."""

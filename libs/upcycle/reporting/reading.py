@@ -15,6 +15,7 @@ from upcycle.evaluation import READ_CONCURRENCY, read_results
 from upcycle.reporting.episodes import EpisodeRow, EvaluatedRun, NoEvaluation
 from upcycle.run_client import is_over, state_word
 from upcycle.tasks import exact_name, plain_name
+from upcycle.wording import amount
 
 if TYPE_CHECKING:
     from upcycle.api.taskset.v1.service_pb2 import GetRunResponse
@@ -141,7 +142,7 @@ async def _with_trajectories(platform: "Platform", found: EvaluatedRun) -> Evalu
         found,
         episodes=tuple(by_id.get(one.episode_id, one) for one in episodes),
         num_unread=len(unsolved) - len(chosen),
-        notice=f"the trajectory store has not indexed {missing} episodes yet" if missing else "",
+        notice=f"the trajectory store has not indexed {amount(missing, 'episode')} yet" if missing else "",
     )
 
 

@@ -15,6 +15,7 @@ from upcycle.run_pages.charts import charts_of, gains_of
 from upcycle.run_pages.errors import PageTooLarge
 from upcycle.run_pages.matrix import matrix_of
 from upcycle.run_pages.values import RunPage, ShownEpisode
+from upcycle.wording import amount
 
 MAX_PAGE_BYTES: Final = 32 * 1024 * 1024
 """What browsers open without a pause."""
@@ -36,8 +37,8 @@ def page_of(page: RunPage, *, max_bytes: int = MAX_PAGE_BYTES) -> str:
         size += len(part.encode())
         if size > max_bytes:
             raise PageTooLarge(
-                f"the page of {texts.name(page.header.run_id)} with {len(page.shown)} episodes is over "
-                f"{max_bytes / 2**20:.3g} MiB, the largest that browsers open well",
+                f"the page of {texts.name(page.header.run_id)} with {amount(len(page.shown), 'episode')} is "
+                f"over {max_bytes / 2**20:.3g} MiB, the largest that browsers open well",
                 "show fewer with --limit, or leave out --tokens",
             )
         parts.append(part)

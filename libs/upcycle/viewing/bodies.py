@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 from upcycle.reporting.episodes import EpisodeRow
 from upcycle.run_pages.texts import MAX_EPISODE_CHARS, kept
 from upcycle.run_pages.values import Message, ShownCall, ShownEpisode, ShownGrade, ShownToken, ShownTurn
+from upcycle.wording import amount
 
 if TYPE_CHECKING:
     from upcycle.api.trajectory.v1 import trajectory_pb2 as pb
@@ -54,7 +55,7 @@ def _turn(turn: "pb.Turn", *, tokens: bool) -> ShownTurn:
     results = {one.call_id: one for one in turn.tool_results}
     versions = ", ".join(f"v{span.version} × {span.num_tokens}" for span in turn.versions)
     finish = FinishReason.Name(turn.finish_reason).removeprefix("FINISH_REASON_").lower()
-    words = (f"{len(turn.sampled_ids)} tokens", versions, finish, f"{turn.sampling_s:.2g} s")
+    words = (amount(len(turn.sampled_ids), "token"), versions, finish, f"{turn.sampling_s:.2g} s")
     sampled = zip(turn.sampled_texts[:MAX_TOKENS], turn.sampled_logprobs, strict=False) if tokens else ()
     return ShownTurn(
         text=kept(turn.text),

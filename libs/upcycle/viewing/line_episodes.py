@@ -9,13 +9,15 @@ from upcycle.reporting.external_rows import finite_number
 from upcycle.run_pages.texts import kept
 from upcycle.run_pages.values import Message, ShownCall, ShownEpisode, ShownGrade, ShownTurn
 from upcycle.viewing.bodies import MAX_DETAIL_CHARS, MAX_GRADES
+from upcycle.wording import amount
 
 _SAID_FIRST: Final = ("system", "developer", "user")
 
 
 def shown_line(row: EpisodeRow, why: str, line: Mapping[str, Any]) -> ShownEpisode:
     """The whole of it, cut as a page shows it. Raises what `episode_row_of` raises."""
-    words = (f"{row.num_turns} turns", str(line.get("stop_reason") or ""), f"{line.get('seconds', 0)} s")
+    turns, seconds = amount(row.num_turns, "turn"), f"{line.get('seconds', 0)} s"
+    words = (turns, str(line.get("stop_reason") or ""), seconds)
     return ShownEpisode(
         row=row,
         why=why,

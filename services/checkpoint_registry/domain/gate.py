@@ -18,6 +18,7 @@ from upcycle.statistics.paired import (
     newcombe_lower,
     sample_needed,
 )
+from upcycle.wording import amount
 
 SMALL_FAMILIES = "(small families)"
 
@@ -170,7 +171,7 @@ def _family_reason(name: str, pairs: Sequence[PairedTask], rule: GateRule, lower
         return f"family {name!r} lost {-mean:.1%}, more than its budget of {margin:.1%}"
     needed = sample_needed(pairs, -margin, rule.alpha)
     return (
-        f"family {name!r} may have lost {-lower:.1%} (measured {mean:+.1%} on {len(pairs)} tasks), "
+        f"family {name!r} may have lost {-lower:.1%} (measured {mean:+.1%} on {amount(len(pairs), 'task')}), "
         f"its budget is {margin:.1%}; {_more(needed.tasks, needed.attempts)}"
     )
 
@@ -180,7 +181,9 @@ def _reason(
 ) -> str:
     candidate = _mean([pair.candidate_rate for pair in pairs])
     head = _mean([pair.head_rate for pair in pairs])
-    rates = f"success {head:.1%} -> {candidate:.1%} on {len(pairs)} tasks, lower bound {pooled:+.1%}"
+    rates = (
+        f"success {head:.1%} -> {candidate:.1%} on {amount(len(pairs), 'task')}, lower bound {pooled:+.1%}"
+    )
     problems = []
     if pooled <= rule.min_gain or p_value > rule.alpha:
         problems.append(_gain_problem(pairs, rule, p_value))

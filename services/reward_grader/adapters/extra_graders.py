@@ -25,7 +25,7 @@ def load_grader(path: str, weight: float, name: str) -> ExtraGrader:
         ) from error
     if not callable(function):
         raise ExtraGraderInvalid(
-            f"REWARD_GRADER_EXTRA_GRADERS: {path!r} is a {type(function).__name__}, no function"
+            f"REWARD_GRADER_EXTRA_GRADERS: {path!r} is of type {type(function).__name__}, no function"
         )
     if isinstance(function, Grader | Rubric):
         function = _of_sdk(function)

@@ -205,7 +205,7 @@ def _message(row: Mapping[str, Any]) -> Message:
         # Content parts, as OpenAI's clients write them: a text policy reads the text.
         content = "\n".join(str(part.get("text", "")) for part in content if isinstance(part, Mapping))
     if not isinstance(content, str):
-        raise TypeError(f"its content is a {type(content).__name__}, not text")
+        raise TypeError(f"its content is of type {type(content).__name__}, not text")
     return {"role": str(row["role"]), "content": content, "name": str(row.get("name", ""))}
 
 

@@ -12,6 +12,7 @@ from scenario_runner.domain.peer_facts import SessionFact
 from scenario_runner.domain.run_facts import RunFacts, WaitReason
 from scenario_runner.domain.runs import FINAL_RUN_STATES, OPEN_RUN_STATES, RunState
 from scenario_runner.domain.sources import in_words
+from upcycle.wording import amount
 
 _OF_ENVIRONMENT = frozenset(
     {EpisodeFailure.SCENARIO_ERROR, EpisodeFailure.REWARD_INVALID, EpisodeFailure.ENVIRONMENT_BROKEN}
@@ -39,7 +40,8 @@ def explain(facts: RunFacts) -> tuple[list[WaitReason], str]:
     first = reasons[0]
     if not first.episodes:
         return reasons, f"{first.owner}: {first.what}"
-    return reasons, f"{first.episodes} episodes wait for {first.owner}: {first.what}"
+    waiting = amount(first.episodes, "episode waits", "episodes wait")
+    return reasons, f"{waiting} for {first.owner}: {first.what}"
 
 
 def _reasons(facts: RunFacts) -> Iterator[WaitReason]:
@@ -123,10 +125,12 @@ def _sampling(facts: RunFacts) -> Iterator[WaitReason]:
         what, remedy = engine_problem
         yield WaitReason("policy_engine", what, unsampled, oldest_s, remedy)
     elif facts.sampler is not None and facts.sampler.is_abandoned and facts.sampler.num_pending:
-        what = f"{facts.sampler.num_pending} commands are queued and no sampler pulls them"
+        queued = amount(facts.sampler.num_pending, "command is", "commands are")
+        what = f"{queued} queued and no sampler pulls them"
         yield WaitReason("rollout_sampler", what, unsampled, oldest_s, "start rollout_sampler")
     elif facts.sampler is not None and facts.sampler.is_unasked and waits.queued_s > SILENCE_S:
-        what = f"{waits.queued} episodes are queued, and every sampler slot is busy or gone"
+        queued = amount(waits.queued, "episode is", "episodes are")
+        what = f"{queued} queued, and every sampler slot is busy or gone"
         yield WaitReason("rollout_sampler", what, unsampled, oldest_s, "add samplers, or see their logs")
     elif facts.fleet_alive >= facts.fleet_capacity:
         what = f"fleet full: {facts.fleet_alive} environments are alive, limit {facts.fleet_capacity}"
@@ -251,14 +255,17 @@ def _with_trainer(facts: RunFacts, session: SessionFact) -> Iterator[WaitReason]
         and not waits.opened
     ):
         by = f" ({session.holder})" if session.holder else ""
-        what = f"the trainer{by} has {session.groups_ready} groups ready and is {session.state}"
+        what = f"the trainer{by} has {amount(session.groups_ready, 'group')} ready and is {session.state}"
         yield WaitReason("grpo_trainer", what, waits.graded, waits.graded_s, "see its log")
 
 
 def _unsettled_groups(complete: int, offered: int) -> str:
     if complete and offered:
-        return f"{complete} groups are complete and {offered} on offer, none is settled"
-    return f"{complete or offered} groups are {'complete' if complete else 'on offer'} and not settled"
+        return (
+            f"{amount(complete, 'group is', 'groups are')} complete and {offered} on offer, none is settled"
+        )
+    some = amount(complete or offered, "group is", "groups are")
+    return f"{some} {'complete' if complete else 'on offer'} and not settled"
 
 
 def _supply(facts: RunFacts) -> Iterator[WaitReason]:
@@ -270,12 +277,14 @@ def _supply(facts: RunFacts) -> Iterator[WaitReason]:
     waiting = sum(report.waiting for report in facts.view.sources)
     if offered and (facts.session is None or facts.session.failure):
         problem = facts.session.failure if facts.session is not None else "the trainer does not answer"
-        what = f"{offered} groups of evaluations are on offer to the trainer: {problem}"
+        groups = amount(offered, "group of evaluations is", "groups of evaluations are")
+        what = f"{groups} on offer to the trainer: {problem}"
         remedy = "see its log" if facts.session is not None else "start grpo_trainer"
         yield WaitReason("grpo_trainer", what, 0, supply.offered_s, remedy)
     elif waiting and run.state is RunState.RUNNING:
         taken = facts.view.counts.groups_open + offered
-        what = f"{waiting} groups of evaluations wait: {taken} of {supply.open_group_limit} groups are open"
+        groups = amount(waiting, "group of evaluations waits", "groups of evaluations wait")
+        what = f"{groups}: {taken} of {supply.open_group_limit} groups are open"
         remedy = "none: each group that the trainer settles lets another open"
         yield WaitReason("grpo_trainer", what, 0, supply.offered_s, remedy)
     yield from _none_trained(facts)
@@ -301,7 +310,7 @@ def _unfed(facts: RunFacts, offered: int, prompts: int) -> Iterator[WaitReason]:
         return
     held = offered if facts.session is None else min(offered, facts.session.groups_ready)
     has = f"the trainer has {held}" + (f" ({offered} are on offer to it)" if held < offered else "")
-    need = f"a step takes {prompts} groups, {has}, and the run plans none itself"
+    need = f"a step takes {amount(prompts, 'group')}, {has}, and the run plans none itself"
     if evaluations:
         what = f"waiting for evaluations ({', '.join(evaluations)} bring groups): {need}"
         yield WaitReason("evaluation", what, 0, 0.0, f"see upcycle why {evaluations[0]}")
@@ -323,7 +332,8 @@ def _failing(facts: RunFacts) -> Iterator[WaitReason]:
     num_graded = facts.view.counts.requested - num_failed - facts.waits.queued - facts.waits.opened
     if not failures or num_failed <= num_graded:
         return
-    what = f"{failures[kind]} episodes failed with {kind}; the newest: {facts.waits.last_failure[:300]}"
+    failed = amount(failures[kind], "episode")
+    what = f"{failed} failed with {kind}; the newest: {facts.waits.last_failure[:300]}"
     owner, remedy = "platform", "see the log of the service it names"
     if kind in _OF_ENVIRONMENT:
         owner, remedy = "environment", "mend the environment"

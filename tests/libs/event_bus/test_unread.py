@@ -62,7 +62,7 @@ async def test_what_was_given_up_is_unread_until_a_person_accepts_it(nats_server
         await publish(bus, "poison", "1")
 
         async def is_given_up() -> bool:
-            return "reader gave up 1 messages" in str(await bus.unread(utc_now() - EVER))
+            return "reader gave up 1 message" in str(await bus.unread(utc_now() - EVER))
 
         await until(is_given_up)
         async with DeadLetterBox.opened(BusSettings(url=server.url)) as box:

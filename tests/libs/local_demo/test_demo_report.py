@@ -66,7 +66,7 @@ def test_a_closed_loop_falls_short_of_nothing() -> None:
         ({"after": HeldOut(180, 240)}, "ended at 75.0%"),
         ({"before": HeldOut(1, 3), "after": HeldOut(5, 6)}, "overlap"),
         ({"ledger": Ledger(1000, 999, 0, {})}, "1000 requested, 999 settled"),
-        ({"ledger": Ledger(1000, 1000, 1, {})}, "1 episodes are still in flight"),
+        ({"ledger": Ledger(1000, 1000, 1, {})}, "1 episode is still in flight"),
         ({"checkpoints_promoted": 1}, "1 promotions"),
         ({"reloads": Reloads(3, 1, ())}, "1 reloads failed"),
         ({"fed": Fed({"run-a": 38, "run-b": 0}, 12)}, "no group of the evaluation run-b was trained"),

@@ -111,7 +111,7 @@ def test_groups_are_counted_in_episodes_and_kinds_by_number() -> None:
     assert coverage == Coverage(num_tasks=2, num_planned=4, num_graded=1, num_successes=1, missing=missing)
     assert (coverage.share, coverage.success_rate) == (0.25, 0.25)
     assert str(coverage) == "graded 1 of 4 episodes of 2 tasks; 3 missing: 2 timeout, 1 engine_error"
-    assert str(coverage_of([run("a")])) == "graded 1 of 1 tasks"
+    assert str(coverage_of([run("a")])) == "graded 1 of 1 task"
     assert (coverage_of([]).share, coverage_of([]).success_rate) == (0.0, 0.0)
 
 

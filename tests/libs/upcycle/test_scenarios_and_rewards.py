@@ -141,8 +141,8 @@ async def test_every_way_to_break_the_protocol_is_a_typed_error() -> None:
     for scenario, text in (
         (empty, "ended before its first yield"),
         (early, "LookupError: no data"),
-        (number, "first yield is a int"),
-        (half_messages, "first yield is a list"),
+        (number, "first yield is of type int"),
+        (half_messages, "first yield is of type list"),
     ):
         with pytest.raises(ScenarioError, match=text):
             await play(scenario).start()

@@ -164,7 +164,7 @@ def test_the_doctor_says_what_the_streams_hold_and_what_was_given_up(
     assert found["dead letters"]["verdict"] == "warn"
     assert found["dead letters"]["detail"].startswith("1 not handled")
     assert found["stream TASKS"]["verdict"] == "ok"
-    assert "1 messages" in found["stream EVENTS"]["detail"]
+    assert "1 message" in found["stream EVENTS"]["detail"]
     assert "days at this rate; messages are kept 30 days" in found["stream EVENTS"]["detail"]
 
 

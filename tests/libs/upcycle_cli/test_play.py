@@ -165,7 +165,7 @@ def test_a_tool_that_ends_the_process_is_named_with_its_exit_status(shop: Path) 
         (["tasks.py", "--agent", "openai:http://127.0.0.1:9/v1"], 2, "names no model"),
         (["tasks.py", "--agent", "openai:http://me:pw@h/v1#m"], 2, "holds a password"),
         (["tasks.py", "--agent", "openai:http://127.0.0.1:9/v1#m"], 4, "127.0.0.1:9/v1 does not answer"),
-        (["tasks.py", "--script", "short.jsonl"], 1, "has 1 turns, and the episode wants another"),
+        (["tasks.py", "--script", "short.jsonl"], 1, "has 1 turn, and the episode wants another"),
     ],
 )
 def test_what_cannot_be_played_is_refused_by_name(

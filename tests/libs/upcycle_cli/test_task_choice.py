@@ -95,7 +95,7 @@ def test_a_dry_run_counts_the_chosen_tasks(tasks_file: str, capsys: pytest.Captu
     said = capsys.readouterr().err.splitlines()
     assert said[0] == "1 of the 4 tasks of sums"
     assert said[1].startswith("sums-part-")
-    assert "1 tasks, split train" in said[1]
+    assert "1 task, split train" in said[1]
 
 
 @pytest.fixture

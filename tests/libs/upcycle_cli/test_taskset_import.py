@@ -105,7 +105,7 @@ def test_the_scenario_of_a_served_environment(folder: Path) -> None:
         ("quiz.csv", "question,answer\n1,2\n", ("--limit", "-1"), "--limit is -1"),
         ("quiz.jsonl", '{"question": 1}\n{"x"\n', ("--limit", "9"), "quiz.jsonl:1: no column 'answer'"),
         ("quiz.jsonl", '{"question": "1", "answer": "1"}\n{"x"\n', (), "quiz.jsonl:2: not JSON"),
-        ("quiz.jsonl", "[1, 2]\n", (), "quiz.jsonl:1: a list, not an object"),
+        ("quiz.jsonl", "[1, 2]\n", (), "quiz.jsonl:1: of type list, not an object"),
         ("quiz.jsonl", '{"question": "1", "answer": "1", "points": NaN}', (), "quiz.jsonl:1: ask.points"),
         (
             "quiz.xlsx",

@@ -121,7 +121,7 @@ def test_a_family_of_a_single_task_says_that_two_tasks_can_pass() -> None:
     verdict = judge(*both(pairs), GateRule())
     assert not verdict.passed
     assert verdict.families[-1].reason == (
-        "family '(small families)' may have lost 100.0% (measured +0.0% on 1 tasks), "
+        "family '(small families)' may have lost 100.0% (measured +0.0% on 1 task), "
         "its budget is 5.0%; would take about 2 tasks at this effect"
     )
     pairs |= tasks("c", 1, (1, 1), (1, 1), 41)

@@ -120,4 +120,4 @@ async def test_a_registry_that_gave_a_checkpoint_up_answers_nothing(stack: Stack
 
         why = await until(refusal)
     assert "checkpoint_registry has not read all events older than" in why
-    assert "gave up 1 messages, see upcycle bus dead show" in why
+    assert "gave up 1 message, see upcycle bus dead show" in why

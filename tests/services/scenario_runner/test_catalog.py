@@ -50,7 +50,7 @@ async def test_tasksets_are_listed_shown_and_compared(runner: Runner, upcycle: C
     shown = await upcycle("tasksets", "show", "sums@1", "--limit", "1")
     assert "sums@1, digest" in shown.out
     assert "arith.py" in shown.out
-    assert "and 1 more tasks" in shown.out
+    assert "and 1 more task:" in shown.out
     whole = json.loads((await upcycle("tasksets", "show", "sums", "--json")).out)
     assert [(one["slug"], one["side"]) for one in whole["tasks"]] == [(f"t{n}", "train") for n in range(3)]
     assert [one["revision"] for one in whole["revisions"]] == ["1", "2"]
@@ -110,7 +110,7 @@ async def test_what_refers_to_a_taskset_is_named_and_keeps_it(runner: Runner, up
     deleted = await upcycle("tasksets", "delete", "free")
     assert (
         deleted.out
-        == "free is deleted: 1 revision, 1 tasks in the newest; its 1 held-out tasks stay held out\n"
+        == "free is deleted: 1 revision, 1 task in the newest; its 1 held-out task stays held out\n"
     )
     assert "free" not in (await upcycle("tasksets", "list")).out
     # Its task is on its side for ever, and its number is not given again.

@@ -63,7 +63,7 @@ def decode(line: bytes) -> Frame:
     except (ValueError, RecursionError) as error:
         raise ChannelError(PARSE_ERROR, f"frame is not JSON: {error}") from error
     if not isinstance(frame, dict):
-        raise ChannelError(INVALID_REQUEST, f"frame is a {type(frame).__name__}, not an object")
+        raise ChannelError(INVALID_REQUEST, f"frame is of type {type(frame).__name__}, not an object")
     return frame
 
 

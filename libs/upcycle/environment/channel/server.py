@@ -144,7 +144,8 @@ class Connection:
             hint = "only as the first frame of a connection" if method == "tunnel.open" else f"it has {known}"
             raise ChannelError(frames.METHOD_NOT_FOUND, f"unknown method {method!r}; {hint}")
         if params is not None and not isinstance(params, dict):
-            raise ChannelError(frames.INVALID_PARAMS, f"params is a {type(params).__name__}, not an object")
+            kind = type(params).__name__
+            raise ChannelError(frames.INVALID_PARAMS, f"params is of type {kind}, not an object")
         return await self._methods[method](params or {})
 
     async def _hello(self, params: Frame) -> Frame:

@@ -253,7 +253,7 @@ def arguments_of(params: Mapping[str, Any], name: str) -> dict[str, Any]:
     if value is None:
         return {}
     if not isinstance(value, dict):
-        raise ChannelError(INVALID_PARAMS, f"{name} is a {type(value).__name__}, not an object")
+        raise ChannelError(INVALID_PARAMS, f"{name} is of type {type(value).__name__}, not an object")
     return value
 
 

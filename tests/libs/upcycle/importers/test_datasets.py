@@ -81,8 +81,8 @@ def rows(count: int) -> Iterator[dict[str, Any]]:
     ("dataset", "options", "said"),
     [
         ([], {}, "has 0 tasks"),
-        ({"train": ROWS, "test": ROWS}, {}, "a dict of 'train', 'test'; pass its rows"),
-        (["2 + 2"], {}, "row 1 is a str, not a mapping"),
+        ({"train": ROWS, "test": ROWS}, {}, "of type dict, of 'train', 'test'; pass its rows"),
+        (["2 + 2"], {}, "row 1 is of type str, not a mapping"),
         ([{"question": "2"}], {}, "row 1: no column 'answer'; it has question"),
         ([*ROWS, {"question": "2", "anwser": "4"}], {}, "row 3: no column 'answer'; did you mean 'anwser'?"),
         (
@@ -95,7 +95,7 @@ def rows(count: int) -> Iterator[dict[str, Any]]:
             {"arguments": {"question": "points", "answer": "answer"}},
             "row 1: ask.question: expected a s",
         ),
-        (ROWS, {"arguments": lambda row: 3}, "row 1: the function of arguments returned a int"),
+        (ROWS, {"arguments": lambda row: 3}, "row 1: the function of arguments returned int"),
         (ROWS, {"ids": "topic"}, "row 2: the same id, 'sums', as row 1"),
         (ROWS, {"ids": "uid"}, "row 1: no column 'uid' for the id; did you mean 'id'?"),
         (ROWS, {"ids": "source"}, "row 1: id None is no text"),

@@ -40,7 +40,7 @@ async def test_a_function_is_asked_with_the_task_and_the_conversation(tmp_path: 
     assert said == ChatReply(AssistantTurn("tea: How much tea?"))
     with pytest.raises(PlayerFailed, match=r"raised IndexError: .* at .*by_function.py:4"):
         await script_player(f"{script}:fails", TASK).reply(ASKED, TOOLS, 100)
-    with pytest.raises(PlayerFailed, match="odd returned a int"):
+    with pytest.raises(PlayerFailed, match="odd returned a value of type int"):
         await script_player(f"{script}:odd", TASK).reply(ASKED, TOOLS, 100)
 
 

@@ -143,7 +143,7 @@ def test_what_succeeded_is_a_conversation_of_its_task(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("line", "said"),
     [
-        (played(reward=0.0, success=False), "none of its 1 trajectories succeeded"),
+        (played(reward=0.0, success=False), "none of its 1 trajectory succeeded"),
         (played(task={**TASK.to_json(), "digest": "0" * 64}), f"has digest {TASK.digest[:12]}"),
         (played(format="upcycle-trajectory/2"), "'upcycle-trajectory/2', and this version reads"),
         (played(task="close-7"), "it has no task"),

@@ -32,6 +32,8 @@ DECISIONS_PER_EPISODE = 2.5
 BYTES_PER_DECISION = 1440
 QUEUED_OF_ONE_MODEL = 20_000
 """Commands of one pool. All may be out at once: those that no engine can play stop none behind them."""
+_LONGEST_PLAY_S = 25 * 3600.0
+"""A run may allow its episodes a day; the handler that plays one has deadlines of its own."""
 RECORDS_OUT = 20_000
 """Records that graders have at once, those included that wait for a judge: they stop none behind them."""
 _MIB = 1 << 20
@@ -347,6 +349,7 @@ ROLLOUT_SAMPLER_TRAIN = ConsumerSpec(
     (taskset.EpisodeRequested,),
     pools=("train",),
     max_ack_pending=QUEUED_OF_ONE_MODEL,
+    handler_timeout_s=_LONGEST_PLAY_S,
 )
 ROLLOUT_SAMPLER_EVAL = ConsumerSpec(
     TASKS,
@@ -354,6 +357,7 @@ ROLLOUT_SAMPLER_EVAL = ConsumerSpec(
     (taskset.EpisodeRequested,),
     pools=("eval",),
     max_ack_pending=QUEUED_OF_ONE_MODEL,
+    handler_timeout_s=_LONGEST_PLAY_S,
 )
 REWARD_GRADER = ConsumerSpec(
     EVENTS, durable("reward-grader"), (trajectory.TrajectoryRecorded,), max_ack_pending=RECORDS_OUT

@@ -8,6 +8,7 @@ from pydantic_settings import SettingsConfigDict
 
 from service_kit.groups import BusSettings, PeerSettings, S3Settings
 from service_kit.settings import ServiceSettings
+from upcycle.run_config import MAX_EPISODE_DEADLINE_S
 
 
 class RolloutSamplerSettings(ServiceSettings):
@@ -21,8 +22,9 @@ class RolloutSamplerSettings(ServiceSettings):
     """Episodes of training runs played at once; 0 takes none."""
     eval_slots: int = Field(32, ge=0, le=4096)
     """Episodes of evaluation runs played at once; 0 takes none."""
-    episode_timeout_s: float = Field(120.0, gt=0)
-    """Longest play of one episode."""
+    episode_timeout_s: float = Field(MAX_EPISODE_DEADLINE_S, gt=0, le=MAX_EPISODE_DEADLINE_S)
+    """Longest play of one episode, whatever its run allows; by default each run's own episode_deadline_s
+    decides."""
     late_start_s: float = Field(30.0, gt=0)
     """Least time for an episode whose deadline is near or past when it starts; at most its run's
     episode_deadline_s."""

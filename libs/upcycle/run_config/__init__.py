@@ -1,6 +1,12 @@
 """Everything that a run has: one definition for command line, files, planner, trainer and docs."""
 
-from upcycle.run_config.limits import MAX_GROUP_SIZE, MAX_TRAINABLE_GROUP, MAX_TRAJECTORIES_PER_STEP, Limit
+from upcycle.run_config.limits import (
+    MAX_EPISODE_DEADLINE_S,
+    MAX_GROUP_SIZE,
+    MAX_TRAINABLE_GROUP,
+    MAX_TRAJECTORIES_PER_STEP,
+    Limit,
+)
 from upcycle.run_config.losses import LOSSES, OBJECTIVE_OPTIONS, Loss, loss_refusals
 from upcycle.run_config.model import Gate, PolicyChoice, RunSpec, Sampling, Training
 from upcycle.run_config.names import (
@@ -25,6 +31,7 @@ __all__ = [
     "KL_ESTIMATORS",
     "KL_PLACEMENTS",
     "LOSSES",
+    "MAX_EPISODE_DEADLINE_S",
     "MAX_GROUP_SIZE",
     "MAX_TRAINABLE_GROUP",
     "MAX_TRAJECTORIES_PER_STEP",

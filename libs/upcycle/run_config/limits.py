@@ -13,6 +13,7 @@ from upcycle.run_config.names import unknown
 
 LARGEST: Final = 1e9
 """Bound of numbers that need none: what is beyond it is a mistake, and what is not finite too."""
+MAX_EPISODE_DEADLINE_S: Final = 24 * 3600
 MAX_GROUP_SIZE: Final = 1024
 MAX_TRAJECTORIES_PER_STEP: Final = 2048
 """The ids of a step's trajectories travel in one event of at most 256 KB."""

@@ -14,7 +14,17 @@ from pydantic import BeforeValidator, ConfigDict, Strict, model_validator
 from pydantic.dataclasses import dataclass
 from pydantic_core import ArgsKwargs, PydanticCustomError
 
-from upcycle.run_config.limits import LARGEST, MAX_GROUP_SIZE, POSITIVE, Limit, OneOf, Text, refuse, shown
+from upcycle.run_config.limits import (
+    LARGEST,
+    MAX_EPISODE_DEADLINE_S,
+    MAX_GROUP_SIZE,
+    POSITIVE,
+    Limit,
+    OneOf,
+    Text,
+    refuse,
+    shown,
+)
 from upcycle.run_config.losses import NO_TRAINING_LOSS, TRAINING_LOSSES
 from upcycle.run_config.names import (
     ADVANTAGES,
@@ -266,7 +276,7 @@ class RunSpec:
     """the gate of a training run; without it nothing is promoted."""
     label: Annotated[str, Text(0, 500)] = ""
     """free text for people."""
-    episode_deadline_s: Annotated[Whole, Limit(1, 24 * 3600)] = 120
+    episode_deadline_s: Annotated[Whole, Limit(1, MAX_EPISODE_DEADLINE_S)] = 120
     """seconds after which an episode that is not settled is dispatched again."""
     source_runs: tuple[str, ...] = ()
     """finished evaluations whose graded groups are the first batches of a training run."""

@@ -28,6 +28,7 @@ from upcycle.harness import (
     play_turns,
 )
 from upcycle.retrying import retry
+from upcycle.run_config import MAX_EPISODE_DEADLINE_S
 
 _FIRST_RETRY_S: Final = 0.1
 _MAX_RETRY_S: Final = 1.0
@@ -44,7 +45,7 @@ _STOP_REASONS: Final = {
 class PlayLimits:
     """What one episode may take of the sampler; seconds and counts."""
 
-    episode_s: float = 120.0
+    episode_s: float = MAX_EPISODE_DEADLINE_S
     late_start_s: float = 30.0
     """Least time for an episode that starts after its deadline, or just before it."""
     retry_s: float = 30.0

@@ -1,0 +1,9 @@
+"""Harbor task directories as tasks: `offer(env, "tasks")`.
+
+`reading` reads a directory, `dockerfile` what its image would hold, `world` plays one in a folder that stands
+for the image's paths, `offering` makes scenario, tool and taskset of many.
+"""
+
+from upcycle.importers.harbor.offering import offer
+
+__all__ = ["offer"]

@@ -10,8 +10,8 @@ from typing import Any, Final
 from upcycle.environment.core import Environment
 from upcycle.errors import ArgumentsInvalid, ToolFailed
 from upcycle.importers.errors import ImportRefused
+from upcycle.importers.harbor.image_folder import ImageFolder, opened
 from upcycle.importers.harbor.reading import SOLVE, HarborTask, read_task
-from upcycle.importers.harbor.world import World, opened
 from upcycle.scenario import Reference
 from upcycle.tasks import Split, Taskset
 
@@ -52,11 +52,11 @@ def offer(
 
 
 class _Offered:
-    """An episode is a process of its own, so its world is the state of this object."""
+    """An episode is a process of its own: its folder is the state of this object."""
 
     def __init__(self, tasks: dict[str, HarborTask]) -> None:
         self._tasks = tasks
-        self._worlds: list[World] = []
+        self._open: list[ImageFolder] = []
 
     def shell(self, command: str) -> str:
         """Run a command with bash in the task's folder, at most 25 seconds; the end of what it prints.
@@ -64,9 +64,9 @@ class _Offered:
         Args:
             command: for bash; files stay from one command to the next, variables do not
         """
-        if not self._worlds:
+        if not self._open:
             raise ToolFailed("no task is open")
-        return self._worlds[-1].shell(command)
+        return self._open[-1].shell(command)
 
     def task(self, name: str, content: str = "") -> Generator[Any, Any, None]:
         """Do what a task directory asks; its tests decide.
@@ -76,13 +76,13 @@ class _Offered:
             content: a digest of it; a directory that has changed is refused
         """
         task = self._named(name, content)
-        with opened(task) as world:
-            self._worlds.append(world)
+        with opened(task) as folder:
+            self._open.append(folder)
             try:
                 yield task.instruction
-                yield world.verdict()
+                yield folder.verdict()
             finally:
-                self._worlds.remove(world)
+                self._open.remove(folder)
 
     def solved(self, name: str, content: str = "") -> Reference:
         """Its solution, run with the tool; nothing where it has none."""

@@ -10,8 +10,8 @@ from upcycle.cli.exits import Exit
 from upcycle.cli.main import run
 from upcycle.environment import load_environment
 from upcycle.importers.errors import ImportRefused
+from upcycle.importers.harbor.image_folder import opened
 from upcycle.importers.harbor.reading import read_task
-from upcycle.importers.harbor.world import opened
 from upcycle.playing.episode import PlayedEpisode
 from upcycle.playing.in_process import play_tasks
 from upcycle.task_rows import Task
@@ -102,7 +102,7 @@ def played(project: Path, *turns: object) -> PlayedEpisode:
     def reply(task: Task, messages: list[dict[str, object]]) -> object:
         return said.pop(0)
 
-    (episode,) = play_tasks(Taskset.from_file(project / "harbor.py"), reply)  # type: ignore[arg-type]
+    (episode,) = play_tasks(Taskset.from_file(project / "harbor.py"), reply)
     return episode
 
 
@@ -174,16 +174,16 @@ def test_what_an_episode_leaves_is_gone_and_nothing_lies_on_this_machine(project
 )
 def test_tests_that_write_no_reward_say_so(tmp_path: Path, test: str, said: str) -> None:
     task = read_task(written(tmp_path / "odd", {"tests/test.sh": test}))
-    with opened(task) as world, pytest.raises(RuntimeError) as failed:
-        world.verdict()
+    with opened(task) as place, pytest.raises(RuntimeError) as failed:
+        place.verdict()
     assert said in str(failed.value)
 
 
 def test_tests_that_do_not_end_are_ended(tmp_path: Path) -> None:
     slow = TOML.replace("120.0\nenv", "0.5\nenv")
     task = read_task(written(tmp_path / "slow", {"tests/test.sh": "sleep 600\n", "task.toml": slow}))
-    with opened(task) as world, pytest.raises(RuntimeError, match=r"not over within 0\.5 s"):
-        world.verdict()
+    with opened(task) as place, pytest.raises(RuntimeError, match=r"not over within 0\.5 s"):
+        place.verdict()
 
 
 REFUSED: Final[tuple[tuple[dict[str, str | None], str], ...]] = (

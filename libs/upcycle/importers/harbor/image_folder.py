@@ -28,7 +28,7 @@ _REWARDS: Final = "logs/verifier"
 _KEY: Final = "reward"
 
 
-class World:
+class ImageFolder:
     """One episode's folder."""
 
     def __init__(self, task: HarborTask, root: Path) -> None:
@@ -121,10 +121,10 @@ class World:
 
 
 @contextmanager
-def opened(task: HarborTask) -> Iterator[World]:
+def opened(task: HarborTask) -> Iterator[ImageFolder]:
     """In a folder of its own, while the episode lasts."""
     with tempfile.TemporaryDirectory(prefix="harbor-") as folder:
-        yield World(task, Path(folder).resolve())
+        yield ImageFolder(task, Path(folder).resolve())
 
 
 def _number(value: Any) -> float:

@@ -77,6 +77,7 @@ class EventBus:
         self.on_facts_lost: Callable[[int, int], None] = lambda after, first: None
         """What `replay` calls where facts after the cursor are gone: (cursor, first sequence there is)."""
         self._durables: list[ConsumerSpec] = []
+        self._given_up = unread.GivenUp()
         self._batches: list[BatchConsumer] = []
         self._loops: list[tuple[str, Callable[[], Awaitable[None]]]] = []
         self._tasks: list[asyncio.Task[None]] = []
@@ -241,7 +242,8 @@ class EventBus:
         """
         if (why := self.ready()) is not None:
             return why
-        return await unread.unread(self._connection.jetstream(), self._topology, self._durables, before)
+        jetstream = self._connection.jetstream()
+        return await unread.unread(jetstream, self._topology, self._durables, before, self._given_up)
 
     def ready(self) -> str | None:
         """`unable`; else what the server lacks; else the alarms, with which it works all the same."""

@@ -1,6 +1,6 @@
 """What durables have not read, or gave up: asked before an answer about what is not there is believed."""
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from datetime import datetime
 from typing import Final
 
@@ -8,7 +8,7 @@ from nats.errors import Error as NatsError
 from nats.js import JetStreamContext
 from nats.js.errors import NotFoundError
 
-from event_bus.dead_letter_box import LOOKED_AT, DeadLetterBox
+from event_bus.dead_letter_box import LOOKED_AT, DeadLetter, DeadLetterBox
 from event_bus.topology import DLQ, ConsumerSpec, Topology
 from upcycle.errors import Unavailable
 
@@ -16,8 +16,38 @@ _NAMED: Final = 3
 """Dead letters that a sentence names."""
 
 
+class GivenUp:
+    """What readers gave up, as the stream of dead letters says. It is listed again only once it has changed:
+    who removes asks before each batch."""
+
+    def __init__(self) -> None:
+        self._seen: tuple[object, ...] | None = None
+        self._letters: Sequence[DeadLetter] = ()
+
+    async def by(self, jetstream: JetStreamContext, readers: Collection[str]) -> str | None:
+        """None: nothing that is not handled."""
+        info = await jetstream.stream_info(DLQ)
+        # A note that a letter was handled is a message of the same stream.
+        seen = (info.created, info.state.first_seq, info.state.last_seq, info.state.messages)
+        if not info.state.messages:
+            return None
+        if seen != self._seen:
+            self._letters = await DeadLetterBox(jetstream).letters(limit=LOOKED_AT)
+            self._seen = seen
+        mine = [letter for letter in self._letters if letter.reader in readers]
+        if not mine:
+            return None
+        numbers = ", ".join(str(letter.number) for letter in mine[:_NAMED])
+        given_up = f"{len(mine)} message{'s' * (len(mine) != 1)}"
+        return f"{mine[0].reader} gave up {given_up}, see upcycle bus dead show {numbers}"
+
+
 async def unread(
-    jetstream: JetStreamContext, topology: Topology, durables: Collection[ConsumerSpec], before: datetime
+    jetstream: JetStreamContext,
+    topology: Topology,
+    durables: Collection[ConsumerSpec],
+    before: datetime,
+    given_up: GivenUp,
 ) -> str | None:
     """What some durable has not handled of what was stored before a moment; None: everything is. Raises
     Unavailable."""
@@ -25,7 +55,7 @@ async def unread(
         for spec in durables:
             if (why := await _behind(jetstream, topology, spec, before)) is not None:
                 return why
-        return await _given_up(jetstream, {spec.durable for spec in durables})
+        return await given_up.by(jetstream, {spec.durable for spec in durables})
     except (NatsError, TimeoutError) as error:
         raise Unavailable(f"NATS does not say what is unread: {error!r}") from error
 
@@ -56,15 +86,3 @@ async def _first_after(
         return (await jetstream.get_msg(stream, sequence + 1, subject, next=True)).time
     except NotFoundError:
         return None
-
-
-async def _given_up(jetstream: JetStreamContext, readers: Collection[str]) -> str | None:
-    if not (await jetstream.stream_info(DLQ)).state.messages:
-        return None
-    letters = await DeadLetterBox(jetstream).letters(limit=LOOKED_AT)
-    mine = [letter for letter in letters if letter.reader in readers]
-    if not mine:
-        return None
-    numbers = ", ".join(str(letter.number) for letter in mine[:_NAMED])
-    given_up = f"{len(mine)} message{'s' * (len(mine) != 1)}"
-    return f"{mine[0].reader} gave up {given_up}, see upcycle bus dead show {numbers}"

@@ -10,7 +10,8 @@ import sqlalchemy as sa
 
 from checkpoint_registry.adapters import tables as registry
 from checkpoint_registry.adapters.sql_gate import SqlGateStore
-from checkpoint_registry.adapters.sql_models import SqlLeaseStore
+from checkpoint_registry.adapters.sql_models import SqlLeaseStore, SqlModelStore
+from checkpoint_registry.usecases.rollback import RollbackPolicy, WatchHead
 from scenario_runner.adapters import tables as planner
 from scenario_runner.adapters.sql_plan import SqlPlan
 from sql_store import Database, MigratedDatabase
@@ -161,3 +162,32 @@ async def test_a_start_beside_a_thousand_finished_runs_costs_as_much_as_beside_t
 ) -> None:
     few, many = await start(tmp_path, 10), await start(tmp_path, 1000)
     assert many <= few + 3, f"{few} hundreds of steps beside 10 finished runs, {many} beside 1,000"
+
+
+async def watched_head(folder: Path, moves: int) -> int:
+    """What the gate asks at each poll of a model whose head was moved so often."""
+    database = MigratedDatabase(f"sqlite:///{folder}/head-{moves}.sqlite", "checkpoint_registry")
+    await database.start()
+    head = {"model": "m", "head_checkpoint_id": f"c-{moves}", "head_revision": moves}
+    await fill(database, registry.model, [head])
+    versions = [moves - 1, moves]
+    saved: list[dict[str, object]] = [
+        {"checkpoint_id": f"c-{n}", "model": "m", "version": n, "manifest": {}, "training_state": {},
+         "metrics": {}, "sources": {}} for n in versions
+    ]  # fmt: skip
+    await fill(database, registry.checkpoint, saved)
+    latest = {"model": "m", "manifest": {"key": "k", "sha256": "s", "size_bytes": 1}, "removed_at": None}
+    await fill(database, registry.published_version, [latest])
+    await fill(database, registry.head_move, [
+        {"model": "m", "revision": n, "from_checkpoint_id": f"c-{n - 1}", "to_checkpoint_id": f"c-{n}",
+         "actor": "a person"} for n in range(1, moves + 1)
+    ])  # fmt: skip
+    watch = WatchHead(SqlGateStore(database), SqlModelStore(database), RollbackPolicy(), now=lambda: NOON)
+    steps = await steps_of(database, lambda: watch.consider("m"))
+    await database.stop()
+    return steps
+
+
+async def test_a_look_at_head_reads_its_last_move_alone(tmp_path: Path) -> None:
+    few, many = await watched_head(tmp_path, 10), await watched_head(tmp_path, 1000)
+    assert many <= few + 3, f"{few} hundreds of steps after 10 moves, {many} after 1,000"

@@ -167,6 +167,17 @@ class SqlModelStore:
 
         return await self._db.run(work)
 
+    async def last_head_move(self, model: str) -> HeadMove:
+        """The one that made head what it is; reads no other. Raises UnknownModel."""
+
+        def work(connection: Connection) -> HeadMove:
+            _require_model(connection, model)
+            query = select(tables.head_move).where(owned(tables.head_move, model=model))
+            last = query.order_by(tables.head_move.c.revision.desc()).limit(1)
+            return move_of(connection.execute(last).mappings().one())
+
+        return await self._db.run(work)
+
 
 class SqlLeaseStore:
     """Engine leases."""

@@ -66,9 +66,10 @@ class GatherEvidence:
         if await self._store.has_evaluation(run_id):  # maybe from before a crash, and the request from after
             await self._store.close_request(run_id, RequestState.FINISHED, "", self._now())
             return None
-        run = await self._tasksets.run(run_id, include_results=True)
+        run = await self._tasksets.run(run_id)
         if run is not None and run.outcome is RunOutcome.UNFINISHED:
-            return None
+            return None  # asked at each poll: without its results, which may be thousands
+        run = await self._tasksets.run(run_id, include_results=True) if run is not None else None
         unknown = f"the planner knows no run {run_id!r}"
         evaluation, problem = await self._read(run) if run is not None else (None, unknown)
         if evaluation is None:

@@ -48,7 +48,7 @@ class WatchHead:
             model = await self._models.model(model_name)
         except UnknownModel:
             return None
-        promotion = (await self._models.head_moves(model_name))[-1]
+        promotion = await self._models.last_head_move(model_name)
         job = await self._store.job(model.head_checkpoint_id)
         if job is None or promotion.actor != GATE_ACTOR or not promotion.is_forward:
             return None

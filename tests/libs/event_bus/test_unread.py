@@ -4,12 +4,13 @@ import asyncio
 from datetime import datetime, timedelta
 from typing import Any
 
+import pytest
 from tests.conftest import NatsFactory
 from tests.libs.event_bus.support import MODEL, fact_spec, failed, running, subscribe
 from tests.support.waiting import until
 
 from event_bus import BusSettings, Delivery, EventBus, PoisonMessage
-from event_bus.dead_letter_box import DeadLetterBox
+from event_bus.dead_letter_box import DeadLetter, DeadLetterBox
 from service_kit.clock import utc_now
 from upcycle.errors import Unavailable
 
@@ -69,6 +70,34 @@ async def test_what_was_given_up_is_unread_until_a_person_accepts_it(nats_server
             (letter,) = await box.letters(limit=9)
             await box.accept(letter.number)
         assert await bus.unread(utc_now() + EVER) is None
+
+
+async def test_dead_letters_are_listed_once_until_there_is_another(
+    nats_server: NatsFactory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Retention asks before each batch, hundreds of times in a sweep, beside up to 10,000 dead letters."""
+    held, listed, letters = Held(), [0], DeadLetterBox.letters
+    held.may.set()
+
+    async def counted(box: DeadLetterBox, **wanted: Any) -> list[DeadLetter]:
+        listed[0] += 1
+        return await letters(box, **wanted)
+
+    monkeypatch.setattr(DeadLetterBox, "letters", counted)
+    async with running(nats_server(), SPEC, setup=lambda bus: subscribe(bus, SPEC, held)) as bus:
+        for number in (1, 2):
+            await bus.publish(failed("poison"), model=MODEL, event_id=f"id-{number}")
+            given_up = f"reader gave up {number} message"
+
+            async def is_known(what: str = given_up) -> bool:
+                return what in str(await bus.unread(utc_now() - EVER))
+
+            await until(is_known)
+            await is_known()  # what came while they were listed
+            before = listed[0]
+            for _ in range(5):
+                assert await is_known()
+            assert listed[0] == before
 
 
 async def test_a_bus_that_does_not_answer_is_no_answer(nats_server: NatsFactory) -> None:

@@ -33,6 +33,8 @@ class PlannerDouble:
     """Names of tasksets, in the order in which they were asked for."""
     runs: dict[str, EvaluationRun] = field(default_factory=dict)
     orders: dict[str, EvaluationOrder] = field(default_factory=dict)
+    read_whole: list[str] = field(default_factory=list)
+    """Runs whose results were asked for."""
     is_away: bool = False
     source_digest: str = ""
     """Of the code that judges what is submitted from now on."""
@@ -41,6 +43,7 @@ class PlannerDouble:
     async def run(self, run_id: str, *, include_results: bool = False) -> EvaluationRun | None:
         self._answer()
         run = self.runs.get(run_id)
+        self.read_whole += [run_id] if include_results else []
         return run if run is None or include_results else replace(run, results=())
 
     async def taskset(self, name: str) -> TasksetView | None:

@@ -45,6 +45,17 @@ async def test_a_candidate_that_is_no_better_is_held(harness: RegistryHarness) -
     ]
 
 
+async def test_the_results_of_a_run_are_read_once_it_is_over(harness: RegistryHarness) -> None:
+    """The gate asks about it every two seconds; an evaluation has thousands of results."""
+    await harness.save(1)
+    for _ in range(3):
+        await harness.drive()
+    assert len(harness.planner.orders) == 2
+    assert harness.planner.read_whole == []
+    await harness.finish(1, 0.9)
+    assert harness.planner.read_whole == [harness.planner.order_of(1)]
+
+
 async def test_heads_evidence_is_gathered_once(harness: RegistryHarness) -> None:
     await promote(harness, 1, 0.4, head_rate=0.4)
     await promote(harness, 2, 0.95)

@@ -78,6 +78,7 @@ async def evaluate_external(
 def _planned(taskset: "Taskset", options: "ExternalOptions", sampling: dict[str, Any]) -> PlannedEvaluation:
     return PlannedEvaluation(
         taskset=taskset.name,
+        split=taskset.split,
         taskset_digest=taskset.digest,
         source_digest=_source_digest(taskset),
         group=options.group,

@@ -21,6 +21,7 @@ from upcycle.wording import amount
 if TYPE_CHECKING:
     from upcycle.api.taskset.v1.service_pb2 import GetTasksetResponse
     from upcycle.api.taskset.v1.taskset_pb2 import EpisodeResult
+    from upcycle.reporting.episodes import EpisodeRow
 
 ENDINGS: Final = (".jsonl", ".json", ".csv")
 
@@ -59,9 +60,9 @@ class Selection:
         """For the name of the taskset."""
         return "failed" if self.failed else "no-spread" if self.no_spread else f"below-{self.below:g}"
 
-    def holds(self, episodes: "Sequence[EpisodeResult]") -> bool:
+    def holds(self, episodes: "Sequence[EpisodeResult | EpisodeRow]") -> bool:
         """Of the graded episodes of one task."""
-        rewards = [one.reward for one in episodes]
+        rewards = [one.reward or 0.0 for one in episodes]
         if self.failed:
             return not any(one.success for one in episodes)
         if self.no_spread:
@@ -96,9 +97,11 @@ async def from_run(
 ) -> int:
     """Write the tasks of RUN that its results choose as a tasks file, in the split of its taskset.
 
+    RUN may be the trajectories.jsonl of an evaluation in one process, its folder or its id.
+
     Held-out tasks are left out and counted. So are tasks without a graded episode: nothing is known of them.
 
-    :param run: id of a run, or `last`.
+    :param run: id of a run, `last`, or a trajectories.jsonl.
     :param output: file to write: .jsonl, .json or .csv.
     :param name: of the taskset in the file; default: that of the run's and `-failed` or the like.
     :param overwrite: the file may exist.
@@ -106,8 +109,7 @@ async def from_run(
     """
     which.check()
     check_output(output, overwrite)
-    async with Platform() as platform:
-        run_id, whole, found = await _selected(platform, run, which)
+    run_id, whole, found = await _found(run, which)
     if not found.chosen:
         raise Failed(f"{run_id}: no task is chosen by --{which.word}: {found}", "nothing was written")
     called = name or f"{whole.name}-{which.word}"
@@ -131,6 +133,17 @@ def check_output(output: Path, overwrite: bool) -> None:
         raise UnclearSelection(f"{output} is there already", "choose another file, or give --overwrite")
     if not output.absolute().parent.is_dir():
         raise UnclearSelection(f"{output}: there is no folder {output.parent}", "make it first")
+
+
+async def _found(run: str, which: Selection) -> tuple[str, Taskset, Selected]:
+    from upcycle.reporting.trajectory_files import file_of
+
+    if (path := file_of(run)) is not None:
+        from upcycle.cli.taskset_from_file import selected_in_file
+
+        return selected_in_file(path, which)
+    async with Platform() as platform:
+        return await _selected(platform, run, which)
 
 
 async def _selected(platform: Platform, run: str, which: Selection) -> tuple[str, Taskset, Selected]:

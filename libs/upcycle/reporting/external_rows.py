@@ -24,6 +24,7 @@ class PlannedEvaluation:
     says so. num_episodes: 0 where it is not known."""
 
     taskset: str = ""
+    split: str = ""
     taskset_digest: str = ""
     source_digest: str = ""
     group: int = 0

@@ -85,13 +85,15 @@ class TrajectoryLines:
 
 @dataclass(frozen=True, slots=True)
 class TrajectoryFile:
-    """What a file says. places: number of the line of each episode, by its id; usage: of all lines."""
+    """What a file says. places: number of the line of each episode, by its id; usage: of all lines;
+    planned: what was asked for, NOT_KNOWN where the lines do not say, or do not say one thing."""
 
     run: EvaluatedRun
     places: Mapping[str, int]
     run_ids: tuple[str, ...]
     environment: str
     usage: Usage
+    planned: PlannedEvaluation
 
 
 def read_file(lines: TrajectoryLines) -> TrajectoryFile:
@@ -111,7 +113,8 @@ def read_file(lines: TrajectoryLines) -> TrajectoryFile:
         only = f": {lines.notice}" if lines.cut_line else ""
         raise NoTrajectories(f"{lines.path} holds no trajectory{only}", WAY_OUT)
     run = replace(_evaluated(rows, tallies), notice=lines.notice)
-    return TrajectoryFile(run, places, tuple(tallies.runs), ", ".join(tallies.environments), tallies.usage)
+    environments = ", ".join(tallies.environments)
+    return TrajectoryFile(run, places, tuple(tallies.runs), environments, tallies.usage, tallies.asked)
 
 
 class _Tallies:
@@ -142,6 +145,11 @@ class _Tallies:
         return total_usage(self._usages)
 
     @property
+    def asked(self) -> PlannedEvaluation:
+        """Of the one run that the file holds."""
+        return next(iter(self.planned.values())) if len(self.planned) == 1 else NOT_KNOWN
+
+    @property
     def num_planned(self) -> int:
         """Of all runs; 0 where one of them does not say."""
         counts = [one.num_episodes for one in self.planned.values()]
@@ -159,7 +167,7 @@ def _usage(row: Mapping[str, Any]) -> Usage:
 
 def _evaluated(rows: Sequence[EpisodeRow], tallies: _Tallies) -> EvaluatedRun:
     attempts = Counter(one.task_slug for one in rows)
-    planned = next(iter(tallies.planned.values())) if len(tallies.runs) == 1 else NOT_KNOWN
+    planned = tallies.asked
     return EvaluatedRun(
         run_id=next(iter(tallies.runs)),
         taskset=planned.taskset or ", ".join(tallies.environments),

@@ -47,7 +47,7 @@ async def test_a_tasks_file_of_what_a_run_found_hard(
     done = await upcycle("tasksets", "from", run_id, "--below", "0.7", "-o", str(hard))
     assert (done.status, done.out) == (
         0,
-        f"{hard}: taskset sums-below-0.7, 2 of 3 tasks; 1 held-out tasks left out\n",
+        f"{hard}: taskset sums-below-0.7, 2 of 3 tasks; 1 held-out task left out\n",
     )
     written = Taskset.load(hard)
     assert [task.slug for task in written] == ["t0", "t1"]
@@ -108,4 +108,4 @@ def test_each_selection_by_the_graded_episodes_of_a_task() -> None:
     ):
         found = select(taskset, [*results, lost], which.holds)
         assert (found.chosen, found.num_held_out, found.num_ungraded) == (chosen, 1, 1), which
-    assert str(found) == "3 of 6 tasks; 1 held-out tasks left out, 1 without a graded episode"
+    assert str(found) == "3 of 6 tasks; 1 held-out task left out, 1 without a graded episode"

@@ -175,10 +175,9 @@ class PeerFacts:
         if reply is None:
             return None
         session = reply.session
-        state = training_messages.SessionState.Name(session.state).removeprefix("SESSION_STATE_").lower()
         alarms = tuple(alarm.text for alarm in session.alarms)
         return SessionFact(
-            state,
+            _session_state(session.state),
             session.failure,
             session.waiting_s,
             session.groups_ready,
@@ -276,6 +275,12 @@ async def _answered(call: Awaitable[T]) -> T | None:
             return await call
     except Unavailable:
         return None
+
+
+def _session_state(number: int) -> str:
+    """A trainer of a newer version may have states that this one does not know."""
+    name = training_messages.SessionState.DESCRIPTOR.values_by_number.get(number)
+    return "unknown" if name is None else name.name.removeprefix("SESSION_STATE_").lower()
 
 
 def _engine(lease: registry_pb2.EngineLease) -> EngineFact:

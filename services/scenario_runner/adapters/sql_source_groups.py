@@ -115,13 +115,21 @@ DRAWN_FROM = (
     .where(sa.func.coalesce(sa.not_(_IS_LONG_OVER), sa.true()), SOURCE_GROUP.c.source_run_id.in_(_RUN_IDS))
     .distinct()
 )
+# A release and a hold have different turns: each is one statement over the row of the run, which on Postgres
+# sees what the other one has committed, and waits for one that has not.
+_IS_HELD = sa.func.coalesce(RUN.c.held_at >= sa.bindparam("held_since"), sa.false())
 RELEASE = (
     sa.update(RUN)
-    .where(RUN.c.run_id.in_(_RUN_IDS), RUN.c.released_at.is_(None))
+    .where(RUN.c.run_id.in_(_RUN_IDS), RUN.c.released_at.is_(None), sa.not_(_IS_HELD))
     .values(released_at=sa.bindparam("moment"))
 )
 RELEASED = sa.select(RUN.c.run_id).where(RUN.c.run_id.in_(_RUN_IDS), RUN.c.released_at.is_not(None))
-HOLD = sa.update(RUN).where(RUN.c.run_id.in_(_RUN_IDS)).values(held_at=sa.bindparam("moment"))
+NOT_RELEASED = sa.select(RUN.c.run_id).where(RUN.c.run_id.in_(_RUN_IDS), RUN.c.released_at.is_(None))
+HOLD = (
+    sa.update(RUN)
+    .where(RUN.c.run_id.in_(_RUN_IDS), RUN.c.released_at.is_(None))
+    .values(held_at=sa.bindparam("moment"))
+)
 RELEASED_AT = sa.select(RUN.c.released_at).where(RUN.c.run_id == sa.bindparam("run_id_"))
 _WITHOUT_BODY = sa.case((EPISODE.c.body_key == "", 1), else_=0)
 ENDED_GROUPS = (
@@ -245,18 +253,19 @@ class SourceGroups:
         wanted = {"run_ids": sorted(run_ids), "moment": ended_before}
         return set(self._sql.execute(DRAWN_FROM, wanted).scalars())
 
-    def release(self, run_ids: Collection[str], moment: datetime) -> None:
-        """From now on no run may begin to draw from these: their trajectories may be removed."""
-        self._sql.execute(RELEASE, {"run_ids": sorted(run_ids), "moment": moment})
+    def release(self, run_ids: Collection[str], moment: datetime, *, held_since: datetime) -> set[str]:
+        """From now on no run may begin to draw from these: their trajectories may be removed. Returns those
+        that an interactive session has held since that moment, and which are not released."""
+        wanted = {"run_ids": sorted(run_ids)}
+        self._sql.execute(RELEASE, {**wanted, "moment": moment, "held_since": held_since})
+        return set(self._sql.execute(NOT_RELEASED, wanted).scalars())
 
     def hold(self, run_ids: Collection[str], moment: datetime) -> list[str]:
         """A gradient is taken on trajectories of these runs. Returns those that were released, sorted; then
-        none is held."""
-        wanted = sorted(run_ids)
-        released = sorted(self._sql.execute(RELEASED, {"run_ids": wanted}).scalars())
-        if wanted and not released:
-            self._sql.execute(HOLD, {"run_ids": wanted, "moment": moment})
-        return released
+        the transaction must not commit."""
+        wanted = {"run_ids": sorted(run_ids)}
+        self._sql.execute(HOLD, {**wanted, "moment": moment})
+        return sorted(self._sql.execute(RELEASED, wanted).scalars())
 
     def released_at(self, run_id: str) -> datetime | None:
         """When a run was released; None: it was not."""

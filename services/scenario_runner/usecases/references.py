@@ -33,8 +33,9 @@ class FindReferences:
 
         def find_and_release(unit: PlanUnit) -> list[Reference]:
             found = _references(unit, run_ids)
-            unit.source_groups.release(set(run_ids) - {one.run_id for one in found}, unit.now)
-            return found
+            free, held_since = set(run_ids) - {one.run_id for one in found}, unit.now - MIN_AGE
+            held = unit.source_groups.release(free, unit.now, held_since=held_since)
+            return [*found, *(Reference(run_id, _WHY[Progress.HELD]) for run_id in sorted(held))]
 
         return await self._plan.transact(find_and_release)
 

@@ -198,6 +198,16 @@ async def test_the_open_run_before_a_session_is_found(
     assert found.behind == behind
 
 
+async def test_a_state_that_only_a_newer_trainer_knows_is_unknown() -> None:
+    newer = session("run-2", "STEPPING", step=7)
+    newer.state = cast(Any, 99)
+    peers = object.__new__(PeerFacts)
+    peers._training = cast(Any, Sessions(newer))
+    found = await peers.session("run-2")
+    assert found is not None
+    assert (found.state, found.step) == ("unknown", 7)
+
+
 def drawing(offered: int, groups_ready: int, waits: PlanWaits | None = None, holder: str = "t1") -> RunFacts:
     """A run that trains on evaluations alone, with so many offers, of which its trainer has groups_ready."""
     facts = run_facts(waits=waits or PlanWaits(), ledger={}, supply=Supply(offered_s=150))

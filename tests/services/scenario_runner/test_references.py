@@ -1,6 +1,9 @@
 """What the planner needs of old runs, and what no run may begin to draw from."""
 
+import asyncio
+import threading
 from datetime import timedelta
+from typing import Any
 
 import pytest
 from tests.services.scenario_runner.conftest import Runner
@@ -8,6 +11,8 @@ from tests.services.scenario_runner.source_runs import SourcesHarness, eval_spec
 from tests.services.scenario_runner.support import arith, register, run_spec, submit
 
 from retention import MIN_AGE, Reference
+from scenario_runner.adapters.sql_plan import PlanUnit
+from scenario_runner.adapters.sql_source_groups import SourceGroups
 from scenario_runner.domain.runs import Refused, RunState
 from scenario_runner.usecases.ending import end_run
 from scenario_runner.usecases.references import FindReferences
@@ -71,8 +76,6 @@ async def test_no_run_begins_to_draw_from_a_released_one(sources: SourcesHarness
 
 async def test_a_run_that_draws_and_a_release_at_once_never_both_succeed(sources: SourcesHarness) -> None:
     """Whichever transaction is first, the other one sees it."""
-    import asyncio
-
     await sources.register()
     find = FindReferences(sources.planner.plan)
     for _ in range(3):
@@ -107,6 +110,43 @@ async def test_what_an_interactive_session_trains_on_is_needed_for_a_day(sources
     assert await find([drawn], True) == held
     sources.planner.now += timedelta(microseconds=1)
     assert await find([drawn], True) == []
+
+
+@pytest.mark.parametrize("waits", ["release", "gradient"])
+async def test_a_gradient_that_is_taken_and_a_release_at_once_never_both_succeed(
+    sources: SourcesHarness, sql_url: str, monkeypatch: pytest.MonkeyPatch, waits: str
+) -> None:
+    """They have different turns. waits: which of the two has read, and is slow to commit."""
+    if not sql_url.startswith("postgresql"):
+        pytest.skip("SQLite has one writer")
+    await sources.register()
+    source = await sources.evaluation()
+    sources.planner.now += 2 * MIN_AGE
+    find, claim = FindReferences(sources.planner.plan), ClaimTasks(sources.planner.plan)
+    has_read, go_on = threading.Event(), threading.Event()
+
+    def slowed(of: type, name: str) -> None:
+        read = getattr(of, name)
+
+        def slow(self: Any, *args: Any) -> Any:
+            found = read(self, *args)
+            has_read.set()
+            assert go_on.wait(60)
+            return found
+
+        monkeypatch.setattr(of, name, slow)
+
+    slowed(*((SourceGroups, "drawn_from") if waits == "release" else (PlanUnit, "splits")))
+    works = [lambda: find([source], True), lambda: claim([], "interactive training of m", [source])]
+    first, second = works if waits == "release" else reversed(works)
+    slow = asyncio.create_task(first())
+    assert await asyncio.to_thread(has_read.wait, 60)
+    other = asyncio.create_task(second())
+    await asyncio.wait({other}, timeout=1.0)  # it ends, or waits for the row of the run
+    go_on.set()
+    found, taken = await asyncio.gather(*((slow, other) if waits == "release" else (other, slow)))
+    assert found == [Reference(source, "interactive training drew from it less than a day ago")]
+    assert taken == 0
 
 
 async def test_a_planner_that_lost_its_database_needs_every_run(sources: SourcesHarness) -> None:

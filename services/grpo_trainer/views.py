@@ -149,6 +149,7 @@ def _present(session: TrainingSession, limits: AlarmLimits) -> training.Training
         view = _described(session.state, limits)
     view.state = _STATES[session.phase]
     view.groups_ready = session.buffer.cutter.num_ready
+    view.groups_publishing = session.groups_publishing
     view.groups_open = session.buffer.assembler.num_open
     view.settled.update(session.buffer.counts)
     if session.failed is not None:

@@ -41,6 +41,12 @@ class Persistence:
         self._buffer = buffer
         self._task: asyncio.Task[None] | None = None
         self._is_durable = False
+        self._num_groups = 0
+
+    @property
+    def num_groups(self) -> int:
+        """Groups that the step in flight trained: they are settled once it is announced."""
+        return self._num_groups if self.in_flight else 0
 
     @property
     def in_flight(self) -> bool:
@@ -52,6 +58,7 @@ class Persistence:
         if self._task is not None:
             raise RuntimeError(f"a state before step {state.step} of {state.spec.run_id} is still in flight")
         self._is_durable = False
+        self._num_groups = 0 if state.last_step is None else len(state.last_step.settlements)
         work = self._persist(state, snapshot)
         self._task = asyncio.create_task(work, name=f"persist/{state.spec.run_id}/{state.step}")
         self._task.add_done_callback(lambda _: self._buffer.changed.set())
@@ -97,6 +104,7 @@ class Persistence:
         await self._durable(durable)
         await announce(durable, deps, snapshot, self._retry)
         self._buffer.note_announced(durable.last_step)
+        self._num_groups = 0
         if durable.last_step is not None:
             deps.instruments.count_step(state.spec, durable.last_step)
         timings = {"durable_s": round(durable_s, 3), "announced_s": round(time.monotonic() - began, 3)}

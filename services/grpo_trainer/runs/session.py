@@ -244,6 +244,11 @@ class TrainingSession:
         await self._enter(SessionPhase.PUBLISHING)
         self.state = await self._early_end.with_newest(self.state, self._learner.snapshot)
 
+    @property
+    def groups_publishing(self) -> int:
+        """Groups of the step that is being stored and announced: the buffer has them no more."""
+        return self._persistence.num_groups
+
     async def _until(self, is_so: Callable[[], bool]) -> None:
         """Until the buffer has read it, or this session is to be left."""
         while not (is_so() or self._leaving):

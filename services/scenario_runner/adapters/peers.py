@@ -187,6 +187,7 @@ class PeerFacts:
             session.version,
             session.failure_kind,
             await self._behind(session),
+            session.groups_publishing,
         )
 
     async def _behind(self, session: training_messages.TrainingSession) -> str:

@@ -240,13 +240,17 @@ def _with_trainer(facts: RunFacts, session: SessionFact) -> Iterator[WaitReason]
     if not (session.holder or session.groups_ready) and session.state == "waiting":
         what = "no trainer holds the model: the one that did is gone, or none has room"
         yield WaitReason("grpo_trainer", what, waits.graded, waiting_s, "see readyz of each grpo_trainer")
-    elif session.groups_ready < waits.complete_groups + offered and unsettled_s > 2 * UNSETTLED_S:
+    elif session.num_held < waits.complete_groups + offered and unsettled_s > 2 * UNSETTLED_S:
         what = (
             f"{_unsettled_groups(waits.complete_groups, offered)}, and the trainer has "
-            f"{session.groups_ready} of them: it is {session.state}"
+            f"{session.num_held} of them: it is {session.state}"
         )
         remedy = "none: the planner announces them again; if they stay, see the trainer's log"
         yield WaitReason("grpo_trainer", what, waits.graded, unsettled_s, remedy)
+    elif session.groups_publishing and unsettled_s > 2 * UNSETTLED_S:
+        groups = amount(session.groups_publishing, "group")
+        what = f"the trainer stores the step that it took on {groups}; they are settled once it is stored"
+        yield WaitReason("grpo_trainer", what, waits.graded, unsettled_s, "none: large weights take a while")
     elif (
         waits.graded
         and session.groups_ready > 0
@@ -308,7 +312,7 @@ def _unfed(facts: RunFacts, offered: int, prompts: int) -> Iterator[WaitReason]:
     run, evaluations = facts.view.run, facts.supply.evaluations
     if run.state is not RunState.RUNNING:
         return
-    held = offered if facts.session is None else min(offered, facts.session.groups_ready)
+    held = offered if facts.session is None else min(offered, facts.session.num_held)
     has = f"the trainer has {held}" + (f" ({offered} are on offer to it)" if held < offered else "")
     need = f"a step takes {amount(prompts, 'group')}, {has}, and the run plans none itself"
     if evaluations:

@@ -66,6 +66,13 @@ class SessionFact:
     failure_kind: str = ""
     behind: str = ""
     """The run of the same model that the trainer has open before it; empty where there is none."""
+    groups_publishing: int = 0
+    """Of the step that it stores, before it announces it."""
+
+    @property
+    def num_held(self) -> int:
+        """Groups that the trainer has and has not settled."""
+        return self.groups_ready + self.groups_publishing
 
 
 NOT_STARTED: Final = SessionFact("not started yet", "", 0.0, 0)

@@ -93,7 +93,7 @@ class Reconcile:
         session = await self._trainer.session(run.run_id)
         if session is not None:
             await self._catch_up(run.run_id, session, found)
-        has_all = session is None or bool(session.failure) or session.groups_ready >= found.num_held
+        has_all = session is None or bool(session.failure) or session.num_held >= found.num_held
         if has_all and not found.is_ending:
             return 0
         if session == NOT_STARTED:

@@ -108,6 +108,15 @@ def test_a_healthy_run_waits_for_nothing() -> None:
         ),
         (
             {
+                "waits": PlanWaits(graded=20, graded_s=150, complete_groups=5, complete_s=150),
+                "session": SessionFact("publishing", "", 150, 1, groups_publishing=4),
+            },
+            "grpo_trainer",
+            "the trainer stores the step that it took on 4 groups",
+            20,
+        ),
+        (
+            {
                 "waits": PlanWaits(num_in_step=4),
                 "view": RunView(run_facts().view.run, Counts({EpisodeState.TRAINED: 8})),
                 "session": SessionFact("publishing", "", 100, 0, step=0),

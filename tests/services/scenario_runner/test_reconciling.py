@@ -48,7 +48,10 @@ DEADLINE_S = 60.0
 class Trainer:
     """A trainer that holds so many ready groups; None: it does not answer."""
 
-    def __init__(self, groups_ready: int | None = 0, failure: str = "", step: int = 0) -> None:
+    def __init__(
+        self, groups_ready: int | None = 0, failure: str = "", step: int = 0, groups_publishing: int = 0
+    ) -> None:
+        self.groups_publishing = groups_publishing
         self.step = step
         self.groups_ready = groups_ready
         self.failure = failure
@@ -62,7 +65,13 @@ class Trainer:
         if not self.knows_the_run:
             return NOT_STARTED
         return SessionFact(
-            "waiting", self.failure, 0.0, self.groups_ready, step=self.step, version=self.step + 4
+            "waiting",
+            self.failure,
+            0.0,
+            self.groups_ready,
+            step=self.step,
+            version=self.step + 4,
+            groups_publishing=self.groups_publishing,
         )
 
 
@@ -158,7 +167,9 @@ async def test_nothing_is_announced_again_within_the_deadline_or_twice_in_it(out
 
 
 @pytest.mark.parametrize(
-    "trainer", [Trainer(groups_ready=1), Trainer(groups_ready=None)], ids=["has it", "does not answer"]
+    "trainer",
+    [Trainer(groups_ready=1), Trainer(groups_publishing=1), Trainer(groups_ready=None)],
+    ids=["has it", "is publishing it", "does not answer"],
 )
 async def test_a_trainer_that_has_all_or_cannot_take_it_is_left_alone(
     outside: Outside, trainer: Trainer

@@ -22,6 +22,7 @@ from tests.services.grpo_trainer.bench import (
 )
 from tests.support.waiting import until
 
+from grpo_trainer import views
 from grpo_trainer.domain.errors import LineageTaken
 from grpo_trainer.domain.states import SessionState
 from grpo_trainer.learner.protocol import BatchGroup, StepNumbers
@@ -99,6 +100,8 @@ async def test_one_step_runs_ahead_of_the_state_in_flight_and_publishes_nothing(
         state = trainer.sessions.get(RUN).state
         assert state is not None
         assert state.step == 0
+        view = views.find(trainer.sessions, RUN)
+        assert (view.groups_publishing, view.groups_ready) == (1, STEPS - 1), "the planner misses none"
         door.open.set()
         await world.published(f"checkpoint.saved/default/ckpt-{MODEL}-v{STEPS:08d}")
     assert door.most_waiting == 1

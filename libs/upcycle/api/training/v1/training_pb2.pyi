@@ -378,6 +378,7 @@ class TrainingSession(_message.Message):
     SOURCES_FIELD_NUMBER: _builtins.int
     FAILURE_KIND_FIELD_NUMBER: _builtins.int
     HOLDER_FIELD_NUMBER: _builtins.int
+    GROUPS_PUBLISHING_FIELD_NUMBER: _builtins.int
     run_id: _builtins.str
     model: _builtins.str
     state: Global___SessionState.ValueType
@@ -396,6 +397,8 @@ class TrainingSession(_message.Message):
     """see SessionFailed.kind"""
     holder: _builtins.str
     """the trainer process that holds the model, as "<name> at <address>"; empty: none does now"""
+    groups_publishing: _builtins.int
+    """of the step that is being stored: settled once it is announced, and no longer in groups_ready"""
     @_builtins.property
     def settled(self) -> _containers.ScalarMap[_builtins.str, _builtins.int]:
         """trained, excluded(zero_spread), ..."""
@@ -429,10 +432,11 @@ class TrainingSession(_message.Message):
         sources: _abc.Mapping[_builtins.str, _builtins.int] | None = ...,
         failure_kind: _builtins.str = ...,
         holder: _builtins.str = ...,
+        groups_publishing: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["last_metrics", b"last_metrics"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["alarms", b"alarms", "failure", b"failure", "failure_kind", b"failure_kind", "groups_open", b"groups_open", "groups_ready", b"groups_ready", "holder", b"holder", "kind", b"kind", "last_metrics", b"last_metrics", "model", b"model", "run_id", b"run_id", "settled", b"settled", "sources", b"sources", "state", b"state", "step", b"step", "stopping", b"stopping", "target_steps", b"target_steps", "version", b"version", "waiting_s", b"waiting_s"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["alarms", b"alarms", "failure", b"failure", "failure_kind", b"failure_kind", "groups_open", b"groups_open", "groups_publishing", b"groups_publishing", "groups_ready", b"groups_ready", "holder", b"holder", "kind", b"kind", "last_metrics", b"last_metrics", "model", b"model", "run_id", b"run_id", "settled", b"settled", "sources", b"sources", "state", b"state", "step", b"step", "stopping", b"stopping", "target_steps", b"target_steps", "version", b"version", "waiting_s", b"waiting_s"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

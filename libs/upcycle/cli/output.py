@@ -27,18 +27,18 @@ WIDE_COLUMNS: Final = 160
 
 
 def human() -> "Console":
-    """Console on standard error; honours NO_COLOR and CI."""
-    from rich.console import Console
+    """Console on standard error; honours NO_COLOR and CI. Control characters of a text stay out of it."""
+    from upcycle.cli.consoles import TextConsole
 
-    return Console(stderr=True, highlight=False)
+    return TextConsole(stderr=True, highlight=False)
 
 
 def result_console() -> "Console":
-    """Console on standard output, for tables that are the result."""
-    from rich.console import Console
+    """Console on standard output, for tables that are the result. As human() otherwise."""
+    from upcycle.cli.consoles import TextConsole
 
     width = None if sys.stdout.isatty() else WIDE_COLUMNS  # a table that is piped must not wrap
-    return Console(highlight=False, width=width)
+    return TextConsole(highlight=False, width=width)
 
 
 def print_json(kind: str, value: Any) -> None:

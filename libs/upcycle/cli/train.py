@@ -10,6 +10,7 @@ from upcycle.cli.exits import Exit
 from upcycle.cli.output import JsonFlag, human, print_json
 from upcycle.cli.run_flags import NO_CONFIG, ConfigFlags, flag_class, sources_of
 from upcycle.cli.sft import NO_SFT, SftCall, SftOptions, SftRefused, train_sft
+from upcycle.cli.terminal_text import terminal_text
 from upcycle.errors import UpcycleError
 from upcycle.platform import Platform
 from upcycle.run_client import completed, scores
@@ -173,7 +174,7 @@ async def _launched(platform: Platform, spec: RunSpec, view: View) -> str:
         print(run.run_id)
     else:
         start = await _start_of(platform, run.spec.policy.model)
-        human().print(f"run [bold]{run.run_id}[/bold] trains {run.spec.policy.model} on {taskset}{start}")
+        human().print(f"run {run.run_id} trains {run.spec.policy.model} on {taskset}{start}", markup=False)
     return run.run_id
 
 
@@ -241,7 +242,8 @@ def _print_done(run: "Run", as_json: bool) -> None:
     reward, _, episodes = scores(run)
     has_own = run.counts.requested or not run.spec.no_sampling
     sampled = f"reward {reward}, {episodes}" if has_own else "no episodes of its own"
-    print(f"{run.run_id}: {amount(run.step, 'step')}{early}, v{run.policy_version}, {sampled}{outcome}")
+    steps = f"{amount(run.step, 'step')}{early}, v{run.policy_version}"
+    print(f"{run.run_id}: {steps}, {sampled}{terminal_text(outcome)}")
     for line in (str(usage_of(run.usage)), groups_text(run), *map(source_text, run.sources)):
         if line:
             print(line)

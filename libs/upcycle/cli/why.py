@@ -20,12 +20,14 @@ async def why(run: str = "last", *, as_json: JsonFlag = False) -> int:
     if as_json:
         print_json("why", answer)
         return Exit.OK
+    from rich.text import Text  # what services say is text, never markup
+
     out = result_console()
-    out.print(f"[bold]{run_id}[/bold]  {answer.summary}")
+    out.print(Text.assemble((run_id, "bold"), f"  {answer.summary}"))
     for reason in answer.waiting_for:
-        out.print(f"  [yellow]{reason.owner}[/yellow]: {reason.what}")
+        out.print(Text.assemble("  ", (reason.owner, "yellow"), f": {reason.what}"))
         waiting = (
             f"{reason.episodes} episode(s), longest {reason.waiting_s:.1f} s " if reason.episodes else ""
         )
-        out.print(f"      {waiting}→ {reason.remedy}")
+        out.print(Text(f"      {waiting}→ {reason.remedy}"))
     return Exit.OK

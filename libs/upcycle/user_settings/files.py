@@ -173,7 +173,7 @@ def checked(setting: UserSetting, value: Any, where: str, folder: Path) -> str:
 
 def _run_fields(file: TomlFile, table: str, content: Mapping[str, Any]) -> Iterator[tuple[str, FileValue]]:
     from upcycle.run_config.reading import RunFile, flat  # pydantic, which few commands need
-    from upcycle.run_config.refusing import RunConfigInvalid, leaves, nearest_key
+    from upcycle.run_config.refusing import RunConfigInvalid, leaves
     from upcycle.tasks_files import TASKS_FILES
 
     known = leaves(RunFile)
@@ -183,9 +183,20 @@ def _run_fields(file: TomlFile, table: str, content: Mapping[str, Any]) -> Itera
         raise SettingsInvalid(error.message, error.hint) from error
     for path, given in found.items():
         if path == "purpose" or (path not in known and not path.startswith("training.loss_config.")):
-            hint = nearest_key(path, RunFile) if path != "purpose" else f"[{table}] says it"
+            hint = _run_hint(table, path, known)
             raise SettingsInvalid(f"{given.where}: unknown key {path!r} in [{table}]", hint)
         value = given.value
         if path.endswith("taskset") and isinstance(value, str) and value.endswith(TASKS_FILES):
             value = str(file.path.absolute().parent / value)
         yield path, FileValue(value, given.where)
+
+
+def _run_hint(table: str, path: str, known: Mapping[str, Any]) -> str:
+    """The field that was probably meant, by its path or its last part, of those that the command has."""
+    if path == "purpose":
+        return f"[{table}] says it"
+    absent = ("purpose", "training.", "gate.") if table == "eval" else ("purpose",)
+    fields = tuple(one for one in known if not one.startswith(absent))
+    parts = {one.rpartition(".")[2]: one for one in fields}
+    near = get_close_matches(path, fields, n=1) or get_close_matches(path.rpartition(".")[2], parts, n=1)
+    return f"did you mean {parts.get(near[0], near[0])!r}?" if near else nearest(path, fields)

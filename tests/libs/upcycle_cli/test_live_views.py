@@ -7,15 +7,19 @@ from typing import Any
 
 import pytest
 from rich.console import Console
+from rich.table import Table
+from rich.text import Text
 from tests.libs.upcycle_cli.planner import Planner, evaluation, serving
 from tests.support.waiting import until
 
 from upcycle.api.taskset.v1 import service_pb2 as pb
 from upcycle.api.taskset.v1 import taskset_pb2 as ts
+from upcycle.cli.consoles import TextConsole
 from upcycle.cli.eval_follower import follow_evaluation, progress_of
 from upcycle.cli.eval_view import EvalCounts, EvalProgress, eval_view, frame_of, marks_of
-from upcycle.cli.live_view import BoundedLines, one_row, redraws
-from upcycle.cli.output import words_of
+from upcycle.cli.live_view import BoundedLines, live, one_row, redraws
+from upcycle.cli.output import human, result_console, words_of
+from upcycle.cli.why import why
 from upcycle.errors import Unavailable
 from upcycle.platform import Platform
 from upcycle.results import Run
@@ -113,6 +117,42 @@ def test_a_file_gets_lines_though_colours_are_forced(monkeypatch: pytest.MonkeyP
     monkeypatch.setenv("FORCE_COLOR", "1")
     assert not redraws(console())
     assert not redraws(Console(file=io.StringIO(), _environ={"TERM": "dumb"}, force_terminal=True))
+
+
+def test_no_text_sends_control_characters_and_our_own_stay(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("NO_COLOR", raising=False)
+    assert {type(human()), type(result_console())} == {TextConsole}
+    out = TextConsole(file=io.StringIO(), force_terminal=True, color_system="standard", highlight=False)
+    table = Table("name")
+    table.add_row(HOSTILE)
+    with live(out) as frame:
+        out.print(HOSTILE, markup=False)
+        out.print(Text(HOSTILE, style="bold"), table)
+        frame.update(Text(HOSTILE))
+    said = text_of(out)
+    assert said.count("tea") == 4
+    assert ("\x1b[31m" in said, "\x1b]0" in said, "\x07" in said) == (False, False, False)
+    assert ("\x1b[1m" in said, "\x1b[?25h" in said) == (True, True)
+
+
+async def test_why_shows_what_services_say_as_text(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    planner = Explaining()  # type: ignore[abstract]
+    planner.runs.append(evaluation("run-1"))
+    async with serving(planner) as where:
+        monkeypatch.setattr("upcycle.platform.find_addresses", lambda: where)
+        assert await why("run-1") == 0
+    said = capsys.readouterr().out
+    assert "failed with [red]no[/red]" in said
+    assert "\x1b" not in said
+
+
+class Explaining(Planner):
+    """Says of a run what its author wrote."""
+
+    async def ExplainRun(self, request: Any, context: Any) -> pb.ExplainRunResponse:
+        return pb.ExplainRunResponse(summary="failed with [red]no[/red] \x1b[31m")
 
 
 async def test_lines_come_at_a_bounded_rate_unwrapped_and_the_newest_last() -> None:

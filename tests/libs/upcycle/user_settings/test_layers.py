@@ -69,6 +69,8 @@ def test_variables_are_those_of_the_process_and_what_files_add(read: Callable[..
         ("project", "[train.training]\nstep = 3\n", "unknown key 'training.step' in [train]; did you mean"),
         ("project", "[eval]\npurpose = 'train'\n", "unknown key 'purpose' in [eval]; [eval] says it"),
         ("project", "[eval]\nsampling.a.b = 1\n", "unknown key 'sampling.a' in [eval]"),
+        ("project", "[eval]\nseed = 3\n", "unknown key 'seed' in [eval]; did you mean 'sampling.seed'?"),
+        ("project", "[train]\nsteps = 3\n", "did you mean 'training.steps'?"),
         ("project", "eval = 3\n", "upcycle.toml:1: eval is a table; write [eval]"),
         ("project", "[up]\nport_offset = 'x'\n", "upcycle.toml:2: up.port_offset = 'x' is no whole number"),
         ("project", "[up]\nport_offset = true\n", "is no whole number"),

@@ -1,7 +1,7 @@
 """Keys in the object store. Everything of a tenant lies below its name:
 
 <tenant>/trajectories/<run>/<episode>.pb.zst      bodies
-<tenant>/policies/<model>/v<8 digits>/...         files of a published version, manifest.json last
+<tenant>/policies/<model>/v<8 digits>/...         files of a published version, manifest.json last; its facts
 <tenant>/training/<model>/<run>/...               states of a training run
 <tenant>/interactive/<model>/...                  states of an interactive session
 <tenant>/trainers/processes/<name>.json           what each trainer process says of itself
@@ -19,6 +19,10 @@ from identities.tenants import DEFAULT_TENANT
 
 MANIFEST: Final = "manifest.json"
 """Last part of a version's manifest key."""
+PUBLISHED: Final = "published.json"
+"""Last part of the key of a version's policy.published."""
+SAVED: Final = "checkpoint.json"
+"""Last part of the key of a version's checkpoint.saved."""
 
 
 _VERSION: Final = re.compile(r"v(\d{8,18})")
@@ -106,6 +110,17 @@ def parse_policy_manifest(key: str) -> PolicyFolder | None:
     """The version whose manifest lies at `key`; None for every other key."""
     folder = parse_policy_version(key)
     return folder if key.split("/")[4:] == [MANIFEST] else None
+
+
+def policy_fact(model: str, version: int, name: str, tenant: str = DEFAULT_TENANT) -> str:
+    """Where a fact that announced a version is kept. name: PUBLISHED or SAVED."""
+    return f"{policy_version(model, version, tenant)}/{name}"
+
+
+def parse_policy_fact(key: str, name: str) -> PolicyFolder | None:
+    """The version whose fact of this name lies at `key`; None for every other key."""
+    folder = parse_policy_version(key)
+    return folder if key.split("/")[4:] == [name] else None
 
 
 def training_states(tenant: str = DEFAULT_TENANT) -> str:

@@ -9,6 +9,7 @@ from policy_files.errors import (
     UnknownPolicy,
     VersionTaken,
 )
+from policy_files.kept_facts import AnnouncedVersions, Fact, KeptFacts
 from policy_files.manifest import (
     check_manifest,
     manifest_bytes,
@@ -21,9 +22,12 @@ from policy_files.uploading import PolicyFacts, load, upload
 from policy_files.weights import TensorInfo, read_tensors, tensors_of_directory
 
 __all__ = [
+    "AnnouncedVersions",
     "CorruptPolicy",
+    "Fact",
     "InvalidManifest",
     "InvalidPolicyDir",
+    "KeptFacts",
     "PolicyFacts",
     "PolicyFilesError",
     "TensorInfo",

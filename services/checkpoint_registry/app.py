@@ -3,6 +3,7 @@
 from datetime import timedelta
 
 from blob_store import S3BlobStore
+from checkpoint_registry.adapters.announced_versions import KeptAnnouncements
 from checkpoint_registry.adapters.planner import IDEMPOTENT, GrpcTasksets
 from checkpoint_registry.adapters.policy_store import PolicyUploads
 from checkpoint_registry.adapters.sql_gate import SqlGateStore
@@ -12,12 +13,13 @@ from checkpoint_registry.adapters.sql_versions import SqlVersionStore
 from checkpoint_registry.adapters.version_files import VersionFiles
 from checkpoint_registry.domain.retention import RetentionPolicy
 from checkpoint_registry.handlers import registry_router
-from checkpoint_registry.loops import GateLoop, GateLoopDeps, GateWakeups, RetentionLoop
+from checkpoint_registry.loops import GateLoop, GateLoopDeps, GateWakeups, LostFactsLoop, RetentionLoop
 from checkpoint_registry.servicer import STATUS_OF, RegistryServicer
 from checkpoint_registry.settings import CheckpointRegistrySettings
 from checkpoint_registry.usecases.evidence import EvidencePolicy, GatherEvidence
 from checkpoint_registry.usecases.gating import GatePolicy, RunGate
 from checkpoint_registry.usecases.leases import EngineLeases
+from checkpoint_registry.usecases.lost_facts import TakeLostFacts
 from checkpoint_registry.usecases.models import ManageModels
 from checkpoint_registry.usecases.references import FindReferences
 from checkpoint_registry.usecases.retention import PruneVersions, RetentionDeps
@@ -67,6 +69,7 @@ def build_app(settings: CheckpointRegistrySettings) -> Service:
     servicer = RegistryServicer(manage, models, versions, EngineLeases(leases, now=utc_now))
     up_to_date = UpToDate(NAME, bus.unread, now=utc_now)
     references = up_to_date.finding(FindReferences(SqlReferences(database)))
+    lost = TakeLostFacts(KeptAnnouncements(blobs), versions, gate, wakeups.wake)
     grpc_server = GrpcServer(settings.host, settings.grpc_port)
     bus.include_router(registry_router(gate, evidence, versions, wakeups.wake))
     for component in (
@@ -79,6 +82,7 @@ def build_app(settings: CheckpointRegistrySettings) -> Service:
         bus,
         OutboxRelay(database, bus),
         Worker("gate", gate_loop.run),
+        Worker("lost facts", LostFactsLoop(lost).run),
     ):
         service.add(component)
     if settings.retention_every_s:

@@ -1,4 +1,4 @@
-"""The registry's two loops: one drives the gate, the other removes old versions.
+"""The registry's loops: one drives the gate, one removes old versions, one looks for facts that were lost.
 
 On stop, the transaction in progress commits or rolls back; an abandoned sweep is continued by the next one.
 """
@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from checkpoint_registry import telemetry
 from checkpoint_registry.adapters.sql_gate import SqlGateStore
 from checkpoint_registry.usecases.gating import RunGate
+from checkpoint_registry.usecases.lost_facts import TakeLostFacts
 from checkpoint_registry.usecases.retention import PruneVersions
 from checkpoint_registry.usecases.rollback import WatchHead
 from service_kit.loops import one_piece, pause, until_stopped
@@ -18,6 +19,8 @@ from upcycle.errors import Unavailable
 
 log = logging.getLogger(__name__)
 
+LOST_FACTS_S = 120.0
+"""Between two looks, each of which lists the files of all versions."""
 # Steps that one candidate can take in one go; more would mean that a step does not record what it did.
 _MAX_STEPS = 64
 
@@ -100,6 +103,17 @@ class GateLoop:
             if not await self._deps.gate.advance(model):
                 return
         raise RuntimeError(f"the gate of {model!r} took {_MAX_STEPS} steps in one go; a step is not recorded")
+
+
+class LostFactsLoop:
+    """Looks whether the trainer announced something that is not recorded here."""
+
+    def __init__(self, take: TakeLostFacts) -> None:
+        self._take = take
+
+    async def run(self, stop: asyncio.Event) -> None:
+        """Until stopped. While the object store is unavailable, the loop waits for it."""
+        await until_stopped(stop, self._take.look, every_s=LOST_FACTS_S, waiting="lost_facts_unknown")
 
 
 class RetentionLoop:

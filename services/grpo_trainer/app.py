@@ -32,6 +32,7 @@ from grpo_trainer.settings import GrpoTrainerSettings
 from grpo_trainer.step_deadline import StepDeadline
 from grpo_trainer.telemetry import TrainerInstruments
 from planned_runs import PlannedRuns
+from policy_files import KeptFacts
 from service_kit.background import Worker
 from service_kit.clock import utc_now
 from service_kit.component import Closing
@@ -104,7 +105,7 @@ def _run_deps(
         states=BlobStates(blobs),
         policies=RegistryPolicies(peers.registry, blobs, cache, check=holding.surely),
         held_out=HeldOutTasks(peers.tasksets),
-        facts=BusFacts(bus, now=utc_now, check=holding.surely),
+        facts=BusFacts(bus, KeptFacts(blobs), now=utc_now, check=holding.surely),
         holding=holding,
         instruments=TrainerInstruments(limits),
         model_of=peers.planned.model_of,

@@ -49,14 +49,19 @@ _POLLS_S: Final = {
     "scenario_runner.loops.SWEEP_S": 4.0,
     "scenario_runner.loops.PLAN_S": 4.0,
     "scenario_runner.loops.HOUSEKEEPING_S": 2.0,
+    "checkpoint_registry.loops.LOST_FACTS_S": 20.0,
     "event_bus.faststream_ext.held._LOOK_EVERY_S": 2.0,
 }
 """Seconds between two looks, which come two to four times as often in production: that costs, and finds
 nothing that this does not."""
 _COUNTED_AT_ONCE: Final = (4096, 3)
 """Episodes of a run that are counted in the transaction that ends it: every other history has large runs."""
-_MAY_BE_LOST: Final = ("group.settled", "step.completed", "session.failed", "run.stopping", "run.finished")
-"""Facts that the planner, or who decided them, tells again, or that are asked for."""
+_MAY_BE_LOST: Final = (
+    *("group.settled", "step.completed", "session.failed", "run.stopping", "run.finished"),
+    *("policy.published", "checkpoint.saved"),
+)
+"""Facts that the planner, or who decided them, tells again, or that are asked for, or looked up in the object
+store."""
 _AFTERWARDS_S: Final = 1.0
 """Between two events that were planned for a time at which the run is over: they need not wait for it."""
 _STARTS: Final = {**services.STARTS, services.REGISTRY: registry, services.ENGINE: engine}

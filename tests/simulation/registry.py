@@ -18,17 +18,19 @@ from tests.simulation.services import (
 from tests.simulation.storage import SimulatedDatabase
 from tests.simulation.virtual_time import SimulatedProcess
 
+from checkpoint_registry.adapters.announced_versions import KeptAnnouncements
 from checkpoint_registry.adapters.planner import GrpcTasksets
 from checkpoint_registry.adapters.sql_gate import SqlGateStore
 from checkpoint_registry.adapters.sql_models import SqlLeaseStore, SqlModelStore
 from checkpoint_registry.adapters.sql_versions import SqlVersionStore
 from checkpoint_registry.domain.models import Checkpoint, CheckpointState
 from checkpoint_registry.handlers import registry_router
-from checkpoint_registry.loops import GateLoop, GateLoopDeps, GateWakeups
+from checkpoint_registry.loops import GateLoop, GateLoopDeps, GateWakeups, LostFactsLoop
 from checkpoint_registry.servicer import STATUS_OF, RegistryServicer
 from checkpoint_registry.usecases.evidence import EvidencePolicy, GatherEvidence
 from checkpoint_registry.usecases.gating import GatePolicy, RunGate
 from checkpoint_registry.usecases.leases import EngineLeases
+from checkpoint_registry.usecases.lost_facts import TakeLostFacts
 from checkpoint_registry.usecases.models import ManageModels
 from checkpoint_registry.usecases.rollback import RollbackPolicy, WatchHead
 from grpo_trainer.domain.states import BasePolicy
@@ -71,6 +73,7 @@ async def registry(given: Infrastructure, process: SimulatedProcess) -> None:
     await bus.start()
     await OutboxRelay(database, bus, poll_s=1.0).start()
     forever(loop.run)
+    forever(LostFactsLoop(TakeLostFacts(KeptAnnouncements(given.blobs()), versions, gate, wakeups.wake)).run)
 
 
 class HeadWatch:

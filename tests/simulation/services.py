@@ -42,6 +42,7 @@ from grpo_trainer.runs.sessions import RunSessions
 from grpo_trainer.runs.stores import BlobBodies, BlobStates
 from grpo_trainer.shown_sessions import ShownSessions
 from planned_runs import PlannedRuns
+from policy_files import KeptFacts
 from reward_grader.adapters.transcripts import GraderTranscripts
 from reward_grader.domain import ExtraGraders
 from reward_grader.handlers import trajectory_router
@@ -319,7 +320,7 @@ async def trainer(given: Infrastructure, process: SimulatedProcess) -> None:
         states=BlobStates(blobs),
         policies=_policies(given, blobs, folder / "policies", holding),
         held_out=stubs.NothingHeldOut(),
-        facts=BusFacts(bus, now=given.now, check=holding.surely),
+        facts=BusFacts(bus, KeptFacts(blobs), now=given.now, check=holding.surely),
         holding=holding,
         instruments=stubs.StubInstruments(),
         model_of=PlannedRuns(given.peer(PLANNER)).model_of,

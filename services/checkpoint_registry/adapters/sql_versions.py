@@ -4,11 +4,11 @@ Facts may come late, twice and out of order. A row is inserted once, latest is t
 not removed, and a removed version keeps its row, so that its fact cannot bring it back.
 """
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import asdict
 from datetime import datetime
 
-from sqlalchemy import Connection, RowMapping, func, select, update
+from sqlalchemy import Connection, RowMapping, Table, func, select, update
 
 from blob_store import BlobRef
 from checkpoint_registry.adapters import tables
@@ -16,6 +16,7 @@ from checkpoint_registry.adapters.inserts import insert_once
 from checkpoint_registry.adapters.rows import version_of
 from checkpoint_registry.domain.errors import UnknownModel, UnknownVersion, VersionConflict, VersionRemoved
 from checkpoint_registry.domain.models import PublishedVersion
+from identities.objects import PolicyFolder
 from sql_store import Database, owned
 
 _ROW = tables.published_version.c
@@ -46,6 +47,14 @@ class SqlVersionStore:
         if row["removed_at"] is not None:
             raise VersionRemoved(model, version, row["removed_at"])
         return version_of(row)
+
+    async def unpublished(self, folders: Collection[PolicyFolder]) -> set[PolicyFolder]:
+        """Those of these versions that were never recorded; one that was removed is recorded."""
+        return await self._db.run(lambda connection: _lacking(connection, tables.published_version, folders))
+
+    async def unsaved(self, folders: Collection[PolicyFolder]) -> set[PolicyFolder]:
+        """Those of these versions that are no checkpoints of the tree."""
+        return await self._db.run(lambda connection: _lacking(connection, tables.checkpoint, folders))
 
     async def mark_removed(self, model: str, version: int, at: datetime) -> None:
         """Offer the version no more, neither as latest nor to a pin, even if its fact is yet to come. Its
@@ -90,6 +99,18 @@ def latest_versions(connection: Connection, model: str | None) -> Mapping[str, P
     query = select(tables.published_version).join_from(tables.model, tables.published_version, is_highest)
     rows = connection.execute(query.where(owned(tables.model, **one))).mappings()
     return {row["model"]: version_of(row) for row in rows}
+
+
+def _lacking(connection: Connection, table: Table, folders: Collection[PolicyFolder]) -> set[PolicyFolder]:
+    """Versions without a row. Newer ones than the oldest of a model are read with them: few, as a rule."""
+    oldest: dict[str, int] = {}
+    for model, version in folders:
+        oldest[model] = min(version, oldest.get(model, version))
+    lacking = set(folders)
+    for model, first in oldest.items():
+        query = select(table.c.version).where(owned(table, model=model), table.c.version >= first)
+        lacking.difference_update(PolicyFolder(model, row.version) for row in connection.execute(query))
+    return lacking
 
 
 def _row_of(connection: Connection, model: str, version: int) -> RowMapping | None:

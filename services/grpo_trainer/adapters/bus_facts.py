@@ -15,6 +15,7 @@ from blob_store import BlobRef
 from event_bus import Decision, decide_each
 from event_bus.errors import EventTooLarge, UnknownEvent
 from grpo_trainer import wire
+from grpo_trainer.adapters.boundaries import object_store
 from grpo_trainer.domain.errors import Superseded, Unpublishable
 from grpo_trainer.domain.failures import Failure
 from grpo_trainer.domain.published import PublishedPolicy
@@ -22,7 +23,8 @@ from grpo_trainer.domain.spec import TrainingSpec
 from grpo_trainer.domain.steps import StepRecord
 from grpo_trainer.domain.trajectories import Settlement
 from identities import events as event_ids
-from upcycle.api.training.v1.events_pb2 import GroupSettled, StepCompleted
+from policy_files import KeptFacts
+from upcycle.api.training.v1.events_pb2 import CheckpointSaved, GroupSettled, PolicyPublished, StepCompleted
 
 log = logging.getLogger(__name__)
 _AUTHOR: Final = "trainer"
@@ -50,10 +52,17 @@ class BusFacts:
     """The trainer's events; each method returns when its event is stored, and may be repeated."""
 
     def __init__(
-        self, bus: Bus, *, now: Callable[[], datetime], check: Callable[[str], object] = lambda _: None
+        self,
+        bus: Bus,
+        kept: KeptFacts,
+        *,
+        now: Callable[[], datetime],
+        check: Callable[[str], object] = lambda _: None,
     ) -> None:
-        """check: raises Unavailable unless this process surely holds the model."""
+        """kept: facts about versions, for readers whose stream lost them. check: raises Unavailable unless
+        this process surely holds the model."""
         self._bus = bus
+        self._kept = kept
         self._now = now
         self._check = check
 
@@ -62,6 +71,13 @@ class BusFacts:
         if is_checked:
             self._check(model)
         await self._bus.publish(event, model=model, event_id=event_id)
+
+    async def _announce(self, fact: tuple[PolicyPublished | CheckpointSaved, str]) -> None:
+        event, _ = fact
+        self._check(event.model)
+        with object_store(f"what is announced about {event.model} v{event.version}"):
+            await self._kept.keep(event)
+        await self._publish(event.model, fact)
 
     async def publish_settled(self, spec: TrainingSpec, settlement: Settlement) -> None:
         """The end of a group that does not train, unless the planner has ended it."""
@@ -120,7 +136,7 @@ class BusFacts:
         fact = wire.policy_published(
             spec, version=policy.version, step=step, digest=policy.digest, manifest=policy.manifest, at=at
         )
-        await self._publish(spec.model, fact)
+        await self._announce(fact)
 
     async def publish_checkpoint(
         self,
@@ -143,7 +159,7 @@ class BusFacts:
             sources=sources,
             keeps_head=keeps_head,
         )
-        await self._publish(spec.model, fact)
+        await self._announce(fact)
 
     async def publish_failure(self, failure: Failure) -> None:
         """A session ended without success; the failure is durable, so any trainer may say so. Raises

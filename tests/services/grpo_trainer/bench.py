@@ -30,7 +30,7 @@ from grpo_trainer.runs.sessions import RunSessions
 from grpo_trainer.runs.stores import BlobBodies, BlobStates
 from identities.objects import parse_training_run
 from identities.objects import trajectory_body as body_key
-from policy_files import PolicyFacts, fetch, load, manifest_ref, upload
+from policy_files import KeptFacts, PolicyFacts, fetch, load, manifest_ref, upload
 from trajectory_body import pack
 from upcycle.api.common.v1 import common_pb2 as common
 from upcycle.api.taskset.v1 import events_pb2 as taskset_events
@@ -101,7 +101,7 @@ class World:
             states=BlobStates(self.store),
             policies=Policies(self.store, self.folder / f"cache-{name}", self.heads, holding.surely),
             held_out=HeldOut(self.held_out),
-            facts=BusFacts(self.recorder, now=self.clock, check=holding.surely),
+            facts=BusFacts(self.recorder, KeptFacts(self.store), now=self.clock, check=holding.surely),
             holding=holding,
             instruments=Instruments(),
             model_of=self.model_of,

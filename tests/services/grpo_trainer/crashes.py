@@ -83,6 +83,8 @@ def wired(fuse: Fuse) -> Callable[[RunDeps], RunDeps]:
     def change(deps: RunDeps) -> RunDeps:
         for adapter in (deps.states, deps.policies, deps.bodies):
             vars(adapter)["_store"] = Guarded(vars(adapter)["_store"], fuse)
+        kept = vars(vars(deps.facts)["_kept"])
+        kept["_store"] = Guarded(kept["_store"], fuse)
         vars(deps.facts)["_bus"] = Guarded(vars(deps.facts)["_bus"], fuse)
         return dataclasses.replace(deps)
 

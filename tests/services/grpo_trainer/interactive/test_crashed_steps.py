@@ -19,6 +19,7 @@ from grpo_trainer.interactive.state import StepDone
 from grpo_trainer.interactive.states_store import InteractiveStates
 from grpo_trainer.learner.prepared import Adam
 from identities.entities import checkpoint_id
+from policy_files import KeptFacts
 
 STEPS = 2
 
@@ -32,7 +33,7 @@ def fused(world: World, registry: Registry, fuse: Fuse) -> dict[str, Any]:
     states, policies = InteractiveStates(world.store), Policies(world)
     for adapter in (states, policies):
         vars(adapter)["_store"] = Guarded(vars(adapter)["_store"], fuse)
-    facts = BusFacts(Guarded(world.recorder, fuse), now=lambda: START)
+    facts = BusFacts(Guarded(world.recorder, fuse), KeptFacts(Guarded(world.store, fuse)), now=lambda: START)
     return {"states": states, "policies": policies, "facts": facts, "heads": Promoting(registry, fuse)}
 
 

@@ -31,7 +31,7 @@ from grpo_trainer.learner.interactive import TorchInteractiveLearner
 from grpo_trainer.learner.prepared import Adam, LossSpec, MeasuredPass
 from grpo_trainer.learner.torch_learner import LearnerOptions, LearnerThread
 from identities import entities
-from policy_files import load, manifest_ref
+from policy_files import KeptFacts, load, manifest_ref
 from upcycle.api.trajectory.v1.trajectory_pb2 import TokenVersions, Turn
 from upcycle.errors import Unavailable
 
@@ -230,7 +230,7 @@ async def trainer_on(world: World, **changes: Any) -> Any:
         heads=registry,
         states=InteractiveStates(world.store),
         policies=Policies(world),
-        facts=BusFacts(world.recorder, now=world.clock),
+        facts=BusFacts(world.recorder, KeptFacts(world.store), now=world.clock),
         leases=leases,
         now=world.clock,
         work_dir=work,

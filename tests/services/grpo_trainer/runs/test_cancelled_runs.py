@@ -15,6 +15,7 @@ from tests.services.grpo_trainer.crashes import Killed
 from tests.services.grpo_trainer.fakes import START, Recorder
 from tests.support.waiting import until
 
+from blob_store import MemoryBlobStore
 from episodes import GroupOutcome, GroupReason
 from event_bus import BusSettings, Decision, EventBus
 from event_bus.provision import provision
@@ -25,6 +26,7 @@ from grpo_trainer.domain.states import SessionPhase
 from grpo_trainer.domain.steps import StepRecord
 from grpo_trainer.domain.trajectories import CompleteGroup, Settlement, excluded
 from grpo_trainer.runs.deps import RunDeps
+from policy_files import KeptFacts
 from upcycle.api.taskset.v1 import events_pb2 as taskset_events
 from upcycle.api.taskset.v1 import taskset_pb2 as taskset
 from upcycle.api.training.v1 import events_pb2 as events
@@ -205,7 +207,7 @@ async def test_a_step_is_published_whole_or_not_at_all(nats_server: NatsFactory)
     bus = EventBus(BusSettings(url=server.url), client_name="test")
     await bus.start()
     try:
-        facts = BusFacts(bus, now=lambda: START)
+        facts = BusFacts(bus, KeptFacts(MemoryBlobStore()), now=lambda: START)
         spec = TrainingSpec(run_id=RUN, model=MODEL, group_size=4)
         await facts.publish_step(spec, a_record(1, 0, 1))
         await facts.publish_step(spec, a_record(1, 0, 1))  # again, after a crash
@@ -239,7 +241,7 @@ async def test_a_trainer_that_does_not_hold_its_model_decides_nothing(world: Wor
     def gone(model: str) -> None:
         raise Unavailable(f"the lease of {model} has to be renewed first")
 
-    facts = BusFacts(world.recorder, now=world.clock, check=gone)
+    facts = BusFacts(world.recorder, KeptFacts(world.store), now=world.clock, check=gone)
     spec = TrainingSpec(run_id=RUN, model=MODEL, group_size=4)
     with pytest.raises(Unavailable):
         await facts.publish_step(spec, a_record(1, 0, 1))

@@ -7,6 +7,7 @@ batch was begun last.
 
 from __future__ import annotations
 
+import asyncio
 import json
 import logging
 from collections.abc import Collection, Iterable
@@ -48,13 +49,17 @@ class BlobBodies:
         self._train_parse_errors = train_parse_errors
 
     async def tokens(self, trajectory: GradedTrajectory) -> EpisodeTokens:
-        """Raises UnusableTrajectory, Unavailable."""
+        """Unpacked in a thread: long bodies would stop the event loop. Raises UnusableTrajectory,
+        Unavailable."""
         try:
             with object_store(trajectory.trajectory_id):
                 data = await self._store.get(trajectory.body)
-            body = unpack(data)
+            return await asyncio.to_thread(self._unpacked, data, trajectory)
         except (BrokenArtifact, MalformedBody) as error:
             raise UnusableTrajectory(f"{trajectory.trajectory_id}: {error}") from error
+
+    def _unpacked(self, data: bytes, trajectory: GradedTrajectory) -> EpisodeTokens:
+        body = unpack(data)
         return wire.tokens_from_body(body, trajectory, train_parse_errors=self._train_parse_errors)
 
 

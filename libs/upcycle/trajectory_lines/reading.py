@@ -8,6 +8,7 @@ from upcycle.errors import TasksetInvalid, UpcycleError
 from upcycle.task_rows import EnvironmentRef, Task, canonical_json, check_name
 from upcycle.trajectory_lines.writing import FORMAT
 
+_FAMILY: Final = FORMAT.rpartition("/")[0] + "/"
 WAY_OUT: Final = "give what `upcycle eval` with an agent of others wrote, or name a run"
 
 
@@ -31,8 +32,12 @@ def checked_row(row: Any, where: str) -> Mapping[str, Any]:
 
 
 def is_trajectory(row: Any) -> bool:
-    """Whether a line of conversations is one of a trajectories file."""
-    return isinstance(row, dict) and ("format" in row or ("turns" in row and "messages" in row))
+    """Whether a line of conversations is one of a trajectories file; other files may have a `format`, too."""
+    if not isinstance(row, dict):
+        return False
+    written, task = row.get("format"), row.get("task")
+    is_ours = isinstance(written, str) and written.startswith(_FAMILY)
+    return is_ours or ("turns" in row and isinstance(task, dict) and "slug" in task)
 
 
 @dataclass(frozen=True, slots=True)

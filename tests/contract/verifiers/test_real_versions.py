@@ -213,3 +213,50 @@ def test_what_the_channel_cannot_say_is_refused_by_name(
         arguments = {"unknown": 1} if kind == "no" else {"kind": kind}
         assert said in refused(python, folder, "--args", json.dumps(arguments)), kind
     assert "give --reward-range" not in refused(python, folder, "--reward-range", "1", "0")
+
+
+DATA_SETS: Final = """
+import sys
+from pathlib import Path
+
+from datasets import Dataset, DatasetDict
+from upcycle import Taskset
+from upcycle.errors import TasksetInvalid
+from upcycle.importers.files import rows_of_file
+from upcycle.task_rows import EnvironmentRef
+
+rows = [{"id": n, "question": f"{n}?", "labels": [n, None], "deep": {"a": n / 2}} for n in range(3)]
+loaded, where = Dataset.from_list(rows), EnvironmentRef("quiz", url="tcp://h:1")
+made = Taskset.from_dataset(loaded, "quiz", scenario="ask", environment=where, ids="id")
+assert made.tasks[2].slug == "2"
+assert made.tasks[2].args == {"question": "2?", "labels": [2, None], "deep": {"a": 1.0}}
+try:
+    Taskset.from_dataset(DatasetDict(train=loaded), "quiz", scenario="ask", environment=where)
+except TasksetInvalid as error:
+    assert "pass its rows" in str(error), error
+loaded.to_parquet("quiz.parquet")
+assert [dict(row.cells) for row in rows_of_file(Path("quiz.parquet"))] == rows
+Path("no.parquet").write_bytes(b"PAR1")
+try:
+    list(rows_of_file(Path("no.parquet")))
+except TasksetInvalid as error:
+    assert "no.parquet: not Parquet" in str(error), error
+print("done")
+"""
+
+
+def test_a_loaded_data_set_and_a_parquet_file_are_tasks(
+    python: Path, folder: Path, served_version: str
+) -> None:
+    if served_version != "0.1.14":
+        pytest.skip("only verifiers 0.1.14 brings datasets and pyarrow")
+    done = subprocess.run(
+        [python, "-c", DATA_SETS],
+        cwd=folder,
+        env={**clean_environment(), "PYTHONPATH": str(LIBS), "HF_HUB_OFFLINE": "1"},
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert done.stdout.endswith("done\n"), done.stderr

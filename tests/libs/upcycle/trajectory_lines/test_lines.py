@@ -140,6 +140,12 @@ def test_what_succeeded_is_a_conversation_of_its_task(tmp_path: Path) -> None:
     assert [one.name for one in found] == ["trajectories.jsonl:1", "trajectories.jsonl:3"]
 
 
+def test_a_conversation_with_a_field_format_is_no_trajectory(tmp_path: Path) -> None:
+    line = {"messages": played()["messages"], "format": "chat", "turns": 1}
+    (found,) = conversations_in(written(tmp_path, line))
+    assert len(found.messages) == 2
+
+
 @pytest.mark.parametrize(
     ("line", "said"),
     [

@@ -1,8 +1,8 @@
 """One process of several holds what is named, as long as its beat goes on.
 
-A holder that cannot do its work lets go. Clocks of machines are not compared: who sees the beat in the table
-stand still for long enough, by its own clock, takes over. A holder that was frozen, or cut off from the
-database, does not know it was replaced; what it must not do any more is refused by `check`, in the
+That of a holder that cannot do its work stands still. Clocks of machines are not compared: who sees the beat
+in the table stand still for long enough, by its own clock, takes over. A holder that was frozen, or cut off
+from the database, does not know it was replaced; what it must not do any more is refused by `check`, in the
 transaction that would do it.
 """
 
@@ -61,9 +61,9 @@ class SoleHolder:
     ) -> None:
         """holder: a name that no other process has. is_alone: no other process opens the database, so nothing
         is written about who holds it. unable: why this process could not do what the holder does, such as a
-        bus that it does not reach; it lets go then, after `taken_s`, and takes nothing over. given_up_s: how
-        long a holder takes itself for one after its last beat began; taken_s: how long others watch a beat
-        that stands still before they take over."""
+        bus that it does not reach; its beat stands still then, after `given_up_s`, and it takes nothing over.
+        given_up_s: how long a holder takes itself for one after its last beat began; taken_s: how long others
+        watch a beat that stands still before they take over."""
         self._database = database
         self._name = name
         self._holder = holder
@@ -92,7 +92,7 @@ class SoleHolder:
         """Beat where this process is the holder; take over where the holder's beat stands still. Raises
         Unavailable."""
         began_s = asyncio.get_running_loop().time()
-        if await self._stands_back(began_s):
+        if self._stands_back(began_s):
             return
         seen = self._seen
         gone = seen[0] if seen is not None and began_s - seen[1] > self._taken_s else None
@@ -104,7 +104,7 @@ class SoleHolder:
         elif seen is None or seen[0] != found:
             self._ours_until, self._seen = 0.0, (found, began_s)
 
-    async def _stands_back(self, now_s: float) -> bool:
+    def _stands_back(self, now_s: float) -> bool:
         """Whether this process is unable, and so neither holds it for long nor takes it over."""
         why = self._unable()
         if why is None:
@@ -114,11 +114,12 @@ class SoleHolder:
             self._unable_since = now_s
         if not self._ours_until:
             return True
-        if now_s - self._unable_since <= self._taken_s:
+        if now_s - self._unable_since <= self._given_up_s:
             return False
-        await self._database.run(self._let_go)
-        self._ours_until = 0.0
-        _LOG.warning("sole_holder_let_go", extra={"held": self._name, "holder": self._holder, "why": why})
+        self._ours_until = 0.0  # no beat: what it has in hand is over before another takes over
+        _LOG.warning(
+            "sole_holder_stands_back", extra={"held": self._name, "holder": self._holder, "why": why}
+        )
         return True
 
     def check(self, connection: sa.Connection) -> None:

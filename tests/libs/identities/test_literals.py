@@ -15,7 +15,7 @@ _OWNER = ROOT / "libs/identities"
 _GENERATED = ROOT / "libs/upcycle/api"
 _SPELLED = re.compile(
     r"(run|episode|group|trajectory|step|policy|checkpoint|session|engine|gateway)\.[a-z_]+/"
-    r"|traj-|ckpt-|interactive-|up\.[a-z{*]"
+    r"|traj-|ckpt-|interactive-|up\.[a-z{*]+\."
     r"|([a-z]+/)?(trajectories|policies|policy|training|interactive|captures|gate)/"
 )
 _INSIDE = re.compile(r"^-[ge]$|-[ge]\d{3}|/step-")

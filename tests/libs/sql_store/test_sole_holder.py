@@ -42,17 +42,18 @@ async def test_the_first_holds_it_and_the_second_waits(db: Database) -> None:
 
 async def test_a_holder_that_cannot_do_its_work_lets_go_and_takes_nothing_over(db: Database) -> None:
     why: list[str] = []
-    first = SoleHolder(db, NAME, "a", unable=lambda: why[0] if why else None, taken_s=0.0)
-    second = SoleHolder(db, NAME, "b")
+    first = SoleHolder(db, NAME, "a", unable=lambda: why[0] if why else None, given_up_s=0.0)
+    second = hasty(db, "b")
     await first.beat()
     why.append("not connected to NATS")
     await first.beat()
     await until(lambda: asyncio.get_running_loop().time() > (first._unable_since or 0.0))
     await first.beat()
     assert not first.is_ours()
+    await second.beat()
     await first.beat()
     await second.beat()
-    assert second.is_ours()
+    assert second.is_ours(), "the beat stood still"
     why.clear()
     await first.beat()
     assert not first.is_ours()

@@ -233,6 +233,9 @@ class Connection:
             data = frames.encode(frame)
         except FrameTooLarge as error:
             data = frames.encode(frames.error_frame(frame.get("id"), error))
+        except (TypeError, ValueError, OverflowError, RecursionError) as error:  # of an author's `info`, say
+            refused = ChannelError(frames.SERVER_ERROR, f"the answer is no JSON: {error}")
+            data = frames.encode(frames.error_frame(frame.get("id"), refused))
         try:
             await self._lines.send(data)
         except ChannelClosed:

@@ -9,7 +9,7 @@ import time
 from collections.abc import AsyncGenerator, Generator
 from typing import Any
 
-from upcycle import Environment
+from upcycle import Environment, EvaluationResult
 
 env = Environment("hostile")
 
@@ -128,6 +128,12 @@ async def hangs_last(seconds: float) -> AsyncGenerator[Any, Any]:
     yield "go"
     await asyncio.sleep(seconds)
     yield 1.0
+
+
+@env.scenario()
+async def tells_a_set() -> AsyncGenerator[Any, Any]:
+    yield "go"
+    yield EvaluationResult(1.0, info={"words": {"a", "b"}})
 
 
 @env.scenario()

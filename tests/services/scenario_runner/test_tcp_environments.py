@@ -153,11 +153,7 @@ class ForeignServer:
         ({"tasks_start": {"prompt": 5}}, EpisodeFault, "the prompt does not follow"),
         ({"tasks_start": {"prompt": ["go"]}}, EpisodeFault, "the prompt does not follow"),
         ({"tasks_start": {"prompt": [{"role": "user"}]}}, EpisodeFault, "the prompt .* KeyError.'content'"),
-        (
-            {"tasks_start": {"prompt": [{"role": "user", "content": 5}]}},
-            EpisodeFault,
-            "type int, not text",
-        ),
+        ({"tasks_start": {"prompt": [{"role": "user", "content": 5}]}}, EpisodeFault, "type int, not text"),
     ],
 )
 async def test_what_a_foreign_server_gets_wrong_is_typed_and_leaves_no_connection(

@@ -51,6 +51,8 @@ class PromiseWatch:
         self._say = say
         self._moments = moments
         self._ends: dict[str, str] = {}
+        self.given_up: set[str] = set()
+        """Runs that their trainer gave up."""
         self._trained: dict[str, tuple[str, int]] = {}
         self._settled: dict[str, tuple[str, int]] = {}
         self.saved: dict[str, str] = {}
@@ -107,6 +109,8 @@ class PromiseWatch:
                 self.saved[fact["checkpointId"]] = fact["runId"]
             elif kind == "step.completed":
                 self._on_step(fact)
+            elif kind == "session.failed":
+                self.given_up.add(fact["runId"])
         self._moments.on_fact(kind)
 
     def on_object(self, key: str) -> None:

@@ -104,8 +104,8 @@ BUGS: Final = (
     Bug(
         "a run ends with its last step though steps before it are not read (found by this simulator)",
         "services/scenario_runner/usecases/ending.py",
-        "    if not is_certain and unit.num_in_step(",
-        "    if False and unit.num_in_step(",
+        "    if not has_read_all and not is_certain:\n",
+        "    if False:\n",
     ),
     Bug(
         "two planners read one durable, each a part of the facts (found by this simulator, seed 10946)",

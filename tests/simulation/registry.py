@@ -96,7 +96,8 @@ class HeadWatch:
     def undecided(self, run_id: str, ended: str) -> dict[str, str]:
         """Checkpoints of a run about which the gate has not decided, and how far it is. ended: how it did."""
         saved = sorted(one for one, its_run in self._watch.saved.items() if its_run == run_id)
-        if ended == "completed" and self._watch.was_trained(run_id) and not saved:
+        is_trained = self._watch.was_trained(run_id) and run_id not in self._watch.given_up
+        if ended == "completed" and is_trained and not saved:
             return {"its last checkpoint": "not announced"}
         phases = dict(self._rows(REGISTRY_DB, _JOBS))
         found = {one: phases.get(one, "unknown") for one in saved}

@@ -91,8 +91,13 @@ def on_stopping(unit: PlanUnit, run: RunRecord, fact: Stopping) -> None:
     unsettled = unit.unsettled(run.run_id)
     pending = [row for row in unsettled if row.state is EpisodeState.PLANNED]
     cancel(unit, run, pending, _CANCELLED_BY[run.ending])
-    if not fact.is_final:
-        return
+    if fact.is_final:
+        _settle_graded(unit, run, unsettled)
+
+
+def _settle_graded(unit: PlanUnit, run: RunRecord, unsettled: Sequence[EpisodeRow]) -> None:
+    """Publish `group.settled` for the graded groups. The trainer may have decided about one before: its
+    decision stands then, and is the one that comes back."""
     graded: dict[str, list[str]] = {}
     for row in unsettled:
         if row.state is EpisodeState.GRADED:
@@ -108,15 +113,25 @@ def end_with_last_step(unit: PlanUnit, run: RunRecord, *, is_certain: bool = Fal
     """End a training run whose last step is known: the trainer has no more to say.
 
     Nothing before all groups of all steps are read: of two planners one may read the last step while the
-    other one is at a step before it, whose groups would be cancelled. is_certain: the trainer was asked.
+    other one is at a step before it, whose groups would be cancelled. is_certain: the trainer was asked. Then
+    the stream may have lost groups that it trained: what is graded is decided about, and not cancelled.
     """
     training = run.spec.training
     if training is None or not training.reached(run.step) or run.state in FINAL_RUN_STATES:
         return
-    if not is_certain and unit.num_in_step(run.run_id, 0) < run.step * training.prompts_per_step:
+    has_read_all = unit.num_in_step(run.run_id, 0) >= run.step * training.prompts_per_step
+    if not has_read_all and not is_certain:
         log.info("step_not_read_yet", extra={"run_id": run.run_id, "step": run.step})
         return
-    if run.ending is not None:
+    unsettled = unit.unsettled(run.run_id)
+    if not has_read_all and any(row.state is EpisodeState.GRADED for row in unsettled):
+        if run.ending is None:
+            run = replace(run, state=RunState.DRAINING, ending=RunState.COMPLETED, ending_since=unit.now)
+            unit.update_run(run)
+        pending = [row for row in unsettled if row.state is EpisodeState.PLANNED]
+        cancel(unit, run, pending, GroupReason.RUN_OVER)
+        _settle_graded(unit, run, unsettled)
+    elif run.ending is not None:
         cancel(unit, run, unit.unsettled(run.run_id), GroupReason.RUN_OVER)
         announce_released(unit, run)
     else:

@@ -82,10 +82,12 @@ async def test_a_settlement_that_is_read_after_its_step_takes_no_group_from_the_
     assert open_groups == 2
 
 
+@pytest.mark.parametrize("was_trained", [False, True])
 async def test_a_last_step_before_which_a_step_is_never_read_ends_its_run_all_the_same(
-    planner: PlannerHarness,
+    planner: PlannerHarness, was_trained: bool
 ) -> None:
-    """The trainer is asked, and its groups are announced again, before the run ends without them."""
+    """The trainer is asked, and its groups are announced again, before the planner decides about them. Where
+    the trainer had trained one, its decision stands and comes back; the episodes were cancelled."""
     await planner.begin(train_spec(prompts=1, staleness=1, steps=2), num_tasks=4)
     members = [planner.members(group) for group in range(2)]
     for episode in [*members[0], *members[1]]:
@@ -95,5 +97,12 @@ async def test_a_last_step_before_which_a_step_is_never_read_ends_its_run_all_th
     await outside.later()
     assert (await planner.run()).state is RunState.RUNNING
     await outside.later()
+    assert (await planner.run()).state is RunState.DRAINING
+    (decided,) = await planner.settled_by_planner()
+    assert (decided.group_id, decided.outcome) == (planner.group_id(0), "excluded")
+    await planner.apply(planner.settled(planner.group_id(0), members[0]) if was_trained else decided)
     assert (await planner.run()).state is RunState.COMPLETED
+    rows = {row.episode_id: row.state for row in await planner.episodes()}
+    ended = EpisodeState.TRAINED if was_trained else EpisodeState.EXCLUDED
+    assert {rows[episode] for episode in members[0]} == {ended}
     await check_conservation(planner)

@@ -103,4 +103,5 @@ async def handled(jetstream: JetStreamContext) -> frozenset[int]:
     """Numbers of the dead letters that were replayed or accepted."""
     marks = subjects.handled(None, tenant=None)
     state = (await jetstream.stream_info(DLQ, subjects_filter=marks)).state
-    return frozenset(map(subjects.handled_number, state.subjects or {}))
+    found = map(subjects.handled_number, state.subjects or {})
+    return frozenset(number for number in found if number is not None)

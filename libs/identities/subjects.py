@@ -151,9 +151,10 @@ def handled(number: int | None, tenant: str | None = DEFAULT_TENANT) -> str:
     return f"{_ROOT}.{_token_or_any(tenant)}.{_HANDLED}.{ANY if number is None else number}"
 
 
-def handled_number(subject: str) -> int:
-    """The dead letter that `handled` is about."""
-    return int(subject.rpartition(".")[2])
+def handled_number(subject: str) -> int | None:
+    """The dead letter that `handled` is about; None where the subject names none."""
+    last = subject.rpartition(".")[2]
+    return int(last) if last.isascii() and last.isdigit() else None
 
 
 def again(stream: str, reader: str, subject: str) -> str:

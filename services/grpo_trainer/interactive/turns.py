@@ -6,10 +6,13 @@ import asyncio
 from contextlib import suppress
 from typing import Final
 
+from grpo_trainer.domain.errors import InvalidInput
 from grpo_trainer.holding import HeldModel
 from grpo_trainer.interactive.deps import InteractiveDeps
 from grpo_trainer.interactive.state import InteractiveState
+from identities.errors import InvalidIdentity
 from identities.objects import interactive_session
+from identities.subjects import token
 
 _SOON_S: Final = 1.0
 """How long a call waits for a lease before it says what it waits for."""
@@ -31,7 +34,12 @@ class ModelTurns:
         return self._held is not None and holding is not None and self._held is not holding.held(self._model)
 
     async def hold(self) -> None:
-        """Raises ModelBusy where another trainer holds the model; Unavailable until this one does."""
+        """Raises ModelBusy where another trainer holds the model; Unavailable until this one does;
+        InvalidInput for a name that no model has: the object store would refuse its lease."""
+        try:
+            token(self._model)
+        except InvalidIdentity as error:
+            raise InvalidInput(f"this is no name of a model: {error}") from error
         holding = self._deps.holding
         if holding is None:
             return

@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 import asyncio
-from typing import Any
+from typing import Any, cast
 
 import pytest
 from tests.services.grpo_trainer.bench import MODEL, RUN, Episodes, Trainer, World, submission
 from tests.services.grpo_trainer.interactive.trainers import SGD_LIKE, inline, passing, trainer_on
 from tests.support.waiting import until
 
-from grpo_trainer.domain.errors import ModelBusy
+from grpo_trainer.domain.errors import InvalidInput, ModelBusy
 from grpo_trainer.domain.model_leases import ModelLeases
 from grpo_trainer.domain.states import SessionPhase
 from grpo_trainer.interactive.inputs import StoredInput, TrainingInput
 from grpo_trainer.interactive.state import Update
+from grpo_trainer.interactive.turns import ModelTurns
 from identities import events as event_ids
 from upcycle.api.taskset.v1 import events_pb2 as taskset_events
 from upcycle.api.training.v1 import events_pb2 as events
@@ -143,3 +144,10 @@ def test_a_model_has_one_run_or_one_interactive_call() -> None:
     leases.begin_call("other")
     leases.end_run("m", "run-1")
     leases.begin_call("m")
+
+
+@pytest.mark.parametrize("model", ["x" * 1100, ""])
+async def test_a_name_that_no_model_has_is_refused_before_it_is_leased(model: str) -> None:
+    """Its lease would be an object with a name that the store refuses, which ended the trainer."""
+    with pytest.raises(InvalidInput, match="no name of a model"):
+        await ModelTurns(model, cast(Any, None)).hold()

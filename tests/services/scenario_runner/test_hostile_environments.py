@@ -127,7 +127,7 @@ async def test_a_scenario_whose_process_is_killed(fleet: Fleet) -> None:
     [
         ("one_yield", "{}", "ended before its second yield"),
         ("raises_last", "{}", "no such row"),
-        ("tells_a_set", "{}", "the answer is no JSON: Object of type set"),
+        ("sends_a_set", "{}", "the answer is no JSON: Object of type set"),
         ("thrice", "{}", "third time"),
         ("rewards", '{"value": "nan"}', "not finite"),
         ("rewards", '{"value": "inf"}', "not finite"),

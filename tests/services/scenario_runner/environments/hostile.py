@@ -131,7 +131,7 @@ async def hangs_last(seconds: float) -> AsyncGenerator[Any, Any]:
 
 
 @env.scenario()
-async def tells_a_set() -> AsyncGenerator[Any, Any]:
+async def sends_a_set() -> AsyncGenerator[Any, Any]:
     yield "go"
     yield EvaluationResult(1.0, info={"words": {"a", "b"}})
 

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any, Final, get_args
 
 from upcycle.cli.output import human
-from upcycle.cli.taskset_from_run import Selected, Selection, UnclearSelection
+from upcycle.cli.taskset_selection import Selected, Selection, UnclearSelection
 from upcycle.reporting.episodes import EpisodeRow, EvaluatedRun
 from upcycle.reporting.trajectory_files import TrajectoryLines, read_file
 from upcycle.task_rows import Task, task_from_json

@@ -10,7 +10,8 @@ from cyclopts import Parameter
 from upcycle.cli.exits import Exit
 from upcycle.cli.output import JsonFlag, print_json
 from upcycle.cli.report_text import one_line
-from upcycle.cli.taskset_from_run import UnclearSelection, check_output
+from upcycle.cli.taskset_from_run import check_output
+from upcycle.cli.taskset_selection import UnclearSelection
 from upcycle.errors import DefinitionError
 from upcycle.tasks import MAX_TASKS, Split, Taskset
 from upcycle.whole_files import written_whole

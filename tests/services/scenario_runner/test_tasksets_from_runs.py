@@ -20,7 +20,8 @@ from tests.support.command_line import CommandLine
 
 from upcycle.api.common.v1 import common_pb2
 from upcycle.api.taskset.v1 import service_pb2, taskset_pb2
-from upcycle.cli.taskset_from_run import Selection, select
+from upcycle.cli.taskset_from_run import select
+from upcycle.cli.taskset_selection import Selection
 from upcycle.tasks import Taskset
 
 

@@ -3,6 +3,7 @@
 import json
 import os
 import signal
+import time
 from pathlib import Path
 from typing import Any
 
@@ -86,6 +87,7 @@ def test_ctrl_c_says_how_far_it_was_and_what_is_left_is_no_whole_evaluation(
     def interrupting(asked: Asked) -> Said:
         if asked.method == "POST" and "How much milk?" in json.dumps(asked.body):
             os.kill(os.getpid(), signal.SIGINT)
+            time.sleep(5)  # the answer must not come before the signal
         return answer(asked)
 
     monkeypatch.setenv("UPCYCLE_AGENT_KEY", KEY)

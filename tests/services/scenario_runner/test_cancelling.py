@@ -160,10 +160,11 @@ async def test_the_last_step_under_way_ends_a_cancelled_run(planner: PlannerHarn
     await planner.apply(*map(planner.graded, [*members, *planner.members(1)]))
     await planner.cancel()
     await planner.apply(planner.settled(planner.group_id(0), members), Advanced(planner.run_id, 1, 1))
+    await planner.apply(*await planner.settled_by_planner())
     assert (await planner.run()).state is RunState.CANCELLED
     found = await states(planner)
     assert found[members[0]] is EpisodeState.TRAINED
-    assert found[planner.members(1)[0]] is EpisodeState.CANCELLED
+    assert found[planner.members(1)[0]] is EpisodeState.EXCLUDED
     await check_conservation(planner)
 
 

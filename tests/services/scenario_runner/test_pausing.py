@@ -144,6 +144,7 @@ async def test_a_stop_during_the_last_step_leaves_nothing_behind(planner: Planne
     await planner.apply(*map(planner.graded, planner.members(1)))
     await planner.stop()
     await planner.apply(Advanced(planner.run_id, 1, 1))
+    await planner.apply(*await planner.settled_by_planner())
     assert (await planner.run()).state is RunState.COMPLETED
     await check_conservation(planner)
 

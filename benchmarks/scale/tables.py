@@ -128,12 +128,17 @@ def fill_planner(names: Names) -> None:
         },
     )  # fmt: skip
     _fill_planned_episodes(names)
+    _count_by_state(sql)
+    _fill_outbox(sql, names.size)
+
+
+def _count_by_state(sql: Filler) -> None:
+    """What the triggers would have counted."""
     for kind, value, table in (("episode", "state", planner.EPISODE), ("group", "outcome", planner.GROUP)):
         sql.run(
             f"INSERT INTO run_count (run_id, kind, value, num) "
             f"SELECT run_id, '{kind}', {value}, count(*) FROM {table.name} GROUP BY run_id, {value}"
         )
-    _fill_outbox(sql, names.size)
 
 
 def _spec(spec: RunSpec, model: str) -> str:

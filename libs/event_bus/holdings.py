@@ -13,6 +13,7 @@ from event_bus.topology import DAY_S, UPCYCLE, Keep, StreamSpec, Topology
 from event_bus.watch import NEARLY_FULL
 from service_kit.clock import utc_now
 from service_kit.groups import BusSettings
+from upcycle.wording import amount
 
 HOUR_S: Final = 3600.0
 """The present rate is what came in so many seconds."""
@@ -45,7 +46,7 @@ async def _holding(jetstream: JetStreamContext, spec: StreamSpec) -> Holding:
     except NotFoundError:
         return Holding(spec.name, False, "does not exist: run upcycle-provision")
     bound, most, state = info.config.max_bytes or 0, info.config.max_msgs or 0, info.state
-    held = f"{state.messages} message{'s' * (state.messages != 1)}{f' of {most}' * (most > 0)}"
+    held = f"{amount(state.messages, 'message')}{f' of {most}' * (most > 0)}"
     text = f"{held}, {state.bytes / _MIB:.1f} MiB"
     if bound <= 0:
         return Holding(spec.name, True, f"{text}, no bound")

@@ -11,6 +11,7 @@ from nats.js.errors import NotFoundError
 from event_bus.dead_letter_box import LOOKED_AT, DeadLetter, DeadLetterBox
 from event_bus.topology import DLQ, ConsumerSpec, Topology
 from upcycle.errors import Unavailable
+from upcycle.wording import amount
 
 _NAMED: Final = 3
 """Dead letters that a sentence names."""
@@ -38,8 +39,7 @@ class GivenUp:
         if not mine:
             return None
         numbers = ", ".join(str(letter.number) for letter in mine[:_NAMED])
-        given_up = f"{len(mine)} message{'s' * (len(mine) != 1)}"
-        return f"{mine[0].reader} gave up {given_up}, see upcycle bus dead show {numbers}"
+        return f"{mine[0].reader} gave up {amount(len(mine), 'message')}, see upcycle bus dead show {numbers}"
 
 
 async def unread(
@@ -75,7 +75,7 @@ async def _behind(
     ]
     if not oldest or min(oldest) >= before:
         return None
-    unread = f"{number} message{'s' * (number != 1)} unread"
+    unread = f"{amount(number, 'message')} unread"
     return f"{spec.durable} has {unread}, the oldest of {min(oldest):%Y-%m-%d %H:%M} UTC"
 
 

@@ -12,6 +12,7 @@ from sqlalchemy import Connection, bindparam, func, select, update
 
 from service_kit.component import ALARM
 from sql_store.outbox import OUTBOX
+from upcycle.wording import amount
 
 TRY_AGAIN_S: Final = 60.0
 _REFUSED: Final = (OUTBOX.c.published_at.is_(None), OUTBOX.c.refusal.is_not(None))
@@ -35,7 +36,7 @@ class Refused:
         """For `ready`; None when nothing is refused."""
         if not self.number:
             return None
-        rows = f"{self.number} stored message{'s' * (self.number > 1)}"
+        rows = amount(self.number, "stored message")
         return (
             f"{ALARM}the bus refuses {rows}, the first is {self.first} ({self.reason}); "
             f"tried again every {TRY_AGAIN_S:g} s: mend the cause"

@@ -1,7 +1,7 @@
 """One process of several holds what is named, as long as its beat goes on.
 
-That of a holder that cannot do its work stands still. Clocks of machines are not compared: who sees the beat
-in the table stand still for long enough, by its own clock, takes over. A holder that was frozen, or cut off
+A holder that cannot do its work beats no more. Clocks of machines are not compared: who sees the beat in the
+table stand still for long enough, by its own clock, takes over. A holder that was frozen, or cut off
 from the database, does not know it was replaced; what it must not do any more is refused by `check`, in the
 transaction that would do it.
 """

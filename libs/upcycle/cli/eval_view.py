@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Final
 from upcycle.cli.live_view import BoundedLines, bar, live, redraws, row
 from upcycle.cli.output import human
 from upcycle.cli.report_text import one_line
+from upcycle.wording import amount
 
 if TYPE_CHECKING:
     from rich.console import Console, RenderableType
@@ -44,7 +45,7 @@ class EvalProgress:
 
     def __str__(self) -> str:
         share = f" ({self.num_graded / self.num_planned:.0%})" if self.num_planned else ""
-        errors = f"{self.num_errors} error{'s' if self.num_errors != 1 else ''}"
+        errors = amount(self.num_errors, "error")
         phases = [f"{count} {phase}" for phase, count in self.phases.items() if count]
         counts = f"{self.num_graded}/{self.num_planned} graded{share}"
         scores = f"reward {self.reward} · success {self.success} · {errors}"

@@ -12,6 +12,7 @@ from upcycle.cli.exits import Exit
 from upcycle.cli.output import JsonFlag, human, print_json, result_console
 from upcycle.errors import UnknownName
 from upcycle.platform import Platform
+from upcycle.wording import amount
 
 if TYPE_CHECKING:
     from upcycle.api.registry.v1.registry_pb2 import Checkpoint
@@ -127,7 +128,7 @@ def sources_words(sources: Mapping[str, int]) -> str:
     if not sources:
         return "–"
     by_groups = sorted(sources.items(), key=lambda item: (-item[1], item[0]))
-    named = (f"{run_id} ({groups} group{'s' if groups != 1 else ''})" for run_id, groups in by_groups)
+    named = (f"{run_id} ({amount(groups, 'group')})" for run_id, groups in by_groups)
     return f"trained on {', '.join(named)}"
 
 

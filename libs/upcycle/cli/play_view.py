@@ -12,6 +12,7 @@ from upcycle.cli.terminal_text import terminal_text
 from upcycle.harness import TakenTurn, ToolCall, ToolOutcome
 from upcycle.playing.episode import EpisodeOpened, PlayedEpisode
 from upcycle.rewards import SubScore
+from upcycle.wording import amount
 
 
 class PlayView(EpisodeOpened):
@@ -58,7 +59,7 @@ class PlayView(EpisodeOpened):
             failure = episode.failure
             self.say(f"no reward: {failure.during} failed, {failure.kind}: {failure.message}", "red")
         elif episode.result is not None and episode.ending is not None:
-            turns = f"{len(episode.turns)} turn" + ("s" if len(episode.turns) != 1 else "")
+            turns = amount(len(episode.turns), "turn")
             self.say(f"{episode.ending.stop_reason} after {turns}, {episode.seconds:.2f} s", "dim")
             self._console.print(_reward(episode))
 

@@ -1,6 +1,6 @@
 """Records versions and candidates whose facts the stream lost before the registry had read them.
 
-The stream of facts may be made anew, or remove what nobody has read, at a bound. What the trainer announced
+The stream of facts may be made anew, or remove at a bound what was not read. What the trainer announced
 lies beside the files of each version, too; a void step's version has nothing there.
 """
 

@@ -1,6 +1,7 @@
 """A registry's use cases over real SQL, a planner in memory and a clock that the test moves."""
 
 from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -149,10 +150,13 @@ async def harness(sql_url: str) -> AsyncIterator[RegistryHarness]:
         await database.stop()
 
 
-@pytest.fixture
-async def stack(nats_url: str, s3_settings: S3Settings, tmp_path: Path) -> AsyncIterator[Stack]:
+@asynccontextmanager
+async def stack_on(
+    nats_url: str, s3_settings: S3Settings, folder: Path, rates: dict[int, float]
+) -> AsyncIterator[Stack]:
+    """A registry on this bus, beside a planner. rates: of success, by version."""
     # The other rpcs answer UNIMPLEMENTED, which the registry never sees.
-    planner = PlannerStub({0: 0.3, 1: 0.9, 2: 0.3})  # type: ignore[abstract]
+    planner = PlannerStub(rates)  # type: ignore[abstract]
     server = GrpcServer("127.0.0.1", 0).add(add_TasksetServiceServicer_to_server, planner)
     await server.start()
     bus = EventBus(BusSettings(url=nats_url), client_name="test")
@@ -164,7 +168,7 @@ async def stack(nats_url: str, s3_settings: S3Settings, tmp_path: Path) -> Async
         max_import_bytes=4096,
         bus=BusSettings(url=nats_url),
         s3=s3_settings,
-        sql=SqlSettings(data_dir=tmp_path / "sql"),
+        sql=SqlSettings(data_dir=folder / "sql"),
         peers=PeerSettings(tasksets=server.address),
     )
     try:
@@ -172,3 +176,10 @@ async def stack(nats_url: str, s3_settings: S3Settings, tmp_path: Path) -> Async
     finally:
         await bus.stop()
         await server.stop()
+
+
+@pytest.fixture
+async def stack(nats_url: str, s3_settings: S3Settings, tmp_path: Path) -> AsyncIterator[Stack]:
+    """On the bus of the session."""
+    async with stack_on(nats_url, s3_settings, tmp_path, {0: 0.3, 1: 0.9, 2: 0.3}) as made:
+        yield made

@@ -8,26 +8,17 @@ import nats
 import pytest
 from nats.js import JetStreamContext
 from tests.local_servers import NatsServer
-from tests.services.checkpoint_registry.conftest import MODEL, RegistryHarness
-from tests.services.checkpoint_registry.running_registry import (
-    TRAINING_RUN,
-    PlannerStub,
-    Stack,
-    policy,
-    upload,
-)
+from tests.services.checkpoint_registry.conftest import MODEL, RegistryHarness, stack_on
+from tests.services.checkpoint_registry.running_registry import TRAINING_RUN, Stack, policy, upload
 from tests.support.waiting import until
 
 from blob_store import MemoryBlobStore, S3BlobStore
 from blob_store import ref as blob_ref
 from checkpoint_registry import loops
 from checkpoint_registry.adapters.announced_versions import KeptAnnouncements
-from checkpoint_registry.settings import CheckpointRegistrySettings
 from checkpoint_registry.usecases.lost_facts import TakeLostFacts
-from event_bus import EventBus
 from event_bus.provision import provision
 from event_bus.topology import EVENTS
-from grpc_edge import GrpcServer
 from grpo_trainer.adapters.bus_facts import BusFacts
 from grpo_trainer.domain.published import PublishedPolicy
 from grpo_trainer.domain.spec import TrainingSpec
@@ -35,11 +26,9 @@ from grpo_trainer.domain.steps import StepRecord
 from identities import objects
 from identities.entities import checkpoint_id
 from policy_files import KeptFacts
-from service_kit.groups import BusSettings, PeerSettings, S3Settings, SqlSettings
-from service_kit.ports import free_ports
+from service_kit.groups import S3Settings
 from upcycle.api.registry.v1 import service_pb2 as pb
 from upcycle.api.registry.v1.events_pb2 import CheckpointEvaluated
-from upcycle.api.taskset.v1.service_pb2_grpc import add_TasksetServiceServicer_to_server
 from upcycle.api.training.v1.events_pb2 import CheckpointSaved, PolicyPublished
 
 AT = datetime(2026, 11, 21, 9, 0, tzinfo=UTC)
@@ -48,28 +37,10 @@ AT = datetime(2026, 11, 21, 9, 0, tzinfo=UTC)
 @pytest.fixture
 async def own_stack(s3_settings: S3Settings, tmp_path: Path) -> AsyncIterator[Stack]:
     """A registry on a bus of its own, which a test may break."""
-    planner = PlannerStub({0: 0.3, 1: 0.9})  # type: ignore[abstract]
-    server = GrpcServer("127.0.0.1", 0).add(add_TasksetServiceServicer_to_server, planner)
     with NatsServer(tmp_path / "nats") as bus_server:
         await provision(bus_server.url)
-        await server.start()
-        bus = EventBus(BusSettings(url=bus_server.url), client_name="test")
-        await bus.start()
-        planner.bus = bus
-        settings = CheckpointRegistrySettings(
-            grpc_port=free_ports(1)[0],
-            gate_poll_s=0.2,
-            max_import_bytes=4096,
-            bus=BusSettings(url=bus_server.url),
-            s3=s3_settings,
-            sql=SqlSettings(data_dir=tmp_path / "sql"),
-            peers=PeerSettings(tasksets=server.address),
-        )
-        try:
-            yield Stack(settings, bus, planner)
-        finally:
-            await bus.stop()
-            await server.stop()
+        async with stack_on(bus_server.url, s3_settings, tmp_path, {0: 0.3, 1: 0.9}) as made:
+            yield made
 
 
 async def wiped(url: str) -> None:

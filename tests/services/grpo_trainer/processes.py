@@ -8,7 +8,7 @@ import os
 import runpy
 import signal
 import sys
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -38,6 +38,14 @@ from upcycle.api.registry.v1.service_pb2_grpc import (
 from upcycle.api.training.v1 import events_pb2 as events
 
 STEPS = 4
+SLOW_TRAINER: Final = "tests.services.grpo_trainer.slow_trainer"
+"""A program for Process, with the variables of `slow`."""
+
+
+def slow(variables: Mapping[str, str], step_s: int, **more: str) -> dict[str, str]:
+    """Of a trainer whose steps take so much longer. more: further variables."""
+    path = f"{Path(__file__).parents[3]}:{os.environ.get('PYTHONPATH', '')}"
+    return {**variables, "SLOW_STEP_S": str(step_s), "PYTHONPATH": path, **more}
 
 
 async def run_of_steps(world: World, steps: int = STEPS, **config: Any) -> None:

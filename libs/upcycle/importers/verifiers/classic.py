@@ -11,7 +11,15 @@ from typing import Any, Final
 
 from upcycle.environment.tools import ToolResult, ToolSpec
 from upcycle.importers.errors import ImportRefused
-from upcycle.importers.verifiers.hosting import EVAL, TRAIN, ForeignPlay, Scored, ScoredFunction, not_reached
+from upcycle.importers.verifiers.hosting import (
+    EVAL,
+    TRAIN,
+    ForeignPlay,
+    Scored,
+    ScoredFunction,
+    not_reached,
+    with_calls,
+)
 from upcycle.transcripts import Answer, Turn
 
 MODEL: Final = "upcycle"
@@ -93,13 +101,8 @@ class _Play:
 
     def _steps(self, turns: Sequence[Turn]) -> Iterator[dict[str, Any]]:
         """One a turn, as a rollout records it; there are no tokens."""
-        types, before, number = self._types, list(self._state["prompt"]), 0
-        for turn in turns:
-            calls = []
-            for use in turn.tool_calls:
-                arguments = json.dumps(dict(use.arguments))
-                calls.append(types.ToolCall(id=f"call-{number}", name=use.name, arguments=arguments))
-                number += 1
+        types, before = self._types, list(self._state["prompt"])
+        for turn, calls in with_calls(turns, types.ToolCall):
             said = types.AssistantMessage(content=turn.text, tool_calls=calls or None)
             yield {
                 "prompt": list(before),

@@ -4,8 +4,9 @@ Each session of the server is a forked process, so there is one play at a time i
 """
 
 import hashlib
+import itertools
 import json
-from collections.abc import AsyncGenerator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final, Protocol
 
@@ -15,7 +16,7 @@ from upcycle.errors import ArgumentsInvalid, InfrastructureError, ToolFailed
 from upcycle.importers.errors import ImportRefused
 from upcycle.rewards import SubScore
 from upcycle.task_rows import EnvironmentRef, Task, canonical_json
-from upcycle.transcripts import Answer
+from upcycle.transcripts import Answer, Turn
 
 SCENARIO: Final = "row"
 TRAIN: Final = "train"
@@ -238,3 +239,16 @@ def content_of(row: Any) -> str:
     """A digest of what a row holds. Dates and the like count as their text."""
     text = json.dumps(row, sort_keys=True, default=str)
     return hashlib.sha256(text.encode("utf-8", "replace")).hexdigest()[:_CONTENT_CHARS]
+
+
+def with_calls(turns: Sequence[Turn], call: Callable[..., Any]) -> Iterator[tuple[Turn, list[Any]]]:
+    """Each turn with its calls, as `call` makes them; their ids are numbered over all turns."""
+    numbers = itertools.count()
+    for turn in turns:
+        yield (
+            turn,
+            [
+                call(id=f"call-{next(numbers)}", name=use.name, arguments=json.dumps(dict(use.arguments)))
+                for use in turn.tool_calls
+            ],
+        )

@@ -2,14 +2,20 @@
 
 import importlib
 import inspect
-import json
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import islice
 from typing import Any, Final
 
 from upcycle.environment.tools import ToolResult, ToolSpec
 from upcycle.importers.errors import ImportRefused
-from upcycle.importers.verifiers.hosting import TRAIN, ForeignPlay, Scored, ScoredFunction, not_reached
+from upcycle.importers.verifiers.hosting import (
+    TRAIN,
+    ForeignPlay,
+    Scored,
+    ScoredFunction,
+    not_reached,
+    with_calls,
+)
 from upcycle.tasks import MAX_TASKS
 from upcycle.transcripts import Answer, Turn
 
@@ -151,13 +157,8 @@ class _Play:
 
     def _said(self, turns: Sequence[Turn]) -> list[tuple[Any, bool]]:
         """Each message of the turns, and whether the agent wrote it."""
-        vf, said, number = self._vf, list[tuple[Any, bool]](), 0
-        for turn in turns:
-            calls = []
-            for use in turn.tool_calls:
-                arguments = json.dumps(dict(use.arguments))
-                calls.append(vf.ToolCall(id=f"call-{number}", name=use.name, arguments=arguments))
-                number += 1
+        vf, said = self._vf, list[tuple[Any, bool]]()
+        for turn, calls in with_calls(turns, vf.ToolCall):
             said.append((vf.AssistantMessage(content=turn.text, tool_calls=calls or None), True))
             for call, use in zip(calls, turn.tool_calls, strict=True):
                 sent = vf.ToolMessage(tool_call_id=call.id, content=use.result, name=use.name)

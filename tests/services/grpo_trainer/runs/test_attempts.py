@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import json
-import os
 import signal
 from collections.abc import Callable
 from pathlib import Path
@@ -14,12 +13,14 @@ from typing import Any
 import pytest
 from tests.services.grpo_trainer.bench import MIXED, MODEL, RUN, Episodes, Trainer, World, submission
 from tests.services.grpo_trainer.processes import (
+    SLOW_TRAINER,
     Outside,
     Process,
     of_group,
     outside,
     publish,
     run_of_steps,
+    slow,
     wait_for,
 )
 from tests.support.waiting import until
@@ -121,14 +122,8 @@ async def test_killed_twice_in_one_batch_the_third_start_ends_the_run(
     world = World(tmp_path / "world")
     await run_of_steps(world)
     async with outside(world, tmp_path, s3_settings) as around:
-        variables = {
-            **around.environment(tmp_path),
-            "SLOW_STEP_S": "2",
-            "GRPO_TRAINER_SPOT_GRACE_S": "2",
-            "PYTHONPATH": f"{Path(__file__).parents[4]}:{os.environ.get('PYTHONPATH', '')}",
-        }
-        module = "tests.services.grpo_trainer.slow_trainer"
-        async with Process(variables, tmp_path / "trainer.log", module=module) as process:
+        variables = slow(around.environment(tmp_path), 2, GRPO_TRAINER_SPOT_GRACE_S="2")
+        async with Process(variables, tmp_path / "trainer.log", module=SLOW_TRAINER) as process:
             await process.start()
             await publish(world, around.bus, of_group(0))
             first = await record(around, lambda one: not one["done"])

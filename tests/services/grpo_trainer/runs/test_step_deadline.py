@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import os
 import threading
 from pathlib import Path
 
@@ -11,6 +10,7 @@ import aiohttp
 import pytest
 from tests.services.grpo_trainer.bench import World
 from tests.services.grpo_trainer.processes import (
+    SLOW_TRAINER,
     STEPS,
     Process,
     assert_all_trained_once,
@@ -18,6 +18,7 @@ from tests.services.grpo_trainer.processes import (
     outside,
     publish,
     run_of_steps,
+    slow,
     wait_for,
 )
 from tests.support.waiting import until
@@ -124,16 +125,10 @@ async def test_another_trainer_goes_on_where_a_step_never_returns(
     world = World(tmp_path / "world")
     await run_of_steps(world)
     async with outside(world, tmp_path, s3_settings) as around:
-        hangs = {
-            **around.environment(tmp_path / "hangs"),
-            "SLOW_STEP_S": "3600",
-            "GRPO_TRAINER_STEP_DEADLINE_S": "5",
-            "PYTHONPATH": f"{Path(__file__).parents[4]}:{os.environ.get('PYTHONPATH', '')}",
-        }
+        hangs = slow(around.environment(tmp_path / "hangs"), 3600, GRPO_TRAINER_STEP_DEADLINE_S="5")
         works = around.environment(tmp_path / "works")
-        module = "tests.services.grpo_trainer.slow_trainer"
         async with (
-            Process(hangs, tmp_path / "hangs.log", module=module) as one,
+            Process(hangs, tmp_path / "hangs.log", module=SLOW_TRAINER) as one,
             Process(works, tmp_path / "works.log") as two,
         ):
             await one.start()

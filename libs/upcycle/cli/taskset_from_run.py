@@ -1,37 +1,27 @@
 """`upcycle tasksets from RUN`: a tasks file of the tasks that a run found hard, or that taught it nothing."""
 
 from collections.abc import Callable, Iterable, Sequence
-from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Final
-
-from cyclopts import Parameter
+from typing import TYPE_CHECKING, Final
 
 from upcycle.cli.exits import Exit
 from upcycle.cli.output import JsonFlag, print_json
 from upcycle.cli.report_text import one_line
+from upcycle.cli.tasks_file import TasksFile
 from upcycle.cli.taskset_commands import read_taskset, refusals
 from upcycle.cli.taskset_selection import Selected, Selection, UnclearSelection
 from upcycle.errors import Failed
 from upcycle.platform import Platform
 from upcycle.tasks import Taskset, exact_name, plain_name
-from upcycle.whole_files import written_whole
 
 if TYPE_CHECKING:
     from upcycle.api.taskset.v1.service_pb2 import GetTasksetResponse
     from upcycle.api.taskset.v1.taskset_pb2 import EpisodeResult
 
-ENDINGS: Final = (".jsonl", ".json", ".csv")
 _NONE: Final = Selection()
 
 
 async def from_run(
-    run: str,
-    *,
-    which: Selection = _NONE,
-    output: Annotated[Path, Parameter(name=["--output", "-o"])],
-    name: str = "",
-    overwrite: Annotated[bool, Parameter(negative="")] = False,
-    as_json: JsonFlag = False,
+    run: str, *, which: Selection = _NONE, into: TasksFile, name: str = "", as_json: JsonFlag = False
 ) -> int:
     """Write the tasks of RUN that its results choose as a tasks file, in the split of its taskset.
 
@@ -40,37 +30,24 @@ async def from_run(
     Held-out tasks are left out and counted. So are tasks without a graded episode: nothing is known of them.
 
     :param run: id of a run, `last`, or a trajectories.jsonl.
-    :param output: file to write: .jsonl, .json or .csv.
     :param name: of the taskset in the file; default: that of the run's and `-failed` or the like.
-    :param overwrite: the file may exist.
     :param as_json: one JSON line.
     """
     which.check()
-    check_output(output, overwrite)
+    into.check()
     run_id, whole, found = await _found(run, which)
     if not found.chosen:
         raise Failed(f"{run_id}: no task is chosen by --{which.word}: {found}", "nothing was written")
     called = name or f"{whole.name}-{which.word}"
-    with written_whole(output) as draft:
-        whole.filter(found.chosen, name=called).save(draft)
+    into.write(whole.filter(found.chosen, name=called))
     if as_json:
         counts = {"tasks": len(found.chosen), "of": found.num_tasks}
         left_out = {"held_out": found.num_held_out, "ungraded": found.num_ungraded}
-        line = {"run_id": run_id, "taskset": called, "file": str(output), **counts, "left_out": left_out}
+        line = {"run_id": run_id, "taskset": called, "file": str(into.output), **counts, "left_out": left_out}
         print_json("taskset_file", line)
     else:
-        print(f"{output}: taskset {one_line(called)}, {found}")
+        print(f"{into.output}: taskset {one_line(called)}, {found}")
     return Exit.OK
-
-
-def check_output(output: Path, overwrite: bool) -> None:
-    """Whether a tasks file can be written there. Raises UnclearSelection."""
-    if output.suffix not in ENDINGS:
-        raise UnclearSelection(f"--output {output} is no tasks file", f"let it end in {', '.join(ENDINGS)}")
-    if output.is_dir() or (output.exists() and not overwrite):
-        raise UnclearSelection(f"{output} is there already", "choose another file, or give --overwrite")
-    if not output.absolute().parent.is_dir():
-        raise UnclearSelection(f"{output}: there is no folder {output.parent}", "make it first")
 
 
 async def _found(run: str, which: Selection) -> tuple[str, Taskset, Selected]:

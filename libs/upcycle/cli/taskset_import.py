@@ -1,6 +1,7 @@
 """`upcycle tasksets import FILE`: a tasks file of the rows of a data file."""
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Final
@@ -10,11 +11,10 @@ from cyclopts import Parameter
 from upcycle.cli.exits import Exit
 from upcycle.cli.output import JsonFlag, print_json
 from upcycle.cli.report_text import one_line
-from upcycle.cli.taskset_from_run import check_output
+from upcycle.cli.tasks_file import TasksFile
 from upcycle.cli.taskset_selection import UnclearSelection
 from upcycle.errors import DefinitionError
-from upcycle.tasks import MAX_TASKS, Split, Taskset
-from upcycle.whole_files import written_whole
+from upcycle.tasks import MAX_TASKS, Split, Task, Taskset
 from upcycle.wording import amount
 
 if TYPE_CHECKING:
@@ -23,19 +23,32 @@ if TYPE_CHECKING:
 SERVED: Final = ("tcp://", "unix://")
 
 
+@Parameter(name="*")
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RowColumns:
+    """What of a row makes its task."""
+
+    maps: Annotated[tuple[str, ...], Parameter(name="--map", negative="")] = ()
+    """`argument=column`; may be given again. With one, no other column is read."""
+    ids: Annotated[str, Parameter(name="--id")] = ""
+    """column with the id of each task; default: made of the task's content."""
+    families: Annotated[str, Parameter(name="--family")] = ""
+    """column with the family of each task; default: the scenario's name."""
+
+
+_BY_NAME: Final = RowColumns()
+
+
 async def import_file(
     file: Path,
     *,
     environment: str,
     scenario: str,
-    output: Annotated[Path, Parameter(name=["--output", "-o"])],
-    maps: Annotated[tuple[str, ...], Parameter(name="--map", negative="")] = (),
-    ids: Annotated[str, Parameter(name="--id")] = "",
-    families: Annotated[str, Parameter(name="--family")] = "",
+    into: TasksFile,
+    columns: RowColumns = _BY_NAME,
     split: Split = "train",
     limit: int = 0,
     name: str = "",
-    overwrite: Annotated[bool, Parameter(negative="")] = False,
     as_json: JsonFlag = False,
 ) -> int:
     """Write a tasks file with one task for each row of FILE.
@@ -46,36 +59,37 @@ async def import_file(
     :param file: rows: .csv (its first line names the columns), .jsonl or .parquet.
     :param environment: its file (`env.py`, or `env.py:name` of several), or where it is served (`tcp://…`).
     :param scenario: of the environment.
-    :param output: file to write: .jsonl, .json or .csv.
-    :param maps: `argument=column`; may be given again. With one, no other column is read.
-    :param ids: column with the id of each task; default: made of the task's content.
-    :param families: column with the family of each task; default: the scenario's name.
     :param split: `train`, `held_out` or `unassigned`.
     :param limit: take so many rows, the first ones; 0: all, at most 100,000.
     :param name: of the taskset; default: that of FILE.
-    :param overwrite: the output may exist.
     :param as_json: one JSON line.
     """
+    into.check()
+    if limit < 0:
+        raise UnclearSelection(f"--limit is {limit}", "give 0 for all rows, or at least 1")
+    tasks = await _tasks_of(file, environment, scenario, columns, limit)
+    taskset = Taskset(name or file.stem, tasks, split)
+    into.write(taskset)
+    if as_json:
+        print_json("taskset_file", {"taskset": taskset.name, "file": str(into.output), "tasks": len(taskset)})
+    else:
+        print(f"{into.output}: taskset {one_line(taskset.name)}, {amount(len(taskset), 'task')}, {split}")
+    return Exit.OK
+
+
+async def _tasks_of(
+    file: Path, environment: str, scenario: str, columns: RowColumns, limit: int
+) -> tuple[Task, ...]:
     from upcycle.importers.files import rows_of_file
     from upcycle.importers.tasks import RowTasks
 
-    check_output(output, overwrite)
-    if limit < 0:
-        raise UnclearSelection(f"--limit is {limit}", "give 0 for all rows, or at least 1")
-    columns = _columns(maps)
-    rows = rows_of_file(file)
-    made = RowTasks(await _target(environment, scenario), columns, ids or None, families or None)
+    by_argument, rows = _columns(columns.maps), rows_of_file(file)
+    target = await _target(environment, scenario)
+    made = RowTasks(target, by_argument, columns.ids or None, columns.families or None)
     tasks = tuple(made.read(islice(rows, limit) if limit else rows, MAX_TASKS))
     if not tasks:
         raise UnclearSelection(f"{file} has no rows", "nothing was written")
-    taskset = Taskset(name or file.stem, tasks, split)
-    with written_whole(output) as draft:
-        taskset.save(draft)
-    if as_json:
-        print_json("taskset_file", {"taskset": taskset.name, "file": str(output), "tasks": len(taskset)})
-    else:
-        print(f"{output}: taskset {one_line(taskset.name)}, {amount(len(taskset), 'task')}, {split}")
-    return Exit.OK
+    return tasks
 
 
 def _columns(maps: tuple[str, ...]) -> Mapping[str, str] | None:

@@ -4,6 +4,7 @@ import json
 import os
 import signal
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -79,8 +80,16 @@ def test_json_lines_say_the_same(
     assert rows == [("milk", 0.0, "answered"), ("tea", 1.0, "answered")]
 
 
+@pytest.fixture
+def interruptible() -> Iterator[None]:
+    """A test run in the background of a shell was started with SIGINT ignored."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
 def test_ctrl_c_says_how_far_it_was_and_what_is_left_is_no_whole_evaluation(
-    shop: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    shop: Path, interruptible: None, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     answer = openai_shaped(answers)
 

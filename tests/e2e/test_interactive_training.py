@@ -22,7 +22,7 @@ from upcycle.api.trajectory.v1.service_pb2 import GetTrajectoryRequest
 from upcycle.errors import Unavailable
 from upcycle.eval import Job, Run
 from upcycle.platform import Addresses, Platform
-from upcycle.rpc import RemoteNotFound, RemoteRefused
+from upcycle.rpc import RemoteNotFound, RemoteRefused, remote_errors
 from upcycle.train import Conversation, Sample, TokenRow, Trajectory, whole_groups
 
 pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.slow, pytest.mark.timeout(300)]
@@ -163,7 +163,8 @@ async def test_a_killed_trainer_applies_each_gradient_once_or_refuses(stack: Sta
 
         async def shown() -> TrainingSession | None:
             try:
-                return (await platform.training.GetSession(asked, timeout=10)).session
+                with remote_errors():
+                    return (await platform.training.GetSession(asked, timeout=10)).session
             except (Unavailable, RemoteNotFound):  # the step ended before the kill: the trainer is starting
                 return None
 

@@ -119,7 +119,8 @@ COMPLETE_GROUPS = (
     .having(sa.func.max(sa.case((_PLANNED, 1), else_=0)) == 0)
     .order_by(EPISODE.c.group_id)
 )
-_FAILED = (_OF_RUN, EPISODE.c.state == EpisodeState.FAILED.value)
+# This very text: SQLite takes a partial index only for the condition it was made with.
+_FAILED = (_OF_RUN, sa.text("episode.state = 'failed'"))
 FAILURES = sa.select(EPISODE.c.reason, sa.func.count()).where(*_FAILED).group_by(EPISODE.c.reason)
 LAST_FAILURE = sa.select(EPISODE.c.detail).where(*_FAILED).order_by(EPISODE.c.settled_at.desc()).limit(1)
 LOSSES = (

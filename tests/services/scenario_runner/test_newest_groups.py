@@ -5,6 +5,7 @@ failed of when the run does.
 from __future__ import annotations
 
 from datetime import timedelta
+from typing import Any
 
 import pytest
 import sqlalchemy as sa
@@ -16,23 +17,38 @@ from scenario_runner.domain.runs import RunState
 from scenario_runner.usecases import ending
 
 
-async def test_the_newest_closed_groups_are_read_in_the_order_of_an_index(planner: PlannerHarness) -> None:
-    """Without it, each such group sorts all groups that the run ever had, in the turn of all planners."""
+async def explained(planner: PlannerHarness, statement: sa.Select[Any]) -> str:
+    """How the database answers this about a run, when it has the choice."""
     database = planner.database
-    asked = plan_statements.RECENT_OUTCOMES.limit(16).params(run_id_="run-1")
+    asked = statement.params(run_id_="run-1")
 
-    def explained(connection: sa.Connection) -> str:
-        statement = str(asked.compile(connection.engine, compile_kwargs={"literal_binds": True}))
+    def found(connection: sa.Connection) -> str:
+        text = str(asked.compile(connection.engine, compile_kwargs={"literal_binds": True}))
         explain = "EXPLAIN QUERY PLAN" if database.dialect == "sqlite" else "EXPLAIN"
         if database.dialect != "sqlite":
             connection.exec_driver_sql("SET LOCAL enable_seqscan = off")
             connection.exec_driver_sql("SET LOCAL enable_bitmapscan = off")
-        return "\n".join(str(row) for row in connection.exec_driver_sql(f"{explain} {statement}"))
+        return "\n".join(str(row) for row in connection.exec_driver_sql(f"{explain} {text}"))
 
-    plan = await database.run(explained)
+    return await database.run(found)
+
+
+async def test_the_newest_closed_groups_are_read_in_the_order_of_an_index(planner: PlannerHarness) -> None:
+    """Without it, each such group sorts all groups that the run ever had, in the turn of all planners."""
+    plan = await explained(planner, plan_statements.RECENT_OUTCOMES.limit(16))
     assert "task_group_newest" in plan
     assert "TEMP B-TREE" not in plan
     assert "Sort" not in plan
+
+
+async def test_what_failed_last_is_read_in_the_order_of_an_index(planner: PlannerHarness) -> None:
+    """`why` and each look at losses ask: without it they sort all failed episodes of the run."""
+    for statement in (plan_statements.LAST_FAILURE, plan_statements.LOSSES):
+        plan = await explained(planner, statement)
+        assert "episode_failed" in plan
+        assert "TEMP B-TREE" not in plan
+        assert "Sort" not in plan
+    assert "episode_failed_by_reason" in await explained(planner, plan_statements.FAILURES)
 
 
 async def played(planner: PlannerHarness, *, grades: int, failure: str) -> None:

@@ -21,7 +21,6 @@ from event_bus.errors import MalformedEvent, PoisonMessage
 from event_bus.faststream_ext.held import hand_back
 from event_bus.faststream_ext.subscriber import DurableSubscriber, QueueSubscriber
 from event_bus.incoming import Decoder, delivery_of, in_work, nack, retry_after_s, retry_delay_s
-from event_bus.middlewares.attempts import MAX_UNANSWERED
 from event_bus.middlewares.decoding import _CURRENT
 from event_bus.pulls import fetched
 from service_kit.errors import as_errors
@@ -134,29 +133,29 @@ class SlotReader:
     async def _answer(self, raw: Any) -> None:
         """Every message gets exactly one answer."""
         try:
-            before = await self._deps.notes.read(raw)
+            notes, gives_up = self._deps.notes, self._spec.max_deliver > 0
+            before = await (notes.begun(raw) if gives_up else notes.read(raw))
         except Unavailable:
             await nack(raw, self._spec.durable, 2.0)
             return
-        unanswered = before.unanswered(raw.metadata.num_delivered)
-        if self._spec.max_deliver > 0 and unanswered >= MAX_UNANSWERED:
-            await self._dead_letter(raw, f"{unanswered} deliveries ended without an answer")
+        except PoisonMessage as error:
+            await self._dead_letter(raw, str(error))
             return
         try:
             await self._handle(raw, before)
         except (PoisonMessage, MalformedEvent) as error:
             await self._dead_letter(raw, str(error))
         except Unavailable as error:
-            await self._deps.notes.write(raw, Attempts(before.answered + 1, before.failures))
+            await self._deps.notes.write(raw, before.then(raw.metadata.num_delivered))
             await nack(raw, self._spec.durable, retry_after_s(error, self._deps.timings))
         except Exception as error:
-            failures = before.failures + 1
+            attempts = before.then(raw.metadata.num_delivered, failed=True)
             _LOG.error("handler_failed", exc_info=error, extra={"consumer": self._spec.durable})
-            if 0 < self._spec.max_deliver <= failures:
-                await self._dead_letter(raw, f"failed {failures} times, last: {error!r}")
+            if 0 < self._spec.max_deliver <= attempts.failures:
+                await self._dead_letter(raw, f"failed {attempts.failures} times, last: {error!r}")
                 return
-            await self._deps.notes.write(raw, Attempts(before.answered + 1, failures))
-            await nack(raw, self._spec.durable, retry_delay_s(failures, self._deps.timings))
+            await self._deps.notes.write(raw, attempts)
+            await nack(raw, self._spec.durable, retry_delay_s(attempts.failures, self._deps.timings))
         else:
             await raw.ack()
 

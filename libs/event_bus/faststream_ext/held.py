@@ -16,7 +16,7 @@ from nats.aio.msg import Msg
 from nats.errors import Error as NatsError
 
 from event_bus import metrics
-from event_bus.attempts import AttemptNotes, Attempts
+from event_bus.attempts import AttemptNotes
 from event_bus.incoming import BEATS_PER_ACK_WAIT, nack
 from event_bus.topology import ConsumerSpec
 from upcycle.errors import Unavailable
@@ -126,7 +126,7 @@ async def hand_back(raw: Msg, notes: AttemptNotes) -> None:
     if raw.metadata.num_delivered > 1:  # one that is not noted is within the tolerance of unanswered ones
         try:
             before = await notes.read(raw)
-            await notes.write(raw, Attempts(before.answered + 1, before.failures))
+            await notes.write(raw, before.then(raw.metadata.num_delivered))
         except Unavailable as error:
             _LOG.debug("hand_back_not_noted", extra={"subject": raw.subject, "error": str(error)})
     await nack(raw, raw.metadata.consumer)

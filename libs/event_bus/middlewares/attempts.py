@@ -20,8 +20,6 @@ from event_bus.middlewares.verdict import BUS_TROUBLE_DELAY_S
 from upcycle.errors import Unavailable
 
 _LOG = logging.getLogger(__name__)
-MAX_UNANSWERED: Final = 10
-"""Deliveries that may end without an answer before the message is given up: it seems to kill its handler."""
 _DRAIN_NOTE_S: Final = 3.0
 
 
@@ -37,13 +35,13 @@ class AttemptsMiddleware(EventMiddleware):
         except (PoisonMessage, MalformedEvent):
             raise
         except Unavailable as error:
-            await self.deps.notes.write(self.msg, Attempts(before.answered + 1, before.failures))
+            await self.deps.notes.write(self.msg, before.then(self._num_delivered))
             raise NackMessage(delay=retry_after_s(error, self.deps.timings)) from error
         except asyncio.CancelledError:
             await self._note_drain(before)
             raise
         except Exception as error:
-            attempts = Attempts(before.answered + 1, before.failures + 1)
+            attempts = before.then(self._num_delivered, failed=True)
             self._report(error, attempts)
             if 0 < self.spec.max_deliver <= attempts.failures:
                 raise PoisonMessage(f"failed {attempts.failures} times, last: {error!r}") from error
@@ -51,22 +49,22 @@ class AttemptsMiddleware(EventMiddleware):
             raise NackMessage(delay=retry_delay_s(attempts.failures, self.deps.timings)) from error
 
     async def _earlier_attempts(self) -> Attempts:
+        """Raises NackMessage, PoisonMessage."""
+        notes, gives_up = self.deps.notes, self.spec.max_deliver > 0
         try:
-            before = await self.deps.notes.read(self.msg)
+            return await (notes.begun(self.msg) if gives_up else notes.read(self.msg))
         except Unavailable as error:
             _LOG.warning("attempts_unknown", extra={"consumer": self.spec.durable, "error": str(error)})
             raise NackMessage(delay=BUS_TROUBLE_DELAY_S) from error
-        unanswered = before.unanswered(self.msg.metadata.num_delivered)
-        if self.spec.max_deliver > 0 and unanswered >= MAX_UNANSWERED:
-            raise PoisonMessage(
-                f"{unanswered} deliveries ended without an answer: it seems to kill its handler"
-            )
-        return before
+
+    @property
+    def _num_delivered(self) -> int:
+        return int(self.msg.metadata.num_delivered)
 
     async def _note_drain(self, before: Attempts) -> None:
         try:
             async with asyncio.timeout(_DRAIN_NOTE_S):
-                await self.deps.notes.write(self.msg, Attempts(before.answered + 1, before.failures))
+                await self.deps.notes.write(self.msg, before.then(self._num_delivered))
         except TimeoutError:  # the next delivery counts this one as unanswered
             _LOG.warning("drain_not_noted", extra={"consumer": self.spec.durable})
 

@@ -202,9 +202,13 @@ class PlanUnit(SqlAnnouncements):
     def num_without_step(self, run_id: str, since_step: int) -> int:
         """Groups that the trainer settled without training on them, since a step was completed. Of those of
         evaluations only the ones that taught the run nothing."""
+        return sum(self.outcomes_without_step(run_id, since_step).values())
+
+    def outcomes_without_step(self, run_id: str, since_step: int) -> dict[str, int]:
+        """The same groups by their outcome."""
         groups = self._read(statements.GROUPS_WITHOUT_STEP, run_id_=run_id, since_step=since_step)
-        own = sum(int(count) for _, count in groups)
-        return own + sum(self.source_groups.released_since(run_id, since_step).values())
+        own = {outcome: int(count) for outcome, count in groups}
+        return own | dict(self.source_groups.released_since(run_id, since_step))
 
     def num_in_step(self, run_id: str, since_step: int) -> int:
         """Groups that were settled as trained by a step whose `step.completed` was not delivered yet."""
@@ -214,11 +218,10 @@ class PlanUnit(SqlAnnouncements):
     def without_step(self, run_id: str, since_step: int) -> WithoutStep:
         """The same groups with their outcomes and rewards."""
         wanted = {"run_id_": run_id, "since_step": since_step}
-        groups = {outcome: count for outcome, count in self._read(statements.GROUPS_WITHOUT_STEP, **wanted)}
+        groups = self.outcomes_without_step(run_id, since_step)
         rewards: dict[str, dict[float, int]] = {}
         for outcome, reward, count in self._read(statements.REWARDS_WITHOUT_STEP, **wanted):
             rewards.setdefault(outcome, {})[reward] = count
-        groups |= self.source_groups.released_since(run_id, since_step)
         rewards |= self.source_groups.released_rewards(run_id, since_step)
         return WithoutStep(groups, rewards)
 

@@ -6,8 +6,15 @@ A fact is None when its service did not answer in time; `why` names that too.
 from collections import Counter
 from collections.abc import Iterator
 
+from engine_client import EngineState
 from episodes import Channel, EpisodeFailure, Purpose
-from scenario_runner.domain.learning import alarm, is_worth_an_alarm, remedies, remedy_of_left_out
+from scenario_runner.domain.learning import (
+    alarm,
+    is_worth_an_alarm,
+    lacks_fresh,
+    remedies,
+    remedy_of_left_out,
+)
 from scenario_runner.domain.peer_facts import SessionFact
 from scenario_runner.domain.run_facts import RunFacts, WaitReason
 from scenario_runner.domain.runs import FINAL_RUN_STATES, OPEN_RUN_STATES, RunState
@@ -49,6 +56,7 @@ def _reasons(facts: RunFacts) -> Iterator[WaitReason]:
     yield from _bus(facts)
     yield from _sampling(facts)
     yield from _no_queue(facts)
+    yield from _refused(facts)
     yield from _grading(facts)
     yield from _training(facts)
     yield from _supply(facts)
@@ -77,8 +85,11 @@ def _learning_nothing(facts: RunFacts) -> Iterator[WaitReason]:
     if not is_worth_an_alarm(without.num_groups, training):
         return
     limit = training.max_no_step_groups
+    end = "ends early" if run.step else "fails"
+    if lacks_fresh(without.groups, training):
+        end = "pauses"
     outlook = (
-        f"the run {'ends early' if run.step else 'fails'} at {limit} such groups in a row"
+        f"the run {end} at {limit} such groups in a row"
         if training.steps
         else f"the run goes on until you end it: upcycle runs stop {run.run_id}"
     )
@@ -166,8 +177,9 @@ def _engine_problem(facts: RunFacts) -> tuple[str, str] | None:
             or engine.channel == Channel.CANDIDATE.value
         ]
     else:
-        where = f"channel {policy.channel.value if policy.channel else 'latest'}"
-        fitting = [engine for engine in facts.engines if engine.channel == where.removeprefix("channel ")]
+        channel = policy.channel or Channel.LATEST
+        where = f"channel {channel.value}"
+        fitting = [engine for engine in facts.engines if engine.channel == channel.value]
     if not fitting:
         others = ", ".join(f"{engine.engine_id} ({engine.channel})" for engine in facts.engines) or "none"
         return (
@@ -181,6 +193,25 @@ def _engine_problem(facts: RunFacts) -> tuple[str, str] | None:
             "see its log",
         )
     return None
+
+
+def _refused(facts: RunFacts) -> Iterator[WaitReason]:
+    """Engines that serve on, and do not take the version that their channel wants."""
+    policy = facts.view.run.spec.policy
+    channel = policy.channel or Channel.LATEST
+    if policy.pinned_version is not None:
+        return
+    for engine in facts.engines or ():
+        if engine.channel == channel.value and engine.state == EngineState.FAILED:
+            what = (
+                f"engine {engine.engine_id} still serves v{engine.version} on channel {channel.value}: it "
+                f"refused the version that it should serve: {engine.reason or 'no reason given'}"
+            )
+            remedy = (
+                "mend what the reason names, see the log of the engine's policy_engine; it tries again at "
+                "least every 30 s, except a version that is bad itself: the next one replaces it"
+            )
+            yield WaitReason("policy_engine", what, 0, 0.0, remedy)
 
 
 def _grading(facts: RunFacts) -> Iterator[WaitReason]:

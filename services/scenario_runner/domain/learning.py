@@ -4,6 +4,7 @@ import math
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from enum import StrEnum
 
 from episodes import GroupReason
 from upcycle.run_config import Training
@@ -22,6 +23,7 @@ _REMEDIES: Mapping[str, str] = {
     GroupReason.INCOMPLETE_GROUP: "see why their episodes failed",
     GroupReason.UNASSIGNED: "register their tasks in a taskset of split train",
 }
+_STALE = f"excluded({GroupReason.STALE})"
 _SOLVED = "harder tasks: these are solved"
 _UNSOLVED = (
     "easier tasks, rewards that tell attempts apart, longer turns or episodes, "
@@ -42,6 +44,42 @@ class WithoutStep:
     def num_groups(self) -> int:
         """All of them."""
         return sum(self.groups.values())
+
+
+class NoSteps(StrEnum):
+    """Why a run makes no step any more."""
+
+    NOTHING_TO_LEARN = "nothing_to_learn"
+    TOO_OLD = "too_old"
+
+
+def why_no_steps(outcomes: Mapping[str, int], training: Training) -> NoSteps | None:
+    """None: it may still make one. outcomes: of the groups that were settled since its last step.
+
+    A stale group may well have had a gradient: it says nothing about what there is to learn. So once as many
+    were stale as a step takes, the run lacks fresh episodes, whatever the other groups were.
+    """
+    num_stale = outcomes.get(_STALE, 0)
+    if max(num_stale, sum(outcomes.values()) - num_stale) < training.max_no_step_groups:
+        return None
+    return NoSteps.TOO_OLD if lacks_fresh(outcomes, training) else NoSteps.NOTHING_TO_LEARN
+
+
+def lacks_fresh(outcomes: Mapping[str, int], training: Training) -> bool:
+    """Whether as many groups were stale as a step takes."""
+    return outcomes.get(_STALE, 0) >= training.prompts_per_step
+
+
+def all_too_old(outcomes: Mapping[str, int], step: int, run_id: str) -> str:
+    """Why a run pauses itself whose episodes are too old to train. step: the last one."""
+    total, num_stale = sum(outcomes.values()), outcomes.get(_STALE, 0)
+    since = f" after step {step}" if step else ""
+    return (
+        f"paused itself: {total} groups in a row were settled without a step{since}, and {num_stale} of them "
+        "were stale: sampled by a version more than max_staleness older than the one in training; the "
+        f"engine may have refused newer versions (upcycle why {run_id} names it); if it follows, "
+        f"{_REMEDIES[GroupReason.STALE]}"
+    )
 
 
 def nothing_to_learn(without: WithoutStep, step: int, num_waiting: int) -> str:

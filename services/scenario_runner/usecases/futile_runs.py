@@ -1,14 +1,15 @@
-"""Training runs that end by themselves, because every episode fails or no group has a gradient."""
+"""Training runs that end or pause by themselves: every episode fails, no group has a gradient, or all are too
+old to train."""
 
 import logging
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 
 from episodes import GroupOutcome
 from scenario_runner.adapters.sql_plan import PlanUnit
 from scenario_runner.domain import plan
 from scenario_runner.domain.facts import Fact, GroupSettled
-from scenario_runner.domain.learning import nothing_to_learn
+from scenario_runner.domain.learning import NoSteps, all_too_old, nothing_to_learn, why_no_steps
 from scenario_runner.domain.runs import (
     FAILED,
     LOST,
@@ -16,9 +17,11 @@ from scenario_runner.domain.runs import (
     OPEN_RUN_STATES,
     EpisodeRow,
     EpisodeState,
+    RunRecord,
     RunState,
 )
 from scenario_runner.usecases.ending import end_run, stop_early, why_all_failed
+from upcycle.run_config import Training
 
 log = logging.getLogger(__name__)
 
@@ -53,7 +56,11 @@ def pause_if_failing(unit: PlanUnit, run_id: str) -> None:
         f"policy's doing; failures until now: {', '.join(f'{count} {kind}' for kind, count in causes)}; "
         f"the newest: {waits.last_failure[:300]}"
     )
-    log.warning("run_paused_itself", extra={"run_id": run_id, "reason": text})
+    _pause_itself(unit, run, text)
+
+
+def _pause_itself(unit: PlanUnit, run: RunRecord, text: str) -> None:
+    log.warning("run_paused_itself", extra={"run_id": run.run_id, "reason": text})
     unit.update_run(replace(run, state=RunState.PAUSED, failure=text))
 
 
@@ -70,7 +77,8 @@ def end_if_nothing_to_learn(unit: PlanUnit, run_id: str) -> None:
     """End a training run with a step limit after too many groups in a row without a step.
 
     Before its first step it fails. After one it ends early, with a final checkpoint: it may have solved its
-    tasks. Called after a whole batch of facts, so that a step which the batch completes counts.
+    tasks. A run whose groups are too old to train pauses instead: nothing is known about what there is to
+    learn. Called after a whole batch of facts, so that a step which the batch completes counts.
     """
     run = unit.run(run_id)
     if run is None or run.state not in OPEN_RUN_STATES:
@@ -78,9 +86,12 @@ def end_if_nothing_to_learn(unit: PlanUnit, run_id: str) -> None:
     training = run.spec.training
     if training is None or not training.steps:
         return
-    if unit.num_without_step(run_id, run.step) < training.max_no_step_groups:
+    outcomes = unit.outcomes_without_step(run_id, run.step)
+    why = why_no_steps(outcomes, training)
+    if why is None or unit.num_in_step(run_id, run.step):
         return
-    if unit.num_in_step(run_id, run.step):
+    if why is NoSteps.TOO_OLD:
+        _pause_if_too_old(unit, run, training, outcomes)
         return
     num_waiting = _num_waiting(unit.unsettled(run_id))
     reason = nothing_to_learn(unit.without_step(run_id, run.step), run.step, num_waiting)
@@ -88,6 +99,15 @@ def end_if_nothing_to_learn(unit: PlanUnit, run_id: str) -> None:
         stop_early(unit, run, reason, kept=True)
     else:
         end_run(unit, run, RunState.FAILED, "run_failed", failure=reason)
+
+
+def _pause_if_too_old(
+    unit: PlanUnit, run: RunRecord, training: Training, outcomes: Mapping[str, int]
+) -> None:
+    """Unless the run was resumed a moment ago: as many episodes may then end as paused it the first time."""
+    num_awaited = min(NUM_RECENT, training.max_no_step_groups * run.spec.group_size)
+    if run.state is RunState.RUNNING and len(run.recent_ends) >= num_awaited:
+        _pause_itself(unit, run, all_too_old(outcomes, run.step, run.run_id))
 
 
 def _num_waiting(unsettled: Iterable[EpisodeRow]) -> int:

@@ -263,11 +263,6 @@ def test_of_a_model_without_an_engine_and_without_a_queue_the_engine_is_named_fi
     assert "no engine serves incident" in summary
 
 
-def test_an_engine_that_failed_to_reload_still_serves() -> None:
-    failed = replace(ENGINE, state="failed", reason="canary mismatch")
-    assert explain(run_facts(engines=[failed]))[0] == []
-
-
 @pytest.mark.parametrize(
     ("engine", "is_served"),
     [

@@ -60,14 +60,15 @@ async def test_a_run_that_never_makes_a_step_fails_with_outcomes_and_rewards(pla
     for group in range(2):
         await settle(planner, group, (0.0, 0.0))
     await settle(planner, 2, (0.0, 1.0), "stale")
-    assert (await planner.run()).state is RunState.RUNNING
     await settle(planner, 3, (0.0, 0.0))
+    assert (await planner.run()).state is RunState.RUNNING
+    await settle(planner, 4, (0.0, 0.0))
     run = await planner.run()
     assert (run.state, run.ending) == (RunState.DRAINING, RunState.FAILED)
     assert run.failure == (
-        "nothing to learn: 4 groups in a row were settled without a step: "
-        "3 had no spread (every reward was 0.000), 1 excluded(stale); "
-        "rewards of 8 episodes: 0.000 x 7, 1.000 x 1; what may help: "
+        "nothing to learn: 5 groups in a row were settled without a step: "
+        "4 had no spread (every reward was 0.000), 1 excluded(stale); "
+        "rewards of 10 episodes: 0.000 x 9, 1.000 x 1; what may help: "
         "easier tasks, rewards that tell attempts apart, longer turns or episodes, or demonstrations first "
         "(upcycle train --sft); raise max_staleness, or sample fewer groups at once, "
         "or a higher no_step_groups"

@@ -7,6 +7,7 @@ not removed, and a removed version keeps its row, so that its fact cannot bring 
 from collections.abc import Collection, Mapping
 from dataclasses import asdict
 from datetime import datetime
+from typing import Final
 
 from sqlalchemy import Connection, RowMapping, Table, func, select, update
 
@@ -20,6 +21,8 @@ from identities.objects import PolicyFolder
 from sql_store import Database, owned
 
 _ROW = tables.published_version.c
+_ASKED_AT_ONCE: Final = 500
+"""Versions that one query names; a database limits its parameters."""
 
 
 class SqlVersionStore:
@@ -102,14 +105,16 @@ def latest_versions(connection: Connection, model: str | None) -> Mapping[str, P
 
 
 def _lacking(connection: Connection, table: Table, folders: Collection[PolicyFolder]) -> set[PolicyFolder]:
-    """Versions without a row. Newer ones than the oldest of a model are read with them: few, as a rule."""
-    oldest: dict[str, int] = {}
+    """Versions without a row; reads no row of another version."""
+    asked: dict[str, list[int]] = {}
     for model, version in folders:
-        oldest[model] = min(version, oldest.get(model, version))
+        asked.setdefault(model, []).append(version)
     lacking = set(folders)
-    for model, first in oldest.items():
-        query = select(table.c.version).where(owned(table, model=model), table.c.version >= first)
-        lacking.difference_update(PolicyFolder(model, row.version) for row in connection.execute(query))
+    for model, versions in asked.items():
+        for start in range(0, len(versions), _ASKED_AT_ONCE):
+            some = table.c.version.in_(versions[start : start + _ASKED_AT_ONCE])
+            query = select(table.c.version).where(owned(table, model=model), some)
+            lacking.difference_update(PolicyFolder(model, row.version) for row in connection.execute(query))
     return lacking
 
 

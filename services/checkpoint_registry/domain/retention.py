@@ -1,14 +1,24 @@
 """Which published versions can be removed. Pure."""
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 
 
 @dataclass(frozen=True, slots=True)
+class ListedVersion:
+    """A version whose files are in the object store. is_whole: its manifest is there; where it is not, its
+    publication never ended."""
+
+    model: str
+    version: int
+    is_whole: bool = True
+
+
+@dataclass(frozen=True, slots=True)
 class StoredVersion:
-    """A version in the object store. created_at: None where its files are there without a manifest, because
-    its publication never ended. checkpoint_id: of the checkpoint that it is, empty for one in between."""
+    """A version as its manifest has it. created_at: None where there is no manifest. checkpoint_id: of the
+    checkpoint that it is, empty for one in between."""
 
     model: str
     version: int
@@ -25,23 +35,17 @@ class RetentionPolicy:
     min_age: timedelta
 
 
-def unneeded(
-    published: Sequence[StoredVersion], needed: Collection[int], policy: RetentionPolicy, now: datetime
-) -> list[int]:
-    """Versions of one model that may go, oldest first.
+def beyond_newest(listed: Collection[ListedVersion], policy: RetentionPolicy) -> list[int]:
+    """Versions of one model that are older than the newest that stay, oldest first.
 
-    needed: versions in the tree, held by engines, and pinned by runs. What the store says about itself comes
-    on top: checkpoints stay even if the registry has not recorded them yet. A version whose publication never
-    ended may be under way, so it goes only once it is older than the newest that stay.
+    A version whose publication never ended may be under way, so it is looked at only here, too.
     """
-    newest = sorted(one.version for one in published if one.created_at is not None)[-policy.keep_newest :]
-    if not newest:
-        return []
-    return sorted(
-        one.version
-        for one in published
-        if one.version not in needed
-        and one.version < newest[0]
-        and not one.checkpoint_id
-        and (one.created_at is None or now - one.created_at >= policy.min_age)
-    )
+    newest = sorted(one.version for one in listed if one.is_whole)[-policy.keep_newest :]
+    return sorted(one.version for one in listed if newest and one.version < newest[0])
+
+
+def may_go(stored: StoredVersion, policy: RetentionPolicy, now: datetime) -> bool:
+    """Of a version that nothing needs: checkpoints stay even if the registry has not recorded them yet."""
+    if stored.checkpoint_id:
+        return False
+    return stored.created_at is None or now - stored.created_at >= policy.min_age

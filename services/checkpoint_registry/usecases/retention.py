@@ -1,6 +1,6 @@
 """Removes published versions that neither the tree, nor an engine, nor a run needs."""
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Final
@@ -8,14 +8,12 @@ from typing import Final
 from checkpoint_registry.adapters.sql_models import SqlLeaseStore, SqlModelStore
 from checkpoint_registry.adapters.sql_versions import SqlVersionStore
 from checkpoint_registry.adapters.version_files import VersionFiles
-from checkpoint_registry.domain.retention import RetentionPolicy, StoredVersion, unneeded
+from checkpoint_registry.domain.retention import ListedVersion, RetentionPolicy, beyond_newest, may_go
 from checkpoint_registry.ports import Clock, Tasksets
+from identities.objects import PolicyFolder
 
 _LEASE_GRACE: Final = timedelta(minutes=10)
 """An engine whose lease lapsed so recently may come back and load the version that it had."""
-
-Named = tuple[str, int]
-"""Model and version."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,24 +39,26 @@ class PruneVersions:
         self._deps = deps
         self.policy = policy
         self._now = now
-        self._found: frozenset[Named] = frozenset()
+        self._found: frozenset[PolicyFolder] = frozenset()
+        # A checkpoint never leaves the tree, so what was found there is not asked for again.
+        self._in_tree: frozenset[PolicyFolder] = frozenset()
 
     async def sweep(self) -> dict[str, list[int]]:
         """Removed versions by model. Raises Unavailable, PeerRefused.
 
-        The store is read before those who need something are asked: a version that appears meanwhile is not
+        The store is listed before those who need something are asked: a version that appears meanwhile is not
         looked at.
         """
-        published: dict[str, list[StoredVersion]] = {}
+        listed: dict[str, list[ListedVersion]] = {}
         for one in await self._deps.files.published():
-            published.setdefault(one.model, []).append(one)
-        models = await self._known_models()
-        needed, now = _by_model(await self._needed(models)), self._now()
-        unclaimed = frozenset(
-            (model, version)
+            listed.setdefault(one.model, []).append(one)
+        models = await self._deps.models.names()
+        old = {
+            PolicyFolder(model, version)
             for model in models
-            for version in unneeded(published.get(model, []), needed.get(model, set()), self.policy, now)
-        )
+            for version in beyond_newest(listed.get(model, ()), self.policy)
+        }
+        unclaimed = await self._unclaimed(old)
         going, self._found = self._found & unclaimed, unclaimed
         if not going:
             return {}
@@ -66,30 +66,32 @@ class PruneVersions:
         self._found -= removed
         return {model: sorted(versions) for model, versions in _by_model(removed).items()}
 
-    async def _may_go(self, model: str, version: int) -> bool:
+    async def _unclaimed(self, old: set[PolicyFolder]) -> frozenset[PolicyFolder]:
+        """Those that nothing needs; only what is not known to be in the tree is asked for, and read."""
+        self._in_tree &= old
+        unneeded = await self._unneeded(old - self._in_tree)
+        now = self._now()
+        stored = [(folder, await self._deps.files.stored(folder)) for folder in sorted(unneeded)]
+        return frozenset(folder for folder, one in stored if may_go(one, self.policy, now))
+
+    async def _may_go(self, folder: PolicyFolder) -> bool:
         """Ask once more whether the version is needed; if not, mark its row before its files go."""
-        if (model, version) in await self._needed([model]):
+        if not await self._unneeded({folder}):
             return False
-        await self._deps.versions.mark_removed(model, version, self._now())
+        await self._deps.versions.mark_removed(*folder, self._now())
         return True
 
-    async def _needed(self, models: Sequence[str]) -> set[Named]:
-        """By planner and engines, and in the trees of these models. Planner first: its answer takes longest,
-        and what is newest is known here."""
+    async def _unneeded(self, asked: set[PolicyFolder]) -> set[PolicyFolder]:
+        """By planner and engines, and by the tree. Planner first: its answer takes longest, and what is
+        newest is known here."""
         pinned = await self._deps.tasksets.pinned_versions()
         held = await self._deps.leases.held_versions(self._now() - _LEASE_GRACE)
-        tree = {
-            (model, checkpoint.version)
-            for model in models
-            for checkpoint in await self._deps.models.checkpoints(model)
-        }
-        return {*pinned, *held, *tree}
-
-    async def _known_models(self) -> list[str]:
-        return await self._deps.models.names()
+        unsaved = await self._deps.versions.unsaved(asked)
+        self._in_tree |= asked - unsaved
+        return unsaved.difference(pinned, held)
 
 
-def _by_model(named: Collection[Named]) -> dict[str, set[int]]:
+def _by_model(named: Collection[PolicyFolder]) -> dict[str, set[int]]:
     found: dict[str, set[int]] = {}
     for model, version in named:
         found.setdefault(model, set()).add(version)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Sequence
 from dataclasses import replace
-from datetime import timedelta
+from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +23,13 @@ from checkpoint_registry.adapters.policy_store import PolicyUploads
 from checkpoint_registry.adapters.version_files import VersionFiles
 from checkpoint_registry.domain.errors import VersionRemoved
 from checkpoint_registry.domain.models import EngineLease, PublishedVersion
-from checkpoint_registry.domain.retention import RetentionPolicy, StoredVersion, unneeded
+from checkpoint_registry.domain.retention import (
+    ListedVersion,
+    RetentionPolicy,
+    StoredVersion,
+    beyond_newest,
+    may_go,
+)
 from checkpoint_registry.usecases.retention import PruneVersions, RetentionDeps
 from identities.entities import checkpoint_id
 from identities.objects import parse_policy_version, policies, policy_manifest
@@ -42,6 +48,16 @@ POLICY = RetentionPolicy(keep_newest=4, min_age=timedelta(hours=1))
 def version(number: int, *, age_h: float | None = 2.0, checkpoint_id: str = "") -> StoredVersion:
     created_at = None if age_h is None else START - timedelta(hours=age_h)
     return StoredVersion(MODEL, number, created_at, checkpoint_id)
+
+
+def unneeded(
+    published: Sequence[StoredVersion], needed: set[int], policy: RetentionPolicy, now: datetime
+) -> list[int]:
+    """What a sweep takes of one model."""
+    listed = [ListedVersion(one.model, one.version, one.created_at is not None) for one in published]
+    stored = {one.version: one for one in published}
+    old = [number for number in beyond_newest(listed, policy) if number not in needed]
+    return [number for number in old if may_go(stored[number], policy, now)]
 
 
 def test_only_old_versions_that_nothing_needs_beyond_the_newest_are_removed() -> None:
@@ -101,7 +117,7 @@ async def publish(
     store: BlobStore, folder: Path, number: int, parent: PolicyManifest | None, checkpoint_id: str = ""
 ) -> PolicyManifest:
     """Weights of their own, a tokenizer that all versions share."""
-    _write(folder, {**policy(), "model.safetensors": weights(number)})
+    _write(folder, {**policy(), "model.safetensors": weights(number % 256)})
     facts = PolicyFacts(
         model=MODEL,
         version=number,

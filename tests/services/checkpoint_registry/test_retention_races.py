@@ -94,12 +94,13 @@ async def swept(shelf: Shelf, at: int | None = None, naming: Naming = nothing) -
     harness = shelf.harness
     script = Script(lambda: naming(harness))
     store: Any = Interrupted(shelf.store, script)
-    models, leases, planner = (
-        Interrupted(one, script) for one in (harness.models, harness.leases, harness.planner)
+    asked = {"models": harness.models, "leases": harness.leases, "tasksets": harness.planner}
+    deps: dict[str, Any] = {
+        name: Interrupted(one, script) for name, one in {**asked, "versions": harness.versions}.items()
+    }
+    prune = PruneVersions(
+        RetentionDeps(**deps, files=VersionFiles(store)), shelf.pruner().policy, now=harness.clock
     )
-    anything: dict[str, Any] = {"models": models, "leases": leases, "tasksets": planner}
-    deps = RetentionDeps(**anything, versions=harness.versions, files=VersionFiles(store))
-    prune = PruneVersions(deps, shelf.pruner().policy, now=harness.clock)
     assert await prune.sweep() == {}
     script.calls.clear()
     script.at = at
@@ -166,7 +167,7 @@ async def test_what_becomes_head_at_any_moment_until_it_is_asked_for_stays(
     harness: RegistryHarness, tmp_path: Path, share: float
 ) -> None:
     shelf = await filled_shelf(harness, tmp_path)
-    last = await last_moment(shelf, "checkpoints")
+    last = await last_moment(shelf, "unsaved")
     gone, _ = await swept(shelf, round(share * last), make_head)
     assert OLD not in gone
     await assert_whole(shelf, "old")

@@ -9,6 +9,7 @@ from tests.support.keeping import num_kept
 from blob_store import MemoryBlobStore
 from checkpoint_registry.adapters.version_files import VersionFiles
 from identities import objects
+from identities.objects import PolicyFolder
 from policy_files import PolicyFacts, upload
 
 NOW = datetime(2026, 11, 21, 8, 0, tzinfo=UTC)
@@ -20,9 +21,10 @@ async def test_versions_that_another_replica_removed_are_forgotten(tmp_path: Pat
     for version in range(4):
         directory = make_policy(tmp_path / f"v{version}", seed=version)
         await upload(store, directory, PolicyFacts("m", version, NOW))
-    assert len(await files.published()) == 4
+    for one in await files.published():
+        assert (await files.stored(PolicyFolder(one.model, one.version))).created_at == NOW
     for version in range(3):
         await store.delete(objects.policy_manifest("m", version))
-    found = [one.version for one in await files.published() if one.created_at is not None]
+    found = [one.version for one in await files.published() if one.is_whole]
     assert found == [3]
     assert num_kept(files) == 1

@@ -26,6 +26,8 @@ log = logging.getLogger(__name__)
 
 _FIRST_RETRY_S: Final = 0.1
 _MAX_RETRY_S: Final = 1.0
+_ANSWER_MARGIN_S: Final = 30.0
+"""In which a replica says that a call took longer than the tool's own limit."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,15 +66,18 @@ class EnvironmentClient:
             raise wire.open_error(error, f"open {episode_id}") from error
         return wire.opened_from_wire(response, self._address)
 
-    async def call_tool(self, lease: Lease, call: ToolCall, *, limit_s: float | None = None) -> ToolResult:
+    async def call_tool(
+        self, lease: Lease, call: ToolCall, *, limit_s: float | None = None, own_limit_s: float | None = None
+    ) -> ToolResult:
         """Run one tool, and ask again while the replica is unreachable: the call id makes a repeat harmless.
 
-        limit_s: a longer call ends as tool_timeout, if the replica can do that. Raises Unavailable,
-        EpisodeBroken.
+        limit_s: a longer call ends as tool_timeout, if the replica can do that. own_limit_s: of the tool; the
+        replica keeps it. Raises Unavailable, EpisodeBroken.
         """
+        wait_s = max(self._timeouts.tool_s, 0.0 if own_limit_s is None else own_limit_s + _ANSWER_MARGIN_S)
         try:
             return await retry(
-                lambda: self._call_tool_once(lease, call, limit_s),
+                lambda: self._call_tool_once(lease, call, limit_s, wait_s),
                 budget_s=self._timeouts.unreachable_s,
                 first_pause_s=_FIRST_RETRY_S,
                 max_pause_s=_MAX_RETRY_S,
@@ -128,7 +133,9 @@ class EnvironmentClient:
             if not isinstance(error, grpc.aio.AioRpcError) or error.code() is not grpc.StatusCode.NOT_FOUND:
                 log.warning("lease_not_closed", extra={"lease_id": lease.lease_id, "why": str(error)})
 
-    async def _call_tool_once(self, lease: Lease, call: ToolCall, limit_s: float | None) -> ToolResult:
+    async def _call_tool_once(
+        self, lease: Lease, call: ToolCall, limit_s: float | None, wait_s: float
+    ) -> ToolResult:
         request = service_pb2.CallToolRequest(
             lease_id=lease.lease_id,
             call_id=call.call_id,
@@ -137,7 +144,7 @@ class EnvironmentClient:
             limit_s=limit_s if lease.limits_calls else None,
         )
         try:
-            response = await self._stub(lease.address).CallTool(request, timeout=self._timeouts.tool_s)
+            response = await self._stub(lease.address).CallTool(request, timeout=wait_s)
         except grpc.aio.AioRpcError as error:
             if error.code() is grpc.StatusCode.RESOURCE_EXHAUSTED:
                 return ToolResult(

@@ -1,7 +1,7 @@
 """What a lease is, and what an opened environment shows."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Final
 
 from upcycle.api.trajectory.v1.trajectory_pb2 import Message
@@ -30,6 +30,8 @@ class OpenedEnvironment:
     """Function specs in the form of OpenAI's API."""
     source_digest: str = ""
     """Of the code that answers and judges; "" where it is not known."""
+    tool_limits: Mapping[str, float] = field(default_factory=dict)
+    """Seconds that a call may take, of the tools that say so themselves."""
 
 
 @dataclass(frozen=True, slots=True)

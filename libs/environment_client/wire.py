@@ -39,6 +39,7 @@ def opened_from_wire(message: service_pb2.OpenResponse, default_address: str) ->
         prompt=tuple(message.prompt),
         tools=tuple(map(_function_spec, message.tools)),
         source_digest=message.source_digest,
+        tool_limits={tool.name: tool.timeout_s for tool in message.tools if tool.HasField("timeout_s")},
     )
 
 

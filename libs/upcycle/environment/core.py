@@ -1,12 +1,13 @@
 """`Environment`: the one object an environment's author declares tools and scenarios on."""
 
+import asyncio
 import logging
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
-from upcycle.environment.tools import FunctionTool, Tool, ToolResult
+from upcycle.environment.tools import FunctionTool, Tool, ToolResult, no_result_within
 from upcycle.errors import (
     ArgumentsInvalid,
     DefinitionError,
@@ -95,14 +96,18 @@ class Environment:
         self._mcp_config: dict[str, Mapping[str, Any]] = {}
         self._mcp: McpTools | None = None
 
-    def tool(self, name: str | None = None) -> Callable[[F], F]:
-        """Register a function as a tool; it stays callable as it is. name: by default the function's. Raises
-        DefinitionError for a signature that has no JSON schema, and for a name that is taken."""
+    def tool(self, name: str | None = None, *, timeout_s: float | None = None) -> Callable[[F], F]:
+        """Register a function as a tool; it stays callable as it is. name: by default the function's.
+
+        timeout_s: how long one call may take, up to a day, wherever the environment runs; by default as long
+        as that place allows (30 s). An episode's deadline ends a call before that.
+        Raises DefinitionError for a signature that has no JSON schema, for a name that is taken, and for a
+        timeout_s that is no number of seconds."""
         if callable(name):
             raise DefinitionError("@env.tool is missing its parentheses", "write @env.tool()")
 
         def register(function: F) -> F:
-            self._add_tool(FunctionTool.declare(function, name))
+            self._add_tool(FunctionTool.declare(function, name, timeout_s))
             return function
 
         return register
@@ -198,7 +203,7 @@ class Environment:
 
     async def call_tool(self, name: str, arguments: Mapping[str, Any]) -> ToolResult:
         """Call a tool as an agent does: refusals and exceptions come back as an error result the agent can
-        read.
+        read, and so does a call that takes longer than the tool's own timeout_s.
 
         Raises UnknownName for a tool that does not exist, and ToolFailed when the outside world failed.
         """
@@ -207,8 +212,12 @@ class Environment:
             raise UnknownName(
                 f"environment {self.name!r} has no tool {name!r}", f"it has {', '.join(self.tools)}"
             )
+        limit_s = tool.spec.timeout_s
         try:
-            return await tool.call(arguments)
+            async with asyncio.timeout(limit_s):
+                return await tool.call(arguments)
+        except TimeoutError:
+            return ToolResult(no_result_within(name, limit_s), is_error=True)
         except (ArgumentsInvalid, ToolFailed) as error:
             if self.is_external(error):
                 raise

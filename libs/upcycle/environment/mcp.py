@@ -10,7 +10,7 @@ from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
-from upcycle.environment.tools import ToolResult, ToolSpec
+from upcycle.environment.tools import MAX_TOOL_S, ToolResult, ToolSpec, checked_timeout
 from upcycle.errors import DefinitionError, InfrastructureError, ToolFailed, UnknownName, UpcycleError
 
 if TYPE_CHECKING:
@@ -28,8 +28,10 @@ CLOSE_TIMEOUT_S = 10.0
 
 log = logging.getLogger(__name__)
 
-_STDIO_FIELDS = frozenset({"command", "args", "env", "cwd"})
-_HTTP_FIELDS = frozenset({"url", "headers"})
+_STDIO_FIELDS = frozenset({"command", "args", "env", "cwd", "timeout_s"})
+_HTTP_FIELDS = frozenset({"url", "headers", "timeout_s"})
+_TIMEOUT_META = "upcycle/timeout_s"
+"""In `_meta` of a tool that has a limit of its own."""
 
 
 def check_mcp_config(config: Mapping[str, Mapping[str, Any]]) -> dict[str, Mapping[str, Any]]:
@@ -43,6 +45,8 @@ def check_mcp_config(config: Mapping[str, Mapping[str, Any]]) -> dict[str, Mappi
             raise DefinitionError(
                 f"MCP server {name!r}: unknown field {unknown[0]!r}", f"use {', '.join(sorted(fields))}"
             )
+        if "timeout_s" in server:
+            checked_timeout(server["timeout_s"], f"of MCP server {name}")
     return dict(config)
 
 
@@ -60,8 +64,9 @@ class McpTool:
         from mcp.types import CONNECTION_CLOSED
 
         try:
+            limit_s = self.spec.timeout_s or CALL_TIMEOUT_S
             result = await self.client.call_tool(
-                self.remote_name, dict(arguments), read_timeout_seconds=CALL_TIMEOUT_S
+                self.remote_name, dict(arguments), read_timeout_seconds=limit_s
             )
         except Exception as error:
             text = f"{self.spec.name}: {type(error).__name__}: {error}"
@@ -136,7 +141,9 @@ class McpTools:
         for tool in listed:
             clash = tool.name in taken or tool.name in self.tools
             label = f"{name}__{tool.name}" if clash else tool.name
-            spec = ToolSpec(label, tool.description or "", tool.input_schema)
+            own = (tool.meta or {}).get(_TIMEOUT_META, server.get("timeout_s"))
+            limit_s = None if own is None else checked_timeout(own, label)
+            spec = ToolSpec(label, tool.description or "", tool.input_schema, limit_s)
             self.tools[label] = McpTool(spec, tool.name, client)
 
     async def _transport(self, server: Mapping[str, Any]) -> Any:
@@ -144,17 +151,18 @@ class McpTools:
             import httpx2
             from mcp.client.streamable_http import streamable_http_client
 
-            # httpx2's default timeout of 5 s is too short for tools that work.
+            # httpx2's default timeout of 5 s is too short for tools that work; the client bounds each call.
             http = httpx2.AsyncClient(
                 headers=dict(server.get("headers", {})),
-                timeout=httpx2.Timeout(CONNECT_TIMEOUT_S, read=CALL_TIMEOUT_S),
+                timeout=httpx2.Timeout(CONNECT_TIMEOUT_S, read=MAX_TOOL_S),
             )
             return streamable_http_client(
                 server["url"], http_client=await self._stack.enter_async_context(http)
             )
         from mcp.client.stdio import StdioServerParameters, stdio_client
 
-        return stdio_client(StdioServerParameters(**server))
+        program = {field: value for field, value in server.items() if field != "timeout_s"}
+        return stdio_client(StdioServerParameters(**program))
 
 
 def _first_of(error: BaseException) -> BaseException:
@@ -208,7 +216,12 @@ def mcp_server(title: str, version: str, backend: Callable[[Any], ToolBackend]) 
         except UpcycleError as error:
             raise MCPError(INTERNAL_ERROR, str(error)) from error
         rows = [
-            McpToolRow(name=spec.name, description=spec.description, input_schema=dict(spec.parameters))
+            McpToolRow(
+                name=spec.name,
+                description=spec.description,
+                input_schema=dict(spec.parameters),
+                meta=None if spec.timeout_s is None else {_TIMEOUT_META: spec.timeout_s},
+            )
             for spec in specs
         ]
         return ListToolsResult(tools=rows)

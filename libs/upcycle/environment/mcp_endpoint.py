@@ -26,7 +26,7 @@ class SessionTools:
     async def listed(self) -> list[ToolSpec]:
         """As the session has them."""
         rows = (await self._session.list_tools())["tools"]
-        return [ToolSpec(row["name"], row["description"], row["parameters"]) for row in rows]
+        return [ToolSpec.from_row(row) for row in rows]
 
     async def call(self, name: str, arguments: Mapping[str, Any]) -> ToolResult:
         """Within the session's own limit."""

@@ -5,10 +5,13 @@ import inspect
 import json
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Final, Protocol
 
 from upcycle.environment.schema import CallSchema, call_schema
-from upcycle.errors import ToolFailed
+from upcycle.errors import DefinitionError, ToolFailed
+
+MAX_TOOL_S: Final = 86_400.0
+"""The longest that a tool may ask for: no episode lasts longer."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,15 +25,43 @@ class ToolResult:
 
 @dataclass(frozen=True, slots=True)
 class ToolSpec:
-    """A tool as a model sees it. parameters: JSON schema of its argument object."""
+    """A tool as a model sees it. parameters: JSON schema of its argument object. timeout_s: how long a call
+    may take, where the tool says that itself; no model sees it."""
 
     name: str
     description: str
     parameters: Mapping[str, Any]
+    timeout_s: float | None = None
 
     def to_json(self) -> dict[str, Any]:
-        """The row of `tools.list`."""
+        """What a model sees."""
         return {"name": self.name, "description": self.description, "parameters": dict(self.parameters)}
+
+    def to_row(self) -> dict[str, Any]:
+        """The row of `tools.list`."""
+        own = {} if self.timeout_s is None else {"timeout_s": self.timeout_s}
+        return {**self.to_json(), **own}
+
+    @classmethod
+    def from_row(cls, row: Mapping[str, Any]) -> "ToolSpec":
+        """The inverse of `to_row`; raises what reading a row raises that another program wrote."""
+        timeout_s = row.get("timeout_s")
+        return cls(
+            str(row["name"]),
+            str(row["description"]),
+            dict(row["parameters"]),
+            None if timeout_s is None else checked_timeout(timeout_s, str(row["name"])),
+        )
+
+
+def checked_timeout(timeout_s: Any, name: str) -> float:
+    """A tool's own limit. Raises DefinitionError."""
+    is_number = isinstance(timeout_s, int | float) and not isinstance(timeout_s, bool)
+    if not is_number or not 0 < timeout_s <= MAX_TOOL_S:
+        raise DefinitionError(
+            f"tool {name!r}: timeout_s is {timeout_s!r}", f"give seconds: above 0, at most {MAX_TOOL_S:g}"
+        )
+    return float(timeout_s)
 
 
 class Tool(Protocol):
@@ -51,16 +82,20 @@ class FunctionTool:
 
     function: Callable[..., Any]
     schema: CallSchema
+    timeout_s: float | None = None
 
     @classmethod
-    def declare(cls, function: Callable[..., Any], name: str | None = None) -> "FunctionTool":
-        """Raises DefinitionError when the function's signature has no JSON form."""
-        return cls(function, call_schema(function, name=name))
+    def declare(
+        cls, function: Callable[..., Any], name: str | None = None, timeout_s: float | None = None
+    ) -> "FunctionTool":
+        """Raises DefinitionError when the function's signature has no JSON form, or timeout_s is none."""
+        schema = call_schema(function, name=name)
+        return cls(function, schema, None if timeout_s is None else checked_timeout(timeout_s, schema.name))
 
     @property
     def spec(self) -> ToolSpec:
-        """Name, description and parameters for a model."""
-        return ToolSpec(self.schema.name, self.schema.description, self.schema.parameters)
+        """Name, description and parameters for a model, and the tool's own limit."""
+        return ToolSpec(self.schema.name, self.schema.description, self.schema.parameters, self.timeout_s)
 
     async def call(self, arguments: Mapping[str, Any]) -> ToolResult:
         """Check the arguments, run the function, render what it returned."""
@@ -72,6 +107,11 @@ class FunctionTool:
         except Exception as error:
             raise ToolFailed(f"{self.schema.name}: {type(error).__name__}: {error}") from error
         return value if isinstance(value, ToolResult) else ToolResult(text_of(value, self.schema.name))
+
+
+def no_result_within(name: str, limit_s: float | None) -> str:
+    """What an agent reads of a call that took too long."""
+    return f"{name}: no result within {limit_s or 0:g} s"
 
 
 async def _awaited(value: Awaitable[Any]) -> Any:

@@ -227,8 +227,12 @@ class EpisodePlayer:
 
     async def _run_tool(self, call: trajectory_pb2.ToolCall) -> ToolOutcome:
         with telemetry.tool_span(self._task, call.name, call.call_id) as span, telemetry.TOOL_S.time():
+            opened = self._environment
             result = await self._environments.call_tool(
-                self._environment.lease, call, limit_s=self._tool_limit_s()
+                opened.lease,
+                call,
+                limit_s=self._tool_limit_s(),
+                own_limit_s=opened.tool_limits.get(call.name),
             )
             if result.is_error:
                 span.set_attribute("error.type", "tool_error")

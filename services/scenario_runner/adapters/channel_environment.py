@@ -156,7 +156,7 @@ class ChannelEnvironment:
 
     async def _limited(self, name: str, call: Awaitable[T], limit_s: float | None) -> T:
         guarded = self._guarded(f"tool {name}", call)
-        if limit_s is None or limit_s >= self._timeouts.tool_s:
+        if limit_s is None or limit_s >= self._tool_s(name):
             return await guarded
         running, left_s = asyncio.ensure_future(guarded), limit_s
         try:
@@ -182,8 +182,13 @@ class ChannelEnvironment:
 
     async def _over_channel(self, name: str, arguments: Mapping[str, Any]) -> ToolResult:
         return await self._channel.call_tool(
-            name, arguments, timeout_s=self._timeouts.tool_s, max_bytes=self._timeouts.tool_result_bytes
+            name, arguments, timeout_s=self._tool_s(name), max_bytes=self._timeouts.tool_result_bytes
         )
+
+    def _tool_s(self, name: str) -> float:
+        """The tool's own limit, where it has one."""
+        own = next((tool.timeout_s for tool in self.tools if tool.name == name), None)
+        return self._timeouts.tool_s if own is None else own
 
     async def _guarded(self, what: str, call: Awaitable[T]) -> T:
         try:
@@ -211,7 +216,7 @@ def _message(row: Mapping[str, Any]) -> Message:
 
 def description_from(row: Mapping[str, Any]) -> EnvironmentDescription:
     """The description that a zygote wrote of its environment."""
-    tools = tuple(ToolSpec(**tool) for tool in row["tools"])
+    tools = tuple(map(ToolSpec.from_row, row["tools"]))
     return EnvironmentDescription(row["name"], row["version"], row["scenarios"], tools, row["source_digest"])
 
 

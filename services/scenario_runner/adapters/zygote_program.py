@@ -89,7 +89,7 @@ def describe(environment: Environment, digest: str, sandbox: Sandbox) -> dict[st
         "name": environment.name,
         "version": environment.version,
         "scenarios": scenarios,
-        "tools": [tool.spec.to_json() for tool in environment.tools.values()],
+        "tools": [tool.spec.to_row() for tool in environment.tools.values()],
         "attaches_tools": environment.attaches_tools,
         "isolation": sandbox.isolation,
         "source_digest": digest,

@@ -102,7 +102,12 @@ def _message(row: Message) -> trajectory_pb2.Message:
 
 
 def _tool(tool: ToolSpec) -> pb.ToolSpec:
-    return pb.ToolSpec(name=tool.name, description=tool.description, parameters_json=_json(tool.parameters))
+    return pb.ToolSpec(
+        name=tool.name,
+        description=tool.description,
+        parameters_json=_json(tool.parameters),
+        timeout_s=tool.timeout_s,
+    )
 
 
 def _subscore(row: Mapping[str, Any]) -> trajectory_pb2.Subscore:

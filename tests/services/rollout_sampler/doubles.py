@@ -162,6 +162,8 @@ class EnvironmentDouble(service_pb2_grpc.EnvironmentServiceServicer):
         self.kind: str | None = None
         self.fail_calls: list[grpc.StatusCode] = []
         self.tool_s = 0.01
+        self.tool_limits: dict[str, float] = {}
+        self.tool_sleeps_s = 0.0
         self.is_frozen = False
         self.open_leases: dict[str, str] = {}
         self.opened: list[str] = []
@@ -207,7 +209,10 @@ class EnvironmentDouble(service_pb2_grpc.EnvironmentServiceServicer):
         self.opened.append(request.episode_id)
         specs = [
             environment_pb2.ToolSpec(
-                name=name, description="looks", parameters_json='{"type": "object", "properties": {}}'
+                name=name,
+                description="looks",
+                parameters_json='{"type": "object", "properties": {}}',
+                timeout_s=self.tool_limits.get(name),
             )
             for name in self.tools
         ]
@@ -221,6 +226,7 @@ class EnvironmentDouble(service_pb2_grpc.EnvironmentServiceServicer):
     ) -> environment_pb2.CallToolResponse:
         if self.is_frozen:
             await asyncio.sleep(3600)
+        await asyncio.sleep(self.tool_sleeps_s)
         if self.fail_calls:
             await self._fail(context, self.fail_calls.pop(0), "as the test wants")
         if request.lease_id not in self.open_leases:

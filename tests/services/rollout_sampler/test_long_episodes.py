@@ -3,6 +3,7 @@
 from datetime import UTC, datetime, timedelta
 from typing import Any, cast
 
+import pytest
 from tests.services.rollout_sampler.conftest import Testbed
 from tests.services.rollout_sampler.doubles import tool_call
 
@@ -12,6 +13,7 @@ from rollout_sampler.settings import RolloutSamplerSettings
 from rollout_sampler.usecases.play_episode import PlayEpisode
 from rollout_sampler.wire import task_from_wire
 from upcycle.api.taskset.v1 import taskset_pb2
+from upcycle.api.taskset.v1.events_pb2 import EpisodeFailed
 from upcycle.api.trajectory.v1 import trajectory_pb2
 from upcycle.api.trajectory.v1.events_pb2 import TrajectoryRecorded
 from upcycle.run_config import MAX_EPISODE_DEADLINE_S
@@ -46,3 +48,26 @@ async def test_two_hundred_turns_are_played_and_stored(bed: Testbed) -> None:
     assert isinstance(fact, TrajectoryRecorded)
     assert (fact.num_turns, fact.stop_reason) == (200, trajectory_pb2.STOP_REASON_ANSWERED)
     assert len((await bed.body(fact)).turns) == 200
+
+
+@pytest.mark.parametrize("limit_s", [3600.0, None])
+async def test_a_tool_is_waited_for_as_long_as_it_says(bed: Testbed, limit_s: float | None) -> None:
+    bed.environments.tools = {"builds": lambda _: "built"}
+    bed.environments.tool_limits = {} if limit_s is None else {"builds": limit_s}
+    bed.environments.tool_sleeps_s = 2.0
+
+    def script(prompt: str, _: object) -> str:
+        return "done" if "<tool_response>" in prompt else tool_call("builds")
+
+    await bed.engine(script)
+    await bed.sampler(tool_timeout_s=0.5)
+    await bed.ask(bed.request())
+    (fact,) = await bed.outcomes(1)
+    if limit_s is None:
+        assert isinstance(fact, EpisodeFailed)
+        assert fact.kind == "timeout"
+        return
+    assert isinstance(fact, TrajectoryRecorded)
+    body = await bed.body(fact)
+    assert [result.content for result in body.turns[0].tool_results] == ["built"]
+    assert "timeout_s" not in body.tools_json  # no model sees it

@@ -52,6 +52,7 @@ class ControlChannel:
         self._reader = asyncio.ensure_future(self._read())
         self.welcome: Welcome | None = None
         self._speaks_tools = speaks_tools
+        self._tool_limits: dict[str, float] = {}
 
     @property
     def is_closed(self) -> bool:
@@ -119,10 +120,9 @@ class ControlChannel:
         """The tools of an environment that speaks them."""
         reply = await self.call("tools.list", {}, timeout_s=timeout_s)
         with understood("the answer to tools.list"):
-            return [
-                ToolSpec(str(row["name"]), str(row["description"]), dict(row["parameters"]))
-                for row in reply["tools"]
-            ]
+            tools = [ToolSpec.from_row(row) for row in reply["tools"]]
+        self._tool_limits = {one.name: one.timeout_s for one in tools if one.timeout_s is not None}
+        return tools
 
     async def call_tool(
         self,
@@ -133,9 +133,10 @@ class ControlChannel:
         max_bytes: int | None = None,
     ) -> ToolResult:
         """Call a tool; what it refuses or raises is a ToolResult with is_error, and so is one that takes
-        longer than timeout_s while the environment itself still answers. max_bytes: longer results are cut
-        there.
+        longer than timeout_s while the environment itself still answers. timeout_s: of a tool without a limit
+        of its own, as `list_tools` told. max_bytes: longer results are cut there.
         """
+        timeout_s = self._tool_limits.get(name, timeout_s)
         params: dict[str, Any] = {"name": name, "arguments": dict(arguments), "timeout_s": timeout_s}
         if max_bytes is not None:
             params["max_bytes"] = max_bytes

@@ -40,6 +40,7 @@ class ForkedSession:
         self._process: SessionProcess | None = None
         self._forking = asyncio.Lock()
         self._lost = ""
+        self._tool_limits: dict[str, float] | None = None
 
     async def start(self, name: str, arguments: Mapping[str, Any]) -> dict[str, Any]:
         """In the process of the session, or a new one where that ended."""
@@ -78,14 +79,20 @@ class ForkedSession:
 
     async def list_tools(self) -> dict[str, Any]:
         """As its process has them: attached MCP servers are its own."""
-        return await self._ask("tools.list", {}, self._limits.call_s)
+        listed = await self._ask("tools.list", {}, self._limits.call_s)
+        rows = listed["tools"]
+        self._tool_limits = {row["name"]: row["timeout_s"] for row in rows if row.get("timeout_s")}
+        return listed
 
     async def call_tool(self, params: Mapping[str, Any]) -> dict[str, Any]:
-        """With the caller's deadline, or the session's."""
+        """With the caller's deadline, and the tool's own or the session's."""
         if self.is_busy:
             raise ChannelError(INVALID_REQUEST, "a start or grade is running")
+        if self._tool_limits is None:
+            await self.list_tools()
+        own = (self._tool_limits or {}).get(str(params.get("name")), self._limits.call_s)
         asked = params.get("timeout_s")
-        limit_s = self._limits.call_s if asked is None else min(float(asked), self._limits.call_s)
+        limit_s = own if asked is None else min(float(asked), own)
         return await self._ask("tools.call", {**params, "timeout_s": limit_s}, limit_s + WEDGED_MARGIN_S)
 
     async def interrupt(self) -> None:

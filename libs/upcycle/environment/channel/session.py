@@ -7,7 +7,7 @@ from collections.abc import Coroutine, Mapping
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from upcycle.environment.channel.frames import INVALID_PARAMS, INVALID_REQUEST, SERVER_ERROR, ChannelError
-from upcycle.environment.tools import ToolResult, bounded_text
+from upcycle.environment.tools import ToolResult, bounded_text, no_result_within
 from upcycle.errors import InfrastructureError, UnknownName, UpcycleError
 from upcycle.judge_calls import JUDGE_CALLS, JudgeCalls
 from upcycle.scenario import ScenarioPlay
@@ -142,7 +142,7 @@ class LocalSession:
     async def list_tools(self) -> dict[str, Any]:
         """Attached MCP servers are started for it, if they are not yet."""
         await self._environment.open()
-        return {"tools": [tool.spec.to_json() for tool in self._environment.tools.values()]}
+        return {"tools": [tool.spec.to_row() for tool in self._environment.tools.values()]}
 
     async def call_tool(self, params: Mapping[str, Any]) -> dict[str, Any]:
         """What a tool refuses or raises, or takes too long for, is a result."""
@@ -155,7 +155,7 @@ class LocalSession:
             async with asyncio.timeout(timeout_s):
                 result = await self._environment.call_tool(name, arguments)
         except TimeoutError:
-            result = ToolResult(f"{name}: no result within {timeout_s:g} s", is_error=True)
+            result = ToolResult(no_result_within(name, timeout_s), is_error=True)
         text, cut = bounded_text(result.text, params.get("max_bytes"))
         return {"content": text, "is_error": result.is_error, "truncated": cut}
 

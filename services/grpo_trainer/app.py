@@ -141,6 +141,7 @@ def _interactive_deps(
         work_dir=settings.data_dir,
         keep_states=settings.keep_states,
         max_open=settings.max_open_models,
+        gradients_kept_s=settings.gradients_kept_s,
         holding=run_deps.holding,
     )
 
@@ -165,6 +166,7 @@ def build_app(settings: GrpoTrainerSettings) -> Service:
     service.add(Closing("learner", thread.stop))
     service.add(bus)
     service.add(interactive)
+    service.add(Worker("unapplied gradients", interactive.drop_forgotten))
     server = GrpcServer(settings.host, settings.grpc_port)
     run_deps.holding.address = lambda: settings.advertised_address or server.address
     service.add(server.add(add_TrainingServiceServicer_to_server, servicer, STATUS_OF))

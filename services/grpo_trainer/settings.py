@@ -54,6 +54,9 @@ class GrpoTrainerSettings(ServiceSettings):
     """Newest training states kept per run, beside those that a checkpoint names."""
     max_open_models: int = Field(4, ge=1)
     """Models that stay in memory between interactive calls; when more are open, idle ones are closed."""
+    gradients_kept_s: float = Field(3600.0, gt=0)
+    """How long accumulated gradients wait for another call about their interactive model. After it they are
+    dropped, and the model may be closed as any other."""
     spot_grace_s: float = Field(30.0, gt=0)
     """Seconds in which the process leaves after SIGTERM, or after SIGUSR1, a spot machine's notice. A step
     that is not durable after half of it is abandoned, and taken again wherever the run resumes."""

@@ -18,7 +18,6 @@ from event_bus import BusTimings, Carries, ConsumerSpec, EventBus, EventRouter, 
 from event_bus.attempts import Attempts
 from event_bus.deps import ConsumerDeps
 from event_bus.errors import MalformedEvent, PoisonMessage
-from event_bus.faststream_ext.held import hand_back
 from event_bus.faststream_ext.subscriber import DurableSubscriber, QueueSubscriber
 from event_bus.incoming import Decoder, delivery_of, in_work, nack, retry_after_s, retry_delay_s
 from event_bus.middlewares.decoding import _CURRENT
@@ -172,10 +171,7 @@ class SlotReader:
         """See QueueSubscriber._process."""
         assert self._queue is not None
         assert self._queue._held is not None
-        try:
-            await self._queue._held.keep(raw, need)
-        finally:
-            await hand_back(raw, self._deps.notes)
+        await self._queue._held.keep(raw, need, self._deps.notes)
 
     async def _handle(self, raw: Any, before: Attempts) -> None:
         event = self._decoder.message(raw.subject, raw.data, raw.headers)

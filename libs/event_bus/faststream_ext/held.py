@@ -48,7 +48,7 @@ class _Waiting:
     """The commands that lack the same."""
 
     met: asyncio.Event = field(default_factory=asyncio.Event)
-    raws: dict[int, Msg] = field(default_factory=dict)
+    num: int = 0
 
 
 class HeldCommands:
@@ -58,6 +58,8 @@ class HeldCommands:
         self._spec = spec
         self._needs = needs
         self._waiting: dict[Hashable, _Waiting] = {}
+        self._kept: dict[tuple[str, int], Msg] = {}
+        """The newest delivery of each, by durable and place in the stream."""
         self._of_durable: Counter[str] = Counter()
         self._closed = False
 
@@ -71,25 +73,45 @@ class HeldCommands:
         for waiting in self._waiting.values():
             waiting.met.set()
 
-    async def keep(self, raw: Msg, need: Hashable) -> None:
-        """Returns when its need is met, the process stops, or a handler's time is over."""
+    async def keep(self, raw: Msg, need: Hashable, notes: AttemptNotes) -> None:
+        """Hand it back when its need is met, the process stops, or a handler's time is over. Where an earlier
+        delivery is kept, this one takes its place: the server delivers again what a frozen process keeps."""
+        if self._take(raw):
+            try:
+                await self._until_met(need)
+            finally:
+                newest = self.forget(raw)
+                if newest is not None:
+                    await hand_back(newest, notes)
+
+    def _take(self, raw: Msg) -> bool:
+        key = _place_of(raw)
+        is_new = key not in self._kept
+        self._kept[key] = raw
+        self._of_durable[raw.metadata.consumer] += is_new
+        return is_new
+
+    def forget(self, raw: Msg) -> Msg | None:
+        """Keep a command no longer. Returns its newest delivery; None where none is kept."""
+        newest = self._kept.pop(_place_of(raw), None)
+        self._of_durable[raw.metadata.consumer] -= newest is not None
+        return newest
+
+    async def _until_met(self, need: Hashable) -> None:
         if self._closed:
             return
         if need not in self._waiting:
             _LOG.info("commands_wait", extra={"consumer": self._spec.durable, "need": str(need)})
         waiting = self._waiting.setdefault(need, _Waiting())
-        waiting.raws[id(raw)] = raw
-        durable = raw.metadata.consumer
-        self._of_durable[durable] += 1
+        waiting.num += 1
         try:
             with metrics.HELD.labels(self._spec.durable).track_inprogress():
                 await asyncio.wait_for(waiting.met.wait(), self._spec.handler_timeout_s)
         except TimeoutError:
             pass
         finally:
-            self._of_durable[durable] -= 1
-            del waiting.raws[id(raw)]
-            if not waiting.raws and self._waiting.get(need) is waiting:
+            waiting.num -= 1
+            if not waiting.num and self._waiting.get(need) is waiting:
                 del self._waiting[need]
 
     async def run(self) -> None:
@@ -114,11 +136,16 @@ class HeldCommands:
             return False
 
     async def _beat(self) -> None:
-        for raw in [raw for waiting in self._waiting.values() for raw in waiting.raws.values()]:
+        for raw in list(self._kept.values()):
             try:
                 await raw.in_progress()
             except NatsError as error:  # then another process may get it, which looks for itself
                 _LOG.debug("heartbeat_missed", extra={"subject": raw.subject, "error": repr(error)})
+
+
+def _place_of(raw: Msg) -> tuple[str, int]:
+    where = raw.metadata
+    return where.consumer, where.sequence.stream
 
 
 async def hand_back(raw: Msg, notes: AttemptNotes) -> None:

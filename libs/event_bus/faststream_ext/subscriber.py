@@ -263,10 +263,7 @@ class QueueSubscriber(DurableSubscriber):
             self._events.pop(id(raw), None)
             self._slots.release()
         if need is not None and self._held is not None:
-            try:
-                await self._held.keep(raw, need)
-            finally:
-                await hand_back(raw, self._deps.notes)
+            await self._held.keep(raw, need, self._deps.notes)
 
     async def _unmet(self, raw: Msg) -> Hashable | None:
         """What the command lacks; None also where its handling says what is wrong with it."""
@@ -279,6 +276,8 @@ class QueueSubscriber(DurableSubscriber):
             return None
         if need is None:
             self._events[id(raw)] = event
+            if self._held is not None:
+                self._held.forget(raw)  # an earlier delivery may be kept: this one is begun
         return need
 
     async def _decoded(self, message: StreamMessage[Msg]) -> Message:

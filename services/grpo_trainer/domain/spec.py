@@ -51,6 +51,11 @@ class TrainingSpec(Training):
         return self.lora_alpha / self.lora_rank if self.lora_alpha else 2.0
 
     @property
+    def parameters(self) -> str:
+        """Which of them train, for people."""
+        return f"adapters of rank {self.lora_rank}" if self.lora_rank else "all weights"
+
+    @property
     def min_members(self) -> int:
         """Fewest survivors that a group may be trained with: max(2, G/2)."""
         return max(2, math.ceil(self.group_size / 2))

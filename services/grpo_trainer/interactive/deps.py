@@ -52,7 +52,7 @@ class TaskClaims(Protocol):
 @dataclass(frozen=True, slots=True)
 class InteractiveDeps:
     """Dependencies of the interactive sessions. leases: shared with the runs. max_open: models that
-    stay in memory between calls."""
+    stay in memory between calls. gradients_kept_s: how long gradients stay without another call."""
 
     new_learner: Callable[[], InteractiveLearner]
     trajectories: Trajectories
@@ -67,5 +67,6 @@ class InteractiveDeps:
     work_dir: Path
     keep_states: int = 2
     max_open: int = 4
+    gradients_kept_s: float = 3600.0
     holding: ModelHolding | None = None
     """The models of this process; None: it is the only trainer."""

@@ -72,6 +72,8 @@ class InteractiveSession:
         """stepped: called after each durable step."""
         self.model = model
         self._stepped = stepped
+        self.called_at = 0.0
+        """When the last call about the model began or ended."""
         self.lock = asyncio.Lock()
         self.retry = RetryUntilAvailable(budget_s=_BUDGET_S)
         self._deps = deps
@@ -243,8 +245,8 @@ class InteractiveSession:
             return self._policy, at
         if self._pending:
             raise InvalidInput(
-                f"{self.model}: gradients of {_named(self._spec)} are accumulated, this asks for "
-                f"{_named(spec)}: call optim_step first"
+                f"{self.model}: gradients of {self._spec.parameters} are accumulated, this asks for "
+                f"{spec.parameters}: call optim_step first"
             )
         return await self._open(head, spec)
 
@@ -257,13 +259,14 @@ class InteractiveSession:
 
     async def _refuse_pending(self, head: Head, at: Head) -> None:
         if self._pending:
-            await self._discard()
+            await self.discard()
             raise HeadMoved(
                 f"{self.model}: head was set to {head.checkpoint_id} while gradients were accumulated on "
                 f"{at.checkpoint_id}; they are dropped: call forward_backward again"
             )
 
-    async def _discard(self) -> None:
+    async def discard(self) -> None:
+        """Drop accumulated gradients; an update that names one is refused. The caller holds the lock."""
         if self._pending:
             await self._learner.drop()
         self._pending.clear()
@@ -351,7 +354,8 @@ class InteractiveSession:
         if missing:
             raise LostGradients(
                 f"{self.model}: gradients of {', '.join(missing)} are not accumulated (the trainer was "
-                "restarted, or head moved): call forward_backward again"
+                f"restarted, head moved, or no call came for "
+                f"{self._deps.gradients_kept_s:g} s): call forward_backward again"
             )
         if not self._pending:
             raise NothingAccumulated(
@@ -394,7 +398,3 @@ class InteractiveSession:
             lambda: self._deps.states.prune(self.model, newest=self._deps.keep_states)
         )
         return self._done
-
-
-def _named(spec: TrainingSpec) -> str:
-    return f"adapters of rank {spec.lora_rank}" if spec.lora_rank else "all weights"

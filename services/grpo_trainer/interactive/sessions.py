@@ -7,6 +7,7 @@ import logging
 import time
 from collections import OrderedDict, deque
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any, Final, TypeVar
 
@@ -17,6 +18,7 @@ from grpo_trainer.interactive.session import InteractiveSession
 from grpo_trainer.interactive.state import InteractiveStep, InteractiveView, StepDone
 from grpo_trainer.retrying import RetryUntilAvailable
 from grpo_trainer.telemetry import count_step
+from service_kit.loops import one_piece, until_stopped
 from upcycle.errors import Unavailable
 
 log = logging.getLogger(__name__)
@@ -27,6 +29,8 @@ _MAX_REMEMBERED: Final = 512
 """Results kept, so that a repeated request gets the same one."""
 _MAX_HISTORY: Final = 512
 """Newest steps of a model whose metrics GetSession returns."""
+_LOOK_EVERY_S: Final = 60.0
+"""For gradients whose client is gone."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,12 +47,15 @@ class InteractiveSessions:
 
     name = "interactive sessions"
 
-    def __init__(self, deps: InteractiveDeps, *, leave_s: float = 10.0) -> None:
+    def __init__(
+        self, deps: InteractiveDeps, *, leave_s: float = 10.0, clock: Callable[[], float] = time.monotonic
+    ) -> None:
         """leave_s: how long requests in progress may take to end when the process stops."""
         self.deps = replace(deps, claims=RememberedClaims(deps.claims))
         self.changed = asyncio.Condition()
         self._leave_s = leave_s
-        self._began = time.monotonic()
+        self._clock = clock
+        self._began = clock()
         self._steps: dict[str, deque[InteractiveStep]] = {}
         self._stepped_at: dict[str, float] = {}
         self._broken: dict[str, str] = {}
@@ -98,13 +105,14 @@ class InteractiveSessions:
             await opened.leave()
             raise
         finally:
+            opened.called_at = self._clock()
             async with self.changed:
                 self.changed.notify_all()
 
     def _stepped(self, done: StepDone) -> None:
         count_step(done.model, done.version, done.metrics)
         self._note(done.model, InteractiveStep(done.step, done.version, done.metrics))
-        self._stepped_at[done.model] = time.monotonic()
+        self._stepped_at[done.model] = self._clock()
 
     def _note(self, model: str, step: InteractiveStep) -> None:
         self._steps.setdefault(model, deque(maxlen=_MAX_HISTORY)).append(step)
@@ -126,7 +134,7 @@ class InteractiveSessions:
             version=stored if version is None else version,
             is_working=opened is not None and opened.lock.locked(),
             steps=steps,
-            waiting_s=time.monotonic() - self._stepped_at.get(model, self._began),
+            waiting_s=self._clock() - self._stepped_at.get(model, self._began),
             failure=failure,
         )
 
@@ -134,8 +142,27 @@ class InteractiveSessions:
         if model not in self._sessions:
             self._sessions[model] = InteractiveSession(model, self.deps, self._stepped)
         self._sessions.move_to_end(model)
+        self._sessions[model].called_at = self._clock()
         self._evict()
         return self._sessions[model]
+
+    async def drop_forgotten(self, stop: asyncio.Event) -> None:
+        """Drop gradients whose client does not come back, until `stop` is set."""
+        every_s = min(_LOOK_EVERY_S, self.deps.gradients_kept_s)
+        await until_stopped(stop, self.drop_old_gradients, every_s=every_s)
+
+    async def drop_old_gradients(self) -> None:
+        """Drop gradients that had no call about their model for `gradients_kept_s`; then close what is too
+        much."""
+        for session in list(self._sessions.values()):
+            unused_s = self._clock() - session.called_at
+            if session.has_gradients and unused_s >= self.deps.gradients_kept_s and not session.lock.locked():
+                log.warning("gradients_dropped", extra={"model": session.model, "unused_s": unused_s})
+                with suppress(Unavailable), one_piece(f"dropping gradients of {session.model}"):
+                    async with session.lock:
+                        await session.discard()
+        if self._sessions:
+            self._evict()
 
     def _evict(self) -> None:
         """Close the sessions that were used least recently, but none with accumulated gradients or a call in

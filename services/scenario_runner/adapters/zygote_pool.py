@@ -1,7 +1,8 @@
 """The zygotes of a fleet: one per environment and source, started when asked for, replaced when dead.
 
 An edit of an environment is a new source, and so a new zygote. The old one stays for its episodes, and for
-runs that are judged by it; unused for RETIRE_AFTER_S, it is ended.
+runs that are judged by it; unused for RETIRE_AFTER_S, it is ended. The newest one is ended after IDLE_AFTER_S
+without a play: the next play starts another.
 """
 
 import asyncio
@@ -17,6 +18,7 @@ from upcycle.errors import SourceRefused
 log = logging.getLogger(__name__)
 
 RETIRE_AFTER_S: Final = 60.0
+IDLE_AFTER_S: Final = 3600.0
 _LOOK_EVERY_S: Final = 5.0
 _TRIES: Final = 5
 """Of loading what lies there now, while it is being edited."""
@@ -36,11 +38,13 @@ class ZygotePool:
         find_source: FindSource,
         *,
         retire_after_s: float = RETIRE_AFTER_S,
+        idle_after_s: float = IDLE_AFTER_S,
         look_every_s: float = _LOOK_EVERY_S,
     ) -> None:
         self._options = options
         self._find_source = find_source
         self._retire_after_s = retire_after_s
+        self._idle_after_s = idle_after_s
         self._look_every_s = look_every_s
         self._zygotes: dict[_Key, asyncio.Task[WarmEnvironment]] = {}
         self._newest: dict[PythonEnvironment, str] = {}
@@ -122,8 +126,7 @@ class ZygotePool:
         if task is None:
             task = asyncio.ensure_future(self._started(source, files, is_in_place))
             self._zygotes[key] = task
-            if sum(other == source for other, _ in self._zygotes) > 1:
-                self._begin_to_retire()
+            self._begin_to_retire()
         return await asyncio.shield(task)
 
     async def _started(
@@ -155,22 +158,26 @@ class ZygotePool:
             self._retiring = asyncio.create_task(self._retire())
 
     async def _retire(self) -> None:
-        """End unused zygotes of old sources, until there are no old ones."""
-        while old := [key for key in self._zygotes if self._newest.get(key[0]) != key[1]]:
+        """End unused zygotes, until there are none."""
+        while self._zygotes:
             await asyncio.sleep(self._look_every_s)
-            for key in old:
+            for key in list(self._zygotes):
                 await self._end_if_unused(key)
 
     async def _end_if_unused(self, key: _Key) -> None:
         task, (source, digest) = self._zygotes.get(key), key
-        if task is None or not task.done() or self._newest.get(source) == digest:
+        if task is None or not task.done():
             return
+        is_newest = self._newest.get(source) == digest
         if _is_dead(task):
-            del self._zygotes[key]
+            if not is_newest:
+                del self._zygotes[key]
             return
         zygote = task.result()
         unused_s = asyncio.get_running_loop().time() - zygote.used_at
-        if not zygote.has_episodes and unused_s >= self._retire_after_s:
+        if not zygote.has_episodes and unused_s >= (
+            self._idle_after_s if is_newest else self._retire_after_s
+        ):
             del self._zygotes[key]
             log.info("zygote_retired", extra={"path": source.path, "source_digest": digest})
             await zygote.stop()

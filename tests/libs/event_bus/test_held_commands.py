@@ -1,6 +1,7 @@
 """Commands that no process can begin yet, on a real server: they wait without a slot, and circle never."""
 
 import asyncio
+import time
 from dataclasses import replace
 
 import pytest
@@ -123,3 +124,35 @@ async def test_a_process_whose_slots_are_busy_keeps_no_command_from_an_idle_one(
         idle.queue.follow(["x", "y"])
         await until(lambda: len(idle.began) == 2)
         assert full.began == [f"slow-{MODEL}-0"]
+
+
+async def test_a_command_delivered_again_to_a_frozen_process_is_begun_once(server: NatsServer) -> None:
+    async with Worker(server) as worker:
+        worker.queue.follow([MODEL])
+        await worker.ask("waits", 5)
+        held = worker.queue._held
+        assert held is not None
+        await until(lambda: held._of_durable.total() == 5)
+        for _ in range(2):
+            freeze(1.5 * QUEUE.ack_wait_s)
+            await asyncio.sleep(2 * FAST.pull_s)
+        delivered = (await state_of(server)).delivered
+        assert delivered is not None
+        assert delivered.consumer_seq > 5, "some were delivered again"
+        assert held._of_durable.total() == 5
+        worker.able.add("waits")
+        await until(lambda: len(set(worker.began)) == 5)
+        await until_settled(server)
+        assert len(worker.began) == 5, "each is begun once"
+        assert held._of_durable.total() == 0
+
+
+async def until_settled(server: NatsServer) -> None:
+    async with asyncio.timeout(30):
+        while (state := await state_of(server)).num_ack_pending or state.num_pending:
+            await asyncio.sleep(0.1)
+
+
+def freeze(seconds: float) -> None:
+    """As SIGSTOP does: nothing of this process runs."""
+    time.sleep(seconds)

@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
-from tests.services.scenario_runner.fleets import Fleet
+from tests.services.scenario_runner.fleets import ARITH, Fleet
 from tests.support.waiting import until
 
 from scenario_runner.adapters.zygote_pool import ZygotePool
@@ -169,6 +169,19 @@ async def test_the_zygote_of_an_old_source_ends_with_its_last_episode(
     await until(old.dead.done, "the old zygote ends")
     assert hasty_pool.digests == [(shop.source.path, edited)]
     assert await graded(fleet, after) == 0.75
+
+
+async def test_a_zygote_without_a_play_for_an_hour_is_ended(fleet: Fleet, shop: Shop) -> None:
+    spare = fleet.hosts.forked._pool
+    pool = ZygotePool(spare._options, fleet.sources.find, idle_after_s=3.0, look_every_s=0.05)
+    fleet.hosts.forked._pool = pool
+    playing = await fleet.open("ask", source=shop.source)
+    assert await graded(fleet, await fleet.open("sum", '{"a": 1, "b": 2}', source=ARITH)) == 0.25
+    await until(lambda: pool.digests == [(shop.source.path, playing.source_digest)], "the unused one ends")
+    assert await graded(fleet, await fleet.open("sum", '{"a": 1, "b": 2}', source=ARITH)) == 0.25
+    assert await graded(fleet, playing) == 0.25
+    await until(lambda: pool.digests == [], "both are unused now")
+    await spare.stop()
 
 
 async def test_open_episodes_outlive_the_files(fleet: Fleet, shop: Shop) -> None:

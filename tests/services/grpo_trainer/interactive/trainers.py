@@ -3,6 +3,7 @@ says."""
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
@@ -235,8 +236,9 @@ async def trainer_on(world: World, **changes: Any) -> Any:
         now=world.clock,
         work_dir=work,
     )
+    clock = changes.pop("clock", time.monotonic)
     deps = replace(deps, **changes)
-    sessions = InteractiveSessions(deps)
+    sessions = InteractiveSessions(deps, clock=clock)
     try:
         yield InteractiveTrainer(world, sessions, registry, library, deps.leases, claims)
     finally:

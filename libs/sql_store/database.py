@@ -24,6 +24,7 @@ from sqlalchemy.pool import StaticPool
 
 from sql_store.errors import UnsupportedDatabase
 from sql_store.failures import is_silence, is_transient, refusal, translated
+from sql_store.refusals import LastRefusal
 from upcycle.errors import Unavailable
 
 T = TypeVar("T")
@@ -34,6 +35,7 @@ _WAL_PAUSE_S: Final = 0.02
 _QUEUE_S: Final = 60.0
 """How long a transaction waits for one of the connections."""
 _SILENCE_REPORTED_S: Final = 60.0
+_TRIED_AFTER_S: Final = 20.0
 _MAX_TRIES: Final = 4
 _NOTICES: Final = "sql_store.notices"
 _NOTED: Final = "sql_store_noted"
@@ -58,6 +60,10 @@ class Database:
         self._listeners: dict[str, list[Callable[[], None]]] = {}
         self._stopped = False
         self._silence: tuple[float, str] | None = None
+        self._refusal = LastRefusal(self._engine)
+        self._tries_to_write: Callable[[Connection], object] | None = None
+        """Writes what changes nothing; None: it is not known how."""
+        self._tried_at = 0.0
 
     @property
     def dialect(self) -> str:
@@ -80,12 +86,32 @@ class Database:
         await asyncio.to_thread(self._engine.dispose)
 
     def ready(self) -> str | None:
-        """Open for transactions, and the server answers them."""
+        """Open for transactions, the server answers them, and what it refused last it takes by now."""
         if self._stopped:
             return "closed"
         silence = self._silence
-        is_recent = silence is not None and time.monotonic() < silence[0] + _SILENCE_REPORTED_S
-        return silence[1] if silence is not None and is_recent else None
+        if silence is not None and time.monotonic() < silence[0] + _SILENCE_REPORTED_S:
+            return silence[1]
+        if (refused := self._refusal.text) is None:
+            return None
+        self._try_to_write()
+        lasts = "no write was taken since" if self._refusal.is_of_write else "nothing was taken since"
+        return f"{refused} ({lasts})"
+
+    def _try_to_write(self) -> None:
+        """Ask whether it takes writes again, once nothing was refused for a while: a service that is not
+        ready may be given nothing to write. One row may still fit where others do not."""
+        now = time.monotonic()
+        last = max(self._tried_at, self._refusal.at)
+        if self._tries_to_write is not None and now >= last + _TRIED_AFTER_S:
+            self._tried_at = now
+            self._threads.submit(self._try_once, self._tries_to_write)
+
+    def _try_once(self, fn: Callable[[Connection], object]) -> None:
+        try:
+            self._with_retries(fn, self._engine)
+        except Exception as error:
+            _LOG.info("database_still_refuses", extra={"error": str(error)})
 
     async def run(self, fn: Callable[[Connection], T]) -> T:
         """Run `fn` in one transaction: it commits when `fn` returns and rolls back when it raises.
@@ -142,17 +168,26 @@ class Database:
                 if is_silence(error):
                     self._silence = time.monotonic(), f"{self._shown}: {error.orig}"
                 if attempt == _MAX_TRIES or not is_transient(error):
-                    raise translated(error, self._shown) from error
+                    raise self._translated(error) from error
                 _LOG.info("transaction_again", extra={"attempt": attempt, "error": repr(error.orig)})
             except OverflowError as error:  # of an integer beyond 64 bits; Postgres' driver raises DataError
                 raise refusal(self._shown, error) from error
             attempt += 1
 
+    def _translated(self, error: DBAPIError) -> Exception:
+        known = translated(error, self._shown)
+        if isinstance(known, Unavailable):
+            self._refusal.refused(error, str(known))
+        return known
+
     def _transact(self, fn: Callable[[Connection], T], engine: Engine) -> T:
         notices: set[str] = set()
         with engine.begin() as connection:
             connection.info[_NOTICES] = notices
+            self._refusal.begins(connection)
             result = fn(connection)
+            wrote = self._refusal.wrote(connection)
+        self._refusal.committed(wrote=wrote)
         for listener in (one for topic in notices for one in self._listeners.get(topic, ())):
             listener()
         return result

@@ -17,8 +17,9 @@ _PRIMARY_CODE: Final = 0xFF
 _POSTGRES_FULL: Final = frozenset({"53100", "53200"})  # disk_full, out_of_memory
 # serialization_failure, deadlock_detected, idle_in_transaction_session_timeout (before the commit)
 _POSTGRES_AGAIN: Final = frozenset({"40001", "40P01", "25P03"})
-# Whole classes; of others lock_not_available, and read_only_sql_transaction: this server is a replica now
-_POSTGRES_UNAVAILABLE: Final = ("08", "53", "57", "58", "28", "3D", "55P03", "25006", "25P03")
+# Whole classes; of others lock_not_available, read_only_sql_transaction (this server is a replica now), and
+# insufficient_privilege (somebody took a right away)
+_POSTGRES_UNAVAILABLE: Final = ("08", "53", "57", "58", "28", "3D", "55P03", "25006", "25P03", "42501")
 
 
 def is_transient(error: DBAPIError) -> bool:

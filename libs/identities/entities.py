@@ -16,6 +16,7 @@ SLUG_RULE: Final = (
 """SLUG for people."""
 _TRAJECTORY: Final = "traj-"
 _INTERACTIVE: Final = "interactive-"
+_CLIENT_RUN: Final = re.compile(r"here-[0-9a-f]{12,32}")
 _CHECKPOINT: Final = re.compile(r"ckpt-(?P<model>.+)-v(?P<version>\d{8,18})")
 _GROUP: Final = re.compile(r"(?P<run>.+)-g(?P<index>\d{5,})")
 
@@ -103,3 +104,8 @@ def interactive_run_id(model: str) -> str:
 def is_interactive_run(run_id: str) -> bool:
     """Whether it is the run id of an interactive session, which no planner has planned."""
     return run_id.startswith(_INTERACTIVE)
+
+
+def is_client_run(run_id: str) -> bool:
+    """Whether it is the id of an evaluation that a client played in its own process: no planner knows it."""
+    return _CLIENT_RUN.fullmatch(run_id) is not None

@@ -14,6 +14,7 @@ from service_kit.component import Closing
 from service_kit.main import run_main
 from service_kit.service import Service
 from sql_store import MigratedDatabase, OutboxRelay
+from trajectory_store.adapters.sql_imports import SqlImports
 from trajectory_store.adapters.sql_index import SqlIndex
 from trajectory_store.adapters.sql_retention import SqlRetention
 from trajectory_store.adapters.trajectory_bodies import TrajectoryBodies
@@ -21,6 +22,7 @@ from trajectory_store.domain.retention import Removable, StorePolicy
 from trajectory_store.handlers import ledger_router
 from trajectory_store.servicer import STATUS_OF, TrajectoryServicer, UseCases
 from trajectory_store.settings import TrajectoryStoreSettings
+from trajectory_store.usecases.importing import ImportTrajectories
 from trajectory_store.usecases.reading import (
     CheckBodies,
     ExportTrajectories,
@@ -41,7 +43,8 @@ def build_app(settings: TrajectoryStoreSettings) -> Service:
     store = S3BlobStore(settings.s3, retry_s=5.0)
     service.add(Closing("s3", store.stop))  # not started: the ledger goes on without the object store
     index = SqlIndex(db)
-    read = ReadBody(index, TrajectoryBodies(store))
+    bodies = TrajectoryBodies(store)
+    read = ReadBody(index, bodies)
     watch = WatchTrajectories(index, poll_s=settings.watch_poll_s)
     # Handlers and connection together must be done within the component's own bound.
     timings = BusTimings(drain_s=settings.drain_s * 0.6, close_s=settings.drain_s * 0.15)
@@ -55,7 +58,8 @@ def build_app(settings: TrajectoryStoreSettings) -> Service:
     export = ExportTrajectories(
         index, read, page_size=settings.export_page, parallel_reads=settings.export_parallel_reads
     )
-    usecases = UseCases(index, GetTrajectory(index, read), ListTrajectories(index), watch, export)
+    imports = ImportTrajectories(SqlImports(db), bodies, on_change=watch.wake, now=utc_now)
+    usecases = UseCases(index, GetTrajectory(index, read), ListTrajectories(index), watch, export, imports)
     server = GrpcServer(settings.host, settings.grpc_port)
     servicer = TrajectoryServicer(usecases, now=utc_now)
     server.add(add_TrajectoryServiceServicer_to_server, servicer, STATUS_OF)

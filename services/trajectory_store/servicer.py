@@ -12,7 +12,14 @@ import grpc.aio
 from grpc_edge import StatusTable
 from service_kit.errors import InvalidRequest
 from trajectory_store.adapters.sql_index import SqlIndex
-from trajectory_store.domain.errors import BodyCorrupt, BodyRemoved, TrajectoryRemoved, UnknownTrajectory
+from trajectory_store.domain.errors import (
+    AlreadyImported,
+    BodyCorrupt,
+    BodyRemoved,
+    TrajectoryRemoved,
+    UnknownTrajectory,
+)
+from trajectory_store.usecases.importing import ImportTrajectories
 from trajectory_store.usecases.reading import (
     ExportChunk,
     ExportTrajectories,
@@ -22,6 +29,7 @@ from trajectory_store.usecases.reading import (
 )
 from trajectory_store.wire import views
 from trajectory_store.wire.export_lines import record_line, triple_line
+from trajectory_store.wire.imports import imports_from_wire
 from upcycle.api.trajectory.v1 import service_pb2 as pb
 from upcycle.api.trajectory.v1 import service_pb2_grpc
 
@@ -32,6 +40,7 @@ STATUS_OF: Final[StatusTable] = {
     BodyCorrupt: grpc.StatusCode.DATA_LOSS,
     BodyRemoved: grpc.StatusCode.FAILED_PRECONDITION,
     TrajectoryRemoved: grpc.StatusCode.FAILED_PRECONDITION,
+    AlreadyImported: grpc.StatusCode.ALREADY_EXISTS,
     InvalidRequest: grpc.StatusCode.INVALID_ARGUMENT,
 }
 _DEFAULT_PAGE: Final = 100
@@ -49,6 +58,7 @@ class UseCases:
     list: ListTrajectories
     watch: WatchTrajectories
     export: ExportTrajectories
+    import_client_graded: ImportTrajectories
 
 
 class TrajectoryServicer(service_pb2_grpc.TrajectoryServiceServicer):
@@ -105,6 +115,13 @@ class TrajectoryServicer(service_pb2_grpc.TrajectoryServiceServicer):
         num_unsettled = _MAX_UNSETTLED if request.include_unsettled else 0
         ledger = await self._do.index.ledger(request.run_id, num_unsettled, only=request.episode_ids)
         return views.ledger_to_wire(ledger, self._now())
+
+    async def ImportTrajectories(
+        self, request: pb.ImportTrajectoriesRequest, context: Context
+    ) -> pb.ImportTrajectoriesResponse:
+        """What a client played and graded."""
+        ids = await self._do.import_client_graded(imports_from_wire(request))
+        return pb.ImportTrajectoriesResponse(trajectory_ids=ids)
 
 
 _LINE_OF: Final = {pb.EXPORT_FORMAT_TRIPLES: triple_line, pb.EXPORT_FORMAT_RECORDS: record_line}

@@ -43,7 +43,8 @@ async def evaluate_external(
 ) -> int:
     """Play the tasks and report; the exit status. Raises PlayRefused before any work for what cannot be
     played."""
-    from upcycle.external.evaluating import evaluate_tasks, new_run_id
+    from upcycle.external.evaluating import evaluate_tasks
+    from upcycle.local_runs import new_run_id
 
     _check(given, report, choice)
     _check_place(external.trajectories)

@@ -47,7 +47,8 @@ async def list_trajectories(
     table = Table(*columns, box=None)
     for one in listed:
         reward = f"{one.reward:.3f}" if one.graded else "–"
-        counts = (str(one.num_turns), str(one.num_sampled_tokens), f"v{one.sampled_by.oldest}")
+        version = f"v{one.sampled_by.oldest}" if one.sampled_by.oldest >= 0 else "–"
+        counts = (str(one.num_turns), str(one.num_sampled_tokens), version)
         success = "yes" if one.success else "no"
         what = (one.episode.trajectory_id, one.episode.task_slug)
         table.add_row(*what, *counts, reward, success, ledger_words(one.ledger))

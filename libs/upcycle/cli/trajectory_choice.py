@@ -8,12 +8,15 @@ from typing import TYPE_CHECKING, Final, Literal
 from cyclopts import Parameter
 
 from upcycle.errors import UpcycleError
+from upcycle.local_runs import is_local_run
 from upcycle.platform import Platform
 
 if TYPE_CHECKING:
     from upcycle.api.trajectory.v1.service_pb2 import TrajectoryFilter
 
-State = Literal["recorded", "graded", "trained", "evaluated", "excluded", "failed", "cancelled"]
+State = Literal[
+    "recorded", "graded", "trained", "evaluated", "excluded", "failed", "cancelled", "client_graded"
+]
 FailureKind = Literal[
     "scenario_error",
     "context_overflow",
@@ -62,7 +65,8 @@ class TrajectoryChoice:
     version: str = ""
     """of which this version of the model, such as v14, sampled some tokens."""
     state: State | None = None
-    """where the ledger has them."""
+    """where the ledger has them; client_graded, which no ledger counts, is listed by this flag alone, or by
+    --run of an evaluation in one process (here-…)."""
 
     def check(self) -> None:
         """Raises UnclearFilter."""
@@ -96,7 +100,7 @@ class TrajectoryChoice:
         from upcycle.cli.runs import resolve_run
 
         version = _VERSION.fullmatch(self.version)
-        state = self.state.upper() if self.state else "UNSPECIFIED"
+        known = self.state or ("client_graded" if is_local_run(self.run) else "unspecified")
         return TrajectoryFilter(
             run_id=await resolve_run(platform, self.run) if self.run else "",
             model=self.model,
@@ -106,14 +110,14 @@ class TrajectoryChoice:
             max_reward=self.max_reward,
             failure_kind=self.failure or "",
             version=int(version[1]) if version else None,
-            state=LedgerState.Value(f"LEDGER_STATE_{state}"),
+            state=LedgerState.Value(f"LEDGER_STATE_{known.upper()}"),
         )
 
     async def why_none(self, platform: Platform) -> str:
         """What to say where no trajectory is there. Raises NoSuchRun for a run that is not."""
         from upcycle.cli.runs import check_run
 
-        if self.run:
+        if self.run and not is_local_run(self.run):
             await check_run(platform, self.run)
         return "no trajectory is like that" if self != ALL else "no trajectory is stored yet"
 

@@ -6,7 +6,6 @@ once. Nothing of it can be trained on: there are no tokens and no log-probabilit
 
 import asyncio
 import traceback
-import uuid
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
@@ -21,6 +20,7 @@ from upcycle.external.naming import ExternalModel
 from upcycle.external.player import ModelPlayer
 from upcycle.external.prices import Price, price_of
 from upcycle.external.server import PAUSES_S, ModelServer
+from upcycle.local_runs import new_run_id
 from upcycle.playing.blame import Blame, blame_for
 from upcycle.playing.episode import (
     EpisodeOpened,
@@ -32,7 +32,6 @@ from upcycle.playing.episode import (
 )
 from upcycle.playing.errors import AgentRefused, PlayerFailed, PlayRefused
 from upcycle.playing.forking import EpisodeHosts, hosts_of
-from upcycle.reporting.episodes import LOCAL_RUN
 from upcycle.results import Run
 from upcycle.task_rows import EnvironmentRef, Task
 from upcycle.trajectory_lines.writing import line_of_played
@@ -79,11 +78,6 @@ class ExternalEpisode:
 
 
 OnEpisode = Callable[[ExternalEpisode], None]
-
-
-def new_run_id() -> str:
-    """Of an evaluation in this process."""
-    return f"{LOCAL_RUN}{uuid.uuid4().hex[:12]}"
 
 
 async def evaluate_tasks(

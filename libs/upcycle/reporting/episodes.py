@@ -2,13 +2,10 @@
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields
-from typing import Any, Final, Self
+from typing import Any, Self
 
 from upcycle.errors import UpcycleError
 from upcycle.wording import amount
-
-LOCAL_RUN: Final = "here-"
-"""How the id of an evaluation in one process begins; the platform knows none of them."""
 
 
 class NoEvaluation(UpcycleError, ValueError):

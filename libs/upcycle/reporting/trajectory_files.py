@@ -12,7 +12,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
 
-from upcycle.reporting.episodes import LOCAL_RUN, EpisodeRow, EvaluatedRun
+from upcycle.local_runs import is_local_run
+from upcycle.reporting.episodes import EpisodeRow, EvaluatedRun
 from upcycle.reporting.external_rows import NOT_KNOWN, PLANNED, PlannedEvaluation, episode_row_of
 from upcycle.trajectory_lines.reading import WAY_OUT, NoTrajectories, checked_row
 from upcycle.usage import Usage, total_usage
@@ -29,7 +30,7 @@ def file_of(name: str) -> Path | None:
     path = Path(name)
     if path.is_file() or path.suffix in _SUFFIXES:
         return path
-    if not path.is_dir() and not name.startswith(LOCAL_RUN):
+    if not path.is_dir() and not is_local_run(name):
         return None
     found = (path if path.is_dir() else FOLDER / name) / NAME
     if not found.is_file():

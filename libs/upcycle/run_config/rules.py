@@ -10,6 +10,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any, Final
 
+from upcycle.local_runs import is_local_run, why_no_source
 from upcycle.run_config.limits import MAX_GROUP_SIZE, MAX_TRAINABLE_GROUP, MAX_TRAJECTORIES_PER_STEP
 from upcycle.run_config.losses import loss_refusals
 from upcycle.run_config.names import ALL_LINEAR, CHANNELS, CONSTANT, SCHEDULES, Channel, Purpose, Say
@@ -129,6 +130,8 @@ def _sources(spec: RunSpec, say: Say) -> Iterator[str]:
         yield f"{say('source_runs')} names {len(spec.source_runs)} runs, limit {limit}"
     for run_id in [run_id for run_id, count in Counter(spec.source_runs).items() if count > 1][:1]:
         yield f"{say('source_runs')} names {run_id!r} twice"
+    for run_id in [run_id for run_id in spec.source_runs if is_local_run(run_id)][:1]:
+        yield f"{say('source_runs')}: {why_no_source(run_id)}"
 
 
 def _channel(policy: PolicyChoice, say: Say) -> Iterator[str]:

@@ -5,6 +5,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Final
 
 from upcycle.errors import SourcesRefused, UpcycleError
+from upcycle.local_runs import is_local_run, why_no_source
 from upcycle.results import Run as Episode
 from upcycle.run_client import follow_run, register_taskset, submit_run
 from upcycle.tasks import Taskset, plain_name
@@ -57,7 +58,8 @@ class TrainingFailed(UpcycleError):
 
 
 def run_ids_of(runs: "Sequence[Episode | str]") -> list[str]:
-    """Run ids of evaluations, each once. Raises UpcycleError for none, and for a Run without its id."""
+    """Run ids of evaluations, each once. Raises UpcycleError for none, and for a Run without its id;
+    SourcesRefused for an evaluation in a client's own process."""
     found = [run if isinstance(run, str) else run.run_id for run in runs]
     if not found:
         raise UpcycleError("there is no run to train on", "evaluate first: await taskset.run(agent, job=job)")
@@ -65,6 +67,8 @@ def run_ids_of(runs: "Sequence[Episode | str]") -> list[str]:
         raise UpcycleError(
             "a Run does not say which evaluation it belongs to", "take it from an evaluation, or give run ids"
         )
+    for run_id in filter(is_local_run, found):
+        raise SourcesRefused(why_no_source(run_id), "TrainingClient.step trains on it as SFT")
     return list(dict.fromkeys(found))
 
 

@@ -16,15 +16,17 @@ from grpo_trainer.domain.token_rows import EpisodeTokens
 from grpo_trainer.holding import ModelHolding
 from grpo_trainer.interactive.conversations import ChatConversations
 from grpo_trainer.interactive.heads import RegistryHeads
+from grpo_trainer.interactive.inputs import ConversationInput
 from grpo_trainer.interactive.states_store import InteractiveStates
 from grpo_trainer.learner.protocol import InteractiveLearner
 
 
 @dataclass(frozen=True, slots=True)
 class StoredTrajectory:
-    """A trajectory of the store. reward: None until graded."""
+    """A trajectory of the store. reward: None until graded. content: its tokens; of one that a client played
+    and graded, which has none, its conversation."""
 
-    tokens: EpisodeTokens
+    content: EpisodeTokens | ConversationInput
     reward: float | None
     task_digest: str
     split: Split

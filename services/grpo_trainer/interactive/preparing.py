@@ -12,7 +12,7 @@ from episodes.identity import Split
 from grpo_trainer.domain.errors import HeldOutInput, InvalidInput, UnknownTrajectory, UnusableTrajectory
 from grpo_trainer.domain.token_rows import episode_tokens
 from grpo_trainer.interactive.conversations import ChatConversations
-from grpo_trainer.interactive.deps import Trajectories
+from grpo_trainer.interactive.deps import StoredTrajectory, Trajectories
 from grpo_trainer.interactive.inputs import (
     ConversationInput,
     InlineInput,
@@ -59,25 +59,48 @@ class Preparer:
     async def _one(self, given: TrainingInput, policy: Path, loss: LossSpec) -> PreparedInput:
         match given:
             case StoredInput():
-                return await self._stored(given, loss)
+                return await self._stored(given, policy, loss)
             case InlineInput():
                 weight = 1.0 if loss.name == SFT_LOSS else None
                 brought = _from_samples(given.name, given.samples, given.temperature, given.reward, weight)
             case ConversationInput():
-                samples = await self._conversations.samples(given, policy)
-                brought = _unsampled(_from_samples(given.name, samples, 1.0, None, given.weight))
+                brought = await self._rendered(given, policy)
             case RowInput():
                 sampled = bool(given.logprobs)
                 brought = PreparedInput(given.name, (row_of(given),), given.reward, sampled=sampled)
         return replace(brought, task=given.task)
 
-    async def _stored(self, given: StoredInput, loss: LossSpec) -> PreparedInput:
+    async def _rendered(self, given: ConversationInput, policy: Path) -> PreparedInput:
+        samples = await self._conversations.samples(given, policy)
+        return _unsampled(_from_samples(given.name, samples, 1.0, None, given.weight))
+
+    async def _stored(self, given: StoredInput, policy: Path, loss: LossSpec) -> PreparedInput:
         try:
-            return await self._within_wait(given, loss)
+            found = await self._within_wait(given, loss)
         except UnusableTrajectory as error:
             raise InvalidInput(str(error)) from error
+        if found.split is Split.HELD_OUT:
+            raise HeldOutInput(
+                f"{given.trajectory_id} is of a held-out task, which must never train; "
+                "take trajectories of a training taskset"
+            )
+        reward = found.reward if given.reward is None else given.reward
+        if isinstance(found.content, ConversationInput):
+            said = await self._rendered(found.content, policy)
+            return replace(said, reward=reward, task=found.task_digest, trajectory_id=found.content.name)
+        rows = rows_of(found.content, 1.0 if loss.name == SFT_LOSS else None)
+        return PreparedInput(
+            name=given.trajectory_id,
+            rows=rows,
+            reward=reward,
+            task=found.task_digest,
+            trajectory_id=found.content.trajectory_id,
+            oldest_version=found.content.oldest_version if rows else None,
+            run_id=found.run_id,
+            group_id=found.group_id,
+        )
 
-    async def _within_wait(self, given: StoredInput, loss: LossSpec) -> PreparedInput:
+    async def _within_wait(self, given: StoredInput, loss: LossSpec) -> StoredTrajectory:
         needs_reward = loss.name != SFT_LOSS and given.reward is None
         loop = asyncio.get_running_loop()
         give_up_at = loop.time() + _INDEX_WAIT_S
@@ -85,27 +108,11 @@ class Preparer:
             try:
                 found = await self._retry.until_available(lambda: self._trajectories.get(given.trajectory_id))
                 if found.reward is not None or not needs_reward or loop.time() > give_up_at:
-                    break
+                    return found
             except UnknownTrajectory:
                 if loop.time() > give_up_at:
                     raise
             await asyncio.sleep(_INDEX_PAUSE_S)
-        if found.split is Split.HELD_OUT:
-            raise HeldOutInput(
-                f"{given.trajectory_id} is of a held-out task, which must never train; "
-                "take trajectories of a training taskset"
-            )
-        rows = rows_of(found.tokens, 1.0 if loss.name == SFT_LOSS else None)
-        return PreparedInput(
-            name=given.trajectory_id,
-            rows=rows,
-            reward=found.reward if given.reward is None else given.reward,
-            task=found.task_digest,
-            trajectory_id=found.tokens.trajectory_id,
-            oldest_version=found.tokens.oldest_version if rows else None,
-            run_id=found.run_id,
-            group_id=found.group_id,
-        )
 
 
 def _from_samples(

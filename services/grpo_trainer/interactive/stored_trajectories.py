@@ -7,8 +7,10 @@ from grpc_edge import Peer
 from grpo_trainer import wire
 from grpo_trainer.domain.errors import UnknownTrajectory
 from grpo_trainer.interactive.deps import StoredTrajectory
+from grpo_trainer.interactive.wire import conversation_of_body
 from upcycle.api.trajectory.v1.service_pb2 import GetTrajectoryRequest
 from upcycle.api.trajectory.v1.service_pb2_grpc import TrajectoryServiceStub
+from upcycle.api.trajectory.v1.trajectory_pb2 import LEDGER_STATE_CLIENT_GRADED
 from upcycle.rpc import RemoteError, peer_errors
 
 
@@ -35,11 +37,15 @@ class PlatformTrajectories:
                 f"trajectory {trajectory_id!r} cannot be used: its split is {episode.split}, known are "
                 f"{[*SPLITS]}; whether it may train is unknown"
             )
+        graded = summary.reward if summary.graded else None
+        if summary.ledger.state == LEDGER_STATE_CLIENT_GRADED:  # its run is none that a planner knows
+            said = conversation_of_body(reply.body)
+            return StoredTrajectory(said, graded, episode.task_digest, SPLITS[episode.split])
         return StoredTrajectory(
-            tokens=wire.tokens_of_body(reply.body, train_parse_errors=self._train_parse_errors),
-            reward=summary.reward if summary.graded else None,
-            task_digest=episode.task_digest,
-            split=SPLITS[episode.split],
+            wire.tokens_of_body(reply.body, train_parse_errors=self._train_parse_errors),
+            graded,
+            episode.task_digest,
+            SPLITS[episode.split],
             run_id=episode.run_id,
             group_id=episode.group_id,
         )

@@ -22,7 +22,7 @@ from grpo_trainer.interactive.inputs import (
 )
 from grpo_trainer.interactive.state import StepDone, Update
 from grpo_trainer.learner.prepared import Adam, DatumValues, LossSpec, MeasuredPass
-from trajectory_body import tool_calls
+from trajectory_body import body_messages, tool_calls
 from upcycle.api.training.v1 import interactive_pb2 as pb
 from upcycle.api.training.v1 import service_pb2 as service
 from upcycle.api.trajectory.v1 import trajectory_pb2 as trajectory
@@ -120,19 +120,36 @@ def _row(number: int, given: pb.TokenRow, reward: float | None) -> RowInput:
 
 def _conversation(number: int, given: pb.Conversation) -> ConversationInput:
     name = given.name or f"input {number}"
+    return ConversationInput(
+        name=name,
+        messages=tuple(map(_message, given.messages)),
+        tools=_tools(name, given.tools_json),
+        weight=given.weight or 1.0,
+        last_turn_only=given.last_turn_only,
+    )
+
+
+def conversation_of_body(body: trajectory.TrajectoryBody) -> ConversationInput:
+    """What was said in an episode that a client played: it has no tokens. Raises InvalidInput."""
+    name = body.episode.trajectory_id
+    return ConversationInput(
+        name=name,
+        messages=tuple(body_messages(body)),
+        tools=_tools(name, body.tools_json),
+        weight=1.0,
+        last_turn_only=False,
+        task=body.episode.task_digest,
+    )
+
+
+def _tools(name: str, tools_json: str) -> tuple[Mapping[str, Any], ...]:
     try:
-        tools = json.loads(given.tools_json or "[]")
+        tools = json.loads(tools_json or "[]")
     except ValueError as error:
         raise InvalidInput(f"{name}: tools_json is not JSON: {error}") from error
     if not isinstance(tools, list) or not all(isinstance(tool, dict) for tool in tools):
         raise InvalidInput(f"{name}: tools_json is not a list of objects")
-    return ConversationInput(
-        name=name,
-        messages=tuple(map(_message, given.messages)),
-        tools=tuple(tools),
-        weight=given.weight or 1.0,
-        last_turn_only=given.last_turn_only,
-    )
+    return tuple(tools)
 
 
 def _message(message: trajectory.Message) -> dict[str, Any]:

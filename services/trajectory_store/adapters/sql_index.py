@@ -22,7 +22,7 @@ from sqlalchemy.dialects import postgresql, sqlite
 
 from episodes.identity import PURPOSE_NUMBERS
 from identities import events
-from identities.entities import group_of_episode, parse_group_id
+from identities.entities import group_of_episode, is_client_run, parse_group_id
 from sql_store import Database, enqueue, owned
 from trajectory_store import telemetry
 from trajectory_store.adapters.rows import episode_of, row_of
@@ -127,14 +127,14 @@ class SqlIndex:
 
 def _project(connection: Connection, facts: Sequence[EpisodeFact]) -> int:
     position = lock_feed(connection)
-    before = _load(connection, {fact.identity.episode_id for fact in facts})
+    before = load_episodes(connection, {fact.identity.episode_id for fact in facts})
     removed = _removed(
         connection, {own_run(fact) for fact in facts if fact.identity.episode_id not in before}
     )
     after = dict(before)
     for fact in facts:
         episode_id = fact.identity.episode_id
-        if episode_id not in before and own_run(fact) in removed:
+        if episode_id not in before and (own_run(fact) in removed or is_client_run(own_run(fact))):
             telemetry.LATE_FACTS.inc()
             continue
         after[episode_id] = fold(after.get(episode_id), fact)
@@ -146,7 +146,7 @@ def _project(connection: Connection, facts: Sequence[EpisodeFact]) -> int:
     connection.execute(_insert(dialect, EPISODES, ("episode_id",), None), rows)
     for delta in deltas(changes):
         _count(connection, delta)
-    _move_feed(connection, position + len(rows))
+    move_feed(connection, position + len(rows))
     return len(rows)
 
 
@@ -155,11 +155,13 @@ def lock_feed(connection: Connection) -> int:
     return int(connection.execute(_LOCKED_POSITION).scalar_one())
 
 
-def _move_feed(connection: Connection, position: int) -> None:
+def move_feed(connection: Connection, position: int) -> None:
+    """Set the newest position, under its lock."""
     connection.execute(_MOVE, {"moved_to": position})
 
 
-def _load(connection: Connection, episode_ids: set[str]) -> dict[str, Episode]:
+def load_episodes(connection: Connection, episode_ids: set[str]) -> dict[str, Episode]:
+    """The rows of these, by episode id."""
     ids = sorted(episode_ids)
     found: dict[str, Episode] = {}
     for start in range(0, len(ids), _IDS_PER_QUERY):
@@ -239,6 +241,8 @@ def _conditions(wanted: TrajectoryFilter) -> list[Any]:
         conditions.append(EPISODES.c.success.is_(wanted.success))
     if wanted.state is not None:
         conditions.append(EPISODES.c.state == int(wanted.state))
+    else:
+        conditions.append(EPISODES.c.state != int(LedgerState.CLIENT_GRADED))
     return conditions
 
 
@@ -273,7 +277,7 @@ def _quarantine(connection: Connection, episode: Episode, reason: str) -> None:
     )
     if marked.rowcount == 0:  # retention removed the body meanwhile
         return
-    _move_feed(connection, position)
+    move_feed(connection, position)
     event = views.quarantined_to_wire(episode, reason)
     event_id = events.trajectory_quarantined(event.episode.trajectory_id)
     enqueue(connection, event, model=event.episode.model, event_id=event_id)

@@ -1,19 +1,28 @@
-"""Bodies from the object store, verified and decoded."""
+"""Bodies in the object store: read, verified and decoded; those of clients written."""
 
 import asyncio
 
 from blob_store import BlobStore, CorruptBlob, MissingBlob
 from trajectory_body import MalformedBody, unpack
-from trajectory_store.domain.errors import BodyCorrupt, UnknownTrajectory
+from trajectory_store.domain.errors import AlreadyImported, BodyCorrupt, UnknownTrajectory
 from trajectory_store.domain.ledger import Episode
 from upcycle.api.trajectory.v1.trajectory_pb2 import TrajectoryBody
 
 
 class TrajectoryBodies:
-    """The body behind a row's reference."""
+    """The body that a row refers to."""
 
     def __init__(self, store: BlobStore) -> None:
         self._store = store
+
+    async def keep(self, episode: Episode, data: bytes) -> None:
+        """Write a body where its row will say. Raises AlreadyImported where another one lies; Unavailable."""
+        key = episode.record.body.key if episode.record else ""
+        if await self._store.put_if_absent(key, data) is None:
+            raise AlreadyImported(
+                f"{key} holds another body: another import of the same trajectory came first; give the "
+                "evaluation another run_id"
+            )
 
     async def read_body(self, episode: Episode) -> TrajectoryBody:
         """Raises UnknownTrajectory, BodyCorrupt, Unavailable."""

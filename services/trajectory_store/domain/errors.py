@@ -15,3 +15,7 @@ class BodyRemoved(Exception):
 
 class TrajectoryRemoved(Exception):
     """Retention removed the row of the episode, and its body before it; the counts of its run stay."""
+
+
+class AlreadyImported(Exception):
+    """A trajectory of that id is stored with other content; nothing of the import was stored."""

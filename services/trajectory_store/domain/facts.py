@@ -13,7 +13,7 @@ _MAX_REASON_CHARS: Final = 64
 
 class LedgerState(IntEnum):
     """Where an episode is; numbers as on the wire. From TRAINED on it is settled; only EVALUATED may
-    still become TRAINED."""
+    still become TRAINED. CLIENT_GRADED: a client played it, so no ledger counts it, and it stays that."""
 
     REQUESTED = 1
     RECORDED = 2
@@ -23,6 +23,7 @@ class LedgerState(IntEnum):
     EXCLUDED = 6
     FAILED = 7
     CANCELLED = 8
+    CLIENT_GRADED = 9
 
     @property
     def is_terminal(self) -> bool:

@@ -62,6 +62,8 @@ def fold(episode: Episode | None, fact: EpisodeFact) -> Episode:
     """The row after a fact."""
     if episode is None:
         return _first(fact)
+    if episode.state is LedgerState.CLIENT_GRADED:  # interactive steps may train it any number of times
+        return episode if episode.trained_step else _claimed(episode, fact)
     known = replace(
         episode,
         identity=better_identity(episode.identity, fact.identity),

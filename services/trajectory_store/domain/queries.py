@@ -9,7 +9,8 @@ from trajectory_store.domain.ledger import Episode
 
 @dataclass(frozen=True, slots=True)
 class TrajectoryFilter:
-    """Which trajectories; None and empty mean any."""
+    """Which trajectories; None and empty mean any, but that CLIENT_GRADED must be asked for: nothing on the
+    platform checked those rewards."""
 
     run_id: str = ""
     model: str = ""

@@ -156,3 +156,14 @@ def test_an_evaluation_that_may_train_plays_the_newest_weights() -> None:
     assert spec_of(create_agent("sums"), "sums", 8).policy.channel == common.CHANNEL_HEAD
     with pytest.raises(UpcycleError, match="needs group of 2 to 512, it is 1"):
         spec_of(create_agent("sums"), "sums", 1, trainable=True)
+
+
+async def test_what_was_graded_in_this_process_is_no_source_of_a_run(
+    planner: tuple[Planner, Platform],
+) -> None:
+    said, platform = planner
+    client = TrainingClient("m", runtime=platform)
+    for given in ("here-0123456789ab", episode("here-0123456789ab")):
+        with pytest.raises(SourcesRefused, match="client_graded.*interactive calls alone, never by a run"):
+            await client.train_on(["run-a", given], steps=1)
+    assert said.submitted == []

@@ -235,6 +235,10 @@ async def test_fields_of_the_other_kind_of_run_and_impossible_ones_are_refused(
         (lambda: eval_spec(group_size=1, online=True), "trainable needs group_size of 2 to 512, it is 1"),
         (lambda: eval_spec(group_size=600, online=True), "trainable needs group_size of 2 to 512, it is 600"),
         (lambda: train_spec("a", "b", "a"), "source_runs names 'a' twice"),
+        (
+            lambda: train_spec("a", "here-0123456789ab"),
+            "source_runs: 'here-0123456789ab' was played and graded in a client's own process",
+        ),
         (lambda: train_spec(*(f"run-{n}" for n in range(65))), "source_runs names 65 runs, limit 64"),
     ]
     for make, text in impossible:  # such a run cannot be made

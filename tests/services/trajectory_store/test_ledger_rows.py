@@ -17,7 +17,7 @@ from trajectory_store.domain.facts import (
 )
 from trajectory_store.domain.ledger import CounterDelta, Episode, contradicts, deltas, fold, label_of
 
-REQUESTED, RECORDED, GRADED, TRAINED, EVALUATED, EXCLUDED, FAILED, CANCELLED = LedgerState
+REQUESTED, RECORDED, GRADED, TRAINED, EVALUATED, EXCLUDED, FAILED, CANCELLED, CLIENT_GRADED = LedgerState
 OF_STEP = PartialIdentity("e", "run-t", "m")
 OF_GROUP = PartialIdentity("e", "run-e", "m", "g")
 OWN = EpisodeIdentity(
@@ -138,6 +138,22 @@ def test_states_only_go_forward_and_an_evaluation_may_train() -> None:
     unsettled = {(one, two) for one in (REQUESTED, RECORDED, GRADED) for two in LedgerState if two > one}
     found = {(one, two) for one in LedgerState for two in LedgerState if may_follow(one, two)}
     assert found == unsettled | {(EVALUATED, TRAINED)}
+
+
+def test_what_a_client_graded_stays_that_and_keeps_the_first_step_that_trained_it() -> None:
+    """Interactive SFT may take it in many steps: none of them is a contradiction, or a second gradient."""
+    row = Episode(OWN, CLIENT_GRADED, "", 0, 100, 100, record=RECORD, grade=GRADE, body_checked=True)
+    first = facts.trained(OF_STEP, 500, step=2, by_run="interactive-m")
+    claimed = replace(row, trained_step=3, trained_by_run="interactive-m")
+    assert fold(row, first) == claimed
+    for fact in (
+        facts.trained(OF_STEP, 600, step=3, by_run="interactive-m"),
+        facts.settled(OWN, EXCLUDED, 400, reason="stale"),
+        facts.graded(OWN, REPEATED, replace(GRADE, reward=1.0)),
+        facts.requested(OWN, 1),
+    ):
+        assert fold(claimed, fact) == claimed
+    assert [delta.by_label for delta in deltas([(row, claimed)])] == [{}]
 
 
 def test_who_knows_an_episode_best() -> None:

@@ -110,6 +110,7 @@ class TrajectoryFilter(_message.Message):
     min_reward: _builtins.float
     success: _builtins.bool
     state: _trajectory_pb2.LedgerState.ValueType
+    """unset: any but CLIENT_GRADED, which must be asked for"""
     family: _builtins.str
     max_reward: _builtins.float
     failure_kind: _builtins.str
@@ -408,3 +409,121 @@ class GetLedgerResponse(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___GetLedgerResponse: _TypeAlias = GetLedgerResponse  # noqa: Y015
+
+@_typing.final
+class ClientTrajectory(_message.Message):
+    """One episode that a client played and graded without the platform: messages, and a reward that nothing here checked. It
+    trains by an interactive call alone, as SFT, never by a run, and is no evidence of a gate.
+    """
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TASK_POSITION_FIELD_NUMBER: _builtins.int
+    ATTEMPT_FIELD_NUMBER: _builtins.int
+    ATTEMPTS_FIELD_NUMBER: _builtins.int
+    TASK_SLUG_FIELD_NUMBER: _builtins.int
+    TASK_DIGEST_FIELD_NUMBER: _builtins.int
+    FAMILY_FIELD_NUMBER: _builtins.int
+    SPLIT_FIELD_NUMBER: _builtins.int
+    BODY_FIELD_NUMBER: _builtins.int
+    REWARD_FIELD_NUMBER: _builtins.int
+    SUCCESS_FIELD_NUMBER: _builtins.int
+    SUBSCORES_FIELD_NUMBER: _builtins.int
+    FAILURE_FIELD_NUMBER: _builtins.int
+    task_position: _builtins.int
+    """of its task in the evaluation, from 0"""
+    attempt: _builtins.int
+    """of its task, from 0"""
+    attempts: _builtins.int
+    """of each task"""
+    task_slug: _builtins.str
+    task_digest: _builtins.str
+    """sha256 of environment name, scenario and arguments"""
+    family: _builtins.str
+    split: _common_pb2.Split.ValueType
+    reward: _builtins.float
+    """0..1"""
+    success: _builtins.bool
+    @_builtins.property
+    def body(self) -> _trajectory_pb2.TrajectoryBody:
+        """without episode and tokens; at most 8 MiB"""
+
+    @_builtins.property
+    def subscores(self) -> _containers.RepeatedCompositeFieldContainer[_trajectory_pb2.Subscore]: ...
+    @_builtins.property
+    def failure(self) -> _trajectory_pb2.PolicyFailure: ...
+    def __init__(
+        self,
+        *,
+        task_position: _builtins.int = ...,
+        attempt: _builtins.int = ...,
+        attempts: _builtins.int = ...,
+        task_slug: _builtins.str = ...,
+        task_digest: _builtins.str = ...,
+        family: _builtins.str = ...,
+        split: _common_pb2.Split.ValueType = ...,
+        body: _trajectory_pb2.TrajectoryBody | None = ...,
+        reward: _builtins.float = ...,
+        success: _builtins.bool = ...,
+        subscores: _abc.Iterable[_trajectory_pb2.Subscore] | None = ...,
+        failure: _trajectory_pb2.PolicyFailure | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["body", b"body", "failure", b"failure"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt", "attempts", b"attempts", "body", b"body", "failure", b"failure", "family", b"family", "reward", b"reward", "split", b"split", "subscores", b"subscores", "success", b"success", "task_digest", b"task_digest", "task_position", b"task_position", "task_slug", b"task_slug"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ClientTrajectory: _TypeAlias = ClientTrajectory  # noqa: Y015
+
+@_typing.final
+class ImportTrajectoriesRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    RUN_ID_FIELD_NUMBER: _builtins.int
+    AGENT_FIELD_NUMBER: _builtins.int
+    TRAJECTORIES_FIELD_NUMBER: _builtins.int
+    run_id: _builtins.str
+    """of the evaluation: here- and 12 to 32 hex digits, which the client makes"""
+    agent: _builtins.str
+    """who played; shown as the model"""
+    @_builtins.property
+    def trajectories(self) -> _containers.RepeatedCompositeFieldContainer[Global___ClientTrajectory]:
+        """1 to 64; all are stored, or none"""
+
+    def __init__(
+        self,
+        *,
+        run_id: _builtins.str = ...,
+        agent: _builtins.str = ...,
+        trajectories: _abc.Iterable[Global___ClientTrajectory] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["agent", b"agent", "run_id", b"run_id", "trajectories", b"trajectories"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ImportTrajectoriesRequest: _TypeAlias = ImportTrajectoriesRequest  # noqa: Y015
+
+@_typing.final
+class ImportTrajectoriesResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TRAJECTORY_IDS_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def trajectory_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """in the order of the request; the same again for a repeated request"""
+
+    def __init__(
+        self,
+        *,
+        trajectory_ids: _abc.Iterable[_builtins.str] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["trajectory_ids", b"trajectory_ids"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ImportTrajectoriesResponse: _TypeAlias = ImportTrajectoriesResponse  # noqa: Y015

@@ -60,6 +60,11 @@ class TrajectoryServiceStub:
                 request_serializer=upcycle_dot_api_dot_trajectory_dot_v1_dot_service__pb2.GetLedgerRequest.SerializeToString,
                 response_deserializer=upcycle_dot_api_dot_trajectory_dot_v1_dot_service__pb2.GetLedgerResponse.FromString,
                 _registered_method=True)
+        self.ImportTrajectories = channel.unary_unary(
+                '/upcycle.api.trajectory.v1.TrajectoryService/ImportTrajectories',
+                request_serializer=upcycle_dot_api_dot_trajectory_dot_v1_dot_service__pb2.ImportTrajectoriesRequest.SerializeToString,
+                response_deserializer=upcycle_dot_api_dot_trajectory_dot_v1_dot_service__pb2.ImportTrajectoriesResponse.FromString,
+                _registered_method=True)
 
 
 class TrajectoryServiceServicer:
@@ -96,6 +101,12 @@ class TrajectoryServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def ImportTrajectories(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_TrajectoryServiceServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -123,6 +134,11 @@ def add_TrajectoryServiceServicer_to_server(servicer, server):
                     servicer.GetLedger,
                     request_deserializer=upcycle_dot_api_dot_trajectory_dot_v1_dot_service__pb2.GetLedgerRequest.FromString,
                     response_serializer=upcycle_dot_api_dot_trajectory_dot_v1_dot_service__pb2.GetLedgerResponse.SerializeToString,
+            ),
+            'ImportTrajectories': grpc.unary_unary_rpc_method_handler(
+                    servicer.ImportTrajectories,
+                    request_deserializer=upcycle_dot_api_dot_trajectory_dot_v1_dot_service__pb2.ImportTrajectoriesRequest.FromString,
+                    response_serializer=upcycle_dot_api_dot_trajectory_dot_v1_dot_service__pb2.ImportTrajectoriesResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -261,6 +277,33 @@ class TrajectoryService:
             '/upcycle.api.trajectory.v1.TrajectoryService/GetLedger',
             upcycle_dot_api_dot_trajectory_dot_v1_dot_service__pb2.GetLedgerRequest.SerializeToString,
             upcycle_dot_api_dot_trajectory_dot_v1_dot_service__pb2.GetLedgerResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ImportTrajectories(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/upcycle.api.trajectory.v1.TrajectoryService/ImportTrajectories',
+            upcycle_dot_api_dot_trajectory_dot_v1_dot_service__pb2.ImportTrajectoriesRequest.SerializeToString,
+            upcycle_dot_api_dot_trajectory_dot_v1_dot_service__pb2.ImportTrajectoriesResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -38,6 +38,7 @@ class TrajectoryServiceStub:
     WatchTrajectories: _grpc.UnaryStreamMultiCallable[_service_pb2.WatchTrajectoriesRequest, _service_pb2.WatchTrajectoriesResponse]
     ExportTrajectories: _grpc.UnaryStreamMultiCallable[_service_pb2.ExportTrajectoriesRequest, _service_pb2.ExportTrajectoriesResponse]
     GetLedger: _grpc.UnaryUnaryMultiCallable[_service_pb2.GetLedgerRequest, _service_pb2.GetLedgerResponse]
+    ImportTrajectories: _grpc.UnaryUnaryMultiCallable[_service_pb2.ImportTrajectoriesRequest, _service_pb2.ImportTrajectoriesResponse]
 
 @_typing.type_check_only
 class TrajectoryServiceAsyncStub(TrajectoryServiceStub):
@@ -49,6 +50,7 @@ class TrajectoryServiceAsyncStub(TrajectoryServiceStub):
     WatchTrajectories: _aio.UnaryStreamMultiCallable[_service_pb2.WatchTrajectoriesRequest, _service_pb2.WatchTrajectoriesResponse]  # type: ignore[assignment]
     ExportTrajectories: _aio.UnaryStreamMultiCallable[_service_pb2.ExportTrajectoriesRequest, _service_pb2.ExportTrajectoriesResponse]  # type: ignore[assignment]
     GetLedger: _aio.UnaryUnaryMultiCallable[_service_pb2.GetLedgerRequest, _service_pb2.GetLedgerResponse]  # type: ignore[assignment]
+    ImportTrajectories: _aio.UnaryUnaryMultiCallable[_service_pb2.ImportTrajectoriesRequest, _service_pb2.ImportTrajectoriesResponse]  # type: ignore[assignment]
 
 class TrajectoryServiceServicer(metaclass=_abc_1.ABCMeta):
     """Public: everything that was ever sampled, and the ledger of where each episode ended."""
@@ -87,5 +89,12 @@ class TrajectoryServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _service_pb2.GetLedgerRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_service_pb2.GetLedgerResponse, _abc.Awaitable[_service_pb2.GetLedgerResponse]]: ...
+
+    @_abc_1.abstractmethod
+    def ImportTrajectories(
+        self,
+        request: _service_pb2.ImportTrajectoriesRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_service_pb2.ImportTrajectoriesResponse, _abc.Awaitable[_service_pb2.ImportTrajectoriesResponse]]: ...
 
 def add_TrajectoryServiceServicer_to_server(servicer: TrajectoryServiceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

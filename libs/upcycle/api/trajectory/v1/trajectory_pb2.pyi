@@ -93,6 +93,8 @@ class _LedgerStateEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_LedgerSta
     """terminal, with its kind"""
     LEDGER_STATE_CANCELLED: _LedgerState.ValueType  # 8
     """terminal"""
+    LEDGER_STATE_CLIENT_GRADED: _LedgerState.ValueType  # 9
+    """A client played and graded it (ImportTrajectories): no run planned it, so no ledger counts it."""
 
 class LedgerState(_LedgerState, metaclass=_LedgerStateEnumTypeWrapper):
     """Where an episode is; terminal states never change, but that EVALUATED may become TRAINED, once."""
@@ -111,6 +113,8 @@ LEDGER_STATE_FAILED: LedgerState.ValueType  # 7
 """terminal, with its kind"""
 LEDGER_STATE_CANCELLED: LedgerState.ValueType  # 8
 """terminal"""
+LEDGER_STATE_CLIENT_GRADED: LedgerState.ValueType  # 9
+"""A client played and graded it (ImportTrajectories): no run planned it, so no ledger counts it."""
 Global___LedgerState: _TypeAlias = LedgerState  # noqa: Y015
 
 @_typing.final

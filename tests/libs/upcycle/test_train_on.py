@@ -164,6 +164,6 @@ async def test_what_was_graded_in_this_process_is_no_source_of_a_run(
     said, platform = planner
     client = TrainingClient("m", runtime=platform)
     for given in ("here-0123456789ab", episode("here-0123456789ab")):
-        with pytest.raises(SourcesRefused, match="client_graded.*interactive calls alone, never by a run"):
+        with pytest.raises(SourcesRefused, match=r"client_graded.*interactive calls alone, never by a run"):
             await client.train_on(["run-a", given], steps=1)
     assert said.submitted == []

@@ -32,7 +32,9 @@ def small_stack(data_dir: Path, *, model: str = MODEL) -> Stack:
 
 def addresses(stack: Stack) -> Addresses:
     """How a client of this stack finds it."""
-    return Addresses(stack.peers, "the test's stack", stack.gateway_key_file)
+    return Addresses(
+        stack.peers, "the test's stack", stack.gateway_key_file, operator_key_file=stack.operator_key_file
+    )
 
 
 async def register_incident(stack: Stack, repository: Path = REPOSITORY) -> None:

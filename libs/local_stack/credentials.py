@@ -9,6 +9,7 @@ from typing import Final
 
 _FILE: Final = "credentials.json"
 _GATEWAY_KEY_FILE: Final = "gateway.key"
+_OPERATOR_KEY_FILE: Final = "operator.key"
 _KEY_BYTES: Final = 24
 
 
@@ -45,6 +46,19 @@ def credentials_file(folder: Path) -> Path:
 def gateway_key_file(folder: Path) -> Path:
     """Where the gateway puts the key that exists from its first start, alone, for `$(cat ...)`."""
     return folder / _GATEWAY_KEY_FILE
+
+
+def operator_key_file(folder: Path) -> Path:
+    """Where the operator's key of the stack in `folder` is, alone: `upcycle deploy` needs it."""
+    return folder / _OPERATOR_KEY_FILE
+
+
+def load_or_make_operator_key(folder: Path) -> str:
+    """The operator's key of the stack; written at its first start."""
+    path = operator_key_file(folder)
+    if not path.exists():
+        write_private(path, f"{secrets.token_urlsafe(_KEY_BYTES)}\n")
+    return path.read_text().strip()
 
 
 def write_private(path: Path, text: str) -> None:

@@ -9,7 +9,7 @@ from typing import Final, Literal
 
 from pydantic import SecretStr
 
-from local_stack.credentials import Credentials, gateway_key_file
+from local_stack.credentials import Credentials, gateway_key_file, load_or_make_operator_key
 from local_stack.health import health_url, http_probe
 from local_stack.nats import NatsLogin, nats_command
 from local_stack.s3 import S3Ports, s3_command, s3_probe
@@ -111,7 +111,8 @@ class Plan:
 
 
 def process_specs(plan: Plan) -> list[ProcessSpec]:
-    """Every process of the stack, in starting order. Writes the configuration of NATS and S3."""
+    """Every process of the stack, in starting order. Writes the configuration of NATS and S3, and the
+    operator's key at the first start."""
     engines = [] if plan.model is None else [(plan.model, channel) for channel in CHANNELS[plan.engine]]
     return [
         *server_specs(plan),
@@ -218,7 +219,13 @@ def _provision_watch(plan: Plan) -> ProcessSpec:
 def _runner(plan: Plan) -> ProcessSpec:
     roots = json.dumps([str(folder) for folder in plan.environment_roots])
     uses = ("checkpoint_registry",)
-    return _service(plan, "scenario_runner", uses=uses, SCENARIO_RUNNER_ENVIRONMENT_ROOTS=roots)
+    return _service(
+        plan,
+        "scenario_runner",
+        uses=uses,
+        SCENARIO_RUNNER_ENVIRONMENT_ROOTS=roots,
+        SCENARIO_RUNNER_OPERATOR_KEY=load_or_make_operator_key(plan.data_dir),
+    )
 
 
 def _trainer(plan: Plan) -> ProcessSpec:

@@ -11,7 +11,7 @@ from typing import Any, Final, Self
 
 from blob_store.provision import refuse_unfinished_restore
 from event_bus.provision import provision
-from local_stack.credentials import credentials_file, gateway_key_file, load_or_make
+from local_stack.credentials import credentials_file, gateway_key_file, load_or_make, operator_key_file
 from local_stack.importing import has_model, import_policy
 from local_stack.services import PROVISION, Engine, Plan, StackPorts, process_specs
 from local_stack.spec import ProcessSpec, StepSpec
@@ -110,6 +110,11 @@ class Stack:
     def gateway_key_file(self) -> Path:
         """The one line in it is an API key that the gateway accepts; readable by its owner only."""
         return gateway_key_file(self._data_dir)
+
+    @property
+    def operator_key_file(self) -> Path:
+        """The one line in it is the operator's key; readable by its owner only."""
+        return operator_key_file(self._data_dir)
 
     @property
     def processes(self) -> tuple[ProcessStatus, ...]:
@@ -221,6 +226,7 @@ class Stack:
             "s3": {"endpoint": plan.s3.endpoint, "bucket": plan.s3.bucket},
             "credentials_file": str(credentials_file(self._data_dir)),
             "gateway_key_file": str(self.gateway_key_file),
+            "operator_key_file": str(self.operator_key_file),
         }
 
 

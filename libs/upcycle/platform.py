@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
 from upcycle.errors import Unavailable, UpcycleError
+from upcycle.user_settings.files import check_private
 from upcycle.user_settings.layers import Found, Layer, UserSettings
 
 if TYPE_CHECKING:
@@ -44,13 +45,14 @@ class PlatformNotFound(UpcycleError, LookupError):
 
 @dataclass(frozen=True, slots=True)
 class Addresses:
-    """host:port of each public service, the gateway's key file, and `source`: where these were found.
+    """host:port of each public service, the files of its keys, and `source`: where these were found.
     state_file: of the stack that they are of, where it runs here."""
 
     peers: Mapping[str, str]
     source: str
     gateway_key_file: Path | None = None
     state_file: Path | None = None
+    operator_key_file: Path | None = None
 
     @property
     def gateway_url(self) -> str:
@@ -60,16 +62,26 @@ class Addresses:
     def gateway_key(self) -> str:
         """UPCYCLE_API_KEY, or the key of a local stack, or that of the user's profile. Raises
         PlatformNotFound when there is none."""
-        found = UserSettings.read().find("keys.UPCYCLE_API_KEY")
+        return self._key("UPCYCLE_API_KEY", self.gateway_key_file, "gateway", "gateway.key")
+
+    def operator_key(self) -> str:
+        """UPCYCLE_OPERATOR_KEY, or the key of a local stack, or that of the user's profile. Raises
+        PlatformNotFound when there is none, SettingsRefused for a file that others can open."""
+        if self.operator_key_file is not None and self.operator_key_file.exists():
+            check_private(self.operator_key_file)
+        return self._key("UPCYCLE_OPERATOR_KEY", self.operator_key_file, "operator", "operator.key")
+
+    def _key(self, variable: str, file: Path | None, whose: str, name: str) -> str:
+        found = UserSettings.read().find(f"keys.{variable}")
         if found.value and found.layer is Layer.ENVIRONMENT:
             return found.value
-        if self.gateway_key_file is not None and self.gateway_key_file.exists():
-            return self.gateway_key_file.read_text().strip()
+        if file is not None and file.exists():
+            return file.read_text().strip()
         if found.value:
             return found.value
         raise PlatformNotFound(
-            f"no key of the gateway is known: {self.source} gives addresses only",
-            "set UPCYCLE_API_KEY; `upcycle up` writes the key of a local platform to DATA_DIR/gateway.key",
+            f"no key of the {whose} is known: {self.source} gives addresses only",
+            f"set {variable}; `upcycle up` writes the key of a local platform to DATA_DIR/{name}",
         )
 
 
@@ -83,9 +95,10 @@ def find_addresses(start: Path | None = None, environ: Mapping[str, str] | None 
         return _named(near)
     if (found := running_stack(here, settings)) is not None:
         path, state = found
-        key_file = state.get("gateway_key_file")
+        keys = [state.get("gateway_key_file"), state.get("operator_key_file")]
+        gateway_key, operator_key = (Path(file) if file else None for file in keys)
         peers = {**state["peers"], **{peer: one.value for peer, one in near.items()}}
-        return Addresses(peers, str(path), Path(key_file) if key_file else None, path)
+        return Addresses(peers, str(path), gateway_key, path, operator_key)
     named = settings.peers(*Layer)
     if len(named) == len(PEERS):
         return _named(named)

@@ -30,9 +30,10 @@ from scenario_runner.handlers import READING, plan_router
 from scenario_runner.loops import FleetLoop, PlannerLoop, SweepLoop
 from scenario_runner.servicer.environments import EnvironmentServicer
 from scenario_runner.servicer.statuses import ENVIRONMENT_STATUSES, TASKSET_STATUSES
-from scenario_runner.servicer.tasksets import TasksetServicer
+from scenario_runner.servicer.tasksets import TasksetServicer, TasksetUseCases
 from scenario_runner.settings import ScenarioRunnerSettings
 from scenario_runner.usecases.catalog import Tasksets
+from scenario_runner.usecases.deploying import DeployEnvironment
 from scenario_runner.usecases.explaining import ExplainRun
 from scenario_runner.usecases.leases import LeaseRules, Leases
 from scenario_runner.usecases.planning import PlanRules
@@ -145,8 +146,7 @@ def _add_planner(
         bus_alarms=bus.alarms,
         failing=lambda run_id: [*planning_fails.of(run_id), *sweeping_fails.of(run_id)],
     )
-    keep = KeepSource(hosts.files_now, sources.keep)
-    submit = SubmitRun(plan, GrpcRegistry(registry), new_id=new_id, wake=loop.wake, keep_source=keep)
+    submit = _submit(plan, registry, hosts, sources, loop)
     reading = _reading(database, bus)
     bus.include_router(plan_router(plan, reading, wake=loop.wake))
     service.add(Worker("reading", reading.run))
@@ -154,7 +154,8 @@ def _add_planner(
     service.add(OutboxRelay(database, bus, never_overtaken=NEVER_OVERTAKEN))
     service.add(Worker("planner", loop.run, failing=planning_fails))
     service.add(Worker("sweeps", sweeps.run, failing=sweeping_fails))
-    servicer = _taskset_servicer(settings, plan, hosts, loop, submit, explain, GrpcLineages(registry))
+    catalog = _catalog(settings, plan, hosts, sources, GrpcLineages(registry))
+    servicer = TasksetServicer(catalog, submit, Runs(plan, wake=loop.wake), explain, prices=_prices(settings))
     server.add(add_TasksetServiceServicer_to_server, servicer, TASKSET_STATUSES)
     _add_retention(service, settings, plan, registry, server, UpToDate(NAME, bus.unread, now=utc_now))
 
@@ -166,23 +167,30 @@ def _reading(database: Database, bus: EventBus) -> SoleHolder:
     return SoleHolder(database, READING, new_id(socket.gethostname()), is_alone=is_alone, unable=bus.unable)
 
 
-def _taskset_servicer(
+def _submit(
+    plan: SqlPlan, registry: Peer, hosts: Hosts, sources: SourceStore, loop: PlannerLoop
+) -> SubmitRun:
+    keep = KeepSource(hosts.files_now, sources.keep)
+    return SubmitRun(plan, GrpcRegistry(registry), new_id=new_id, wake=loop.wake, keep_source=keep)
+
+
+def _prices(settings: ScenarioRunnerSettings) -> Prices:
+    return Prices(settings.engine_price, settings.trainer_price, settings.environment_price)
+
+
+def _catalog(
     settings: ScenarioRunnerSettings,
     plan: SqlPlan,
     hosts: Hosts,
-    loop: PlannerLoop,
-    submit: SubmitRun,
-    explain: ExplainRun,
+    sources: SourceStore,
     lineages: GrpcLineages,
-) -> TasksetServicer:
-    return TasksetServicer(
+) -> TasksetUseCases:
+    key = settings.operator_key.get_secret_value()
+    return TasksetUseCases(
         RegisterTaskset(plan, hosts, SourceRules(settings.environment_roots, settings.allow_tcp)),
         Tasksets(plan, hosts.files_now, lineages),
-        submit,
-        Runs(plan, wake=loop.wake),
-        explain,
         ClaimTasks(plan),
-        prices=Prices(settings.engine_price, settings.trainer_price, settings.environment_price),
+        DeployEnvironment(hosts.forked.describe_packed, sources.keep, key),
     )
 
 

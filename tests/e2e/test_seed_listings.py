@@ -77,7 +77,11 @@ async def printed(where: Addresses, folder: Path, *command: str) -> tuple[int, s
     process = await asyncio.create_subprocess_exec(
         *command,
         cwd=folder,
-        env={**os.environ, **{f"UPCYCLE_PEERS_{peer.upper()}": at for peer, at in where.peers.items()}},
+        env={
+            **os.environ,
+            **{f"UPCYCLE_PEERS_{peer.upper()}": at for peer, at in where.peers.items()},
+            "UPCYCLE_OPERATOR_KEY": where.operator_key(),
+        },
         stdout=asyncio.subprocess.PIPE,
         stderr=asyncio.subprocess.STDOUT,
     )

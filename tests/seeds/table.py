@@ -86,7 +86,7 @@ SHELL: Final = (
     Row("upcycle eval tasks.py gemini_cua --gateway", Status.REFUSED, _SCREEN, asks_platform=True),
     Row("upcycle eval tasks.py openai_compatible --gateway", Status.REFUSED, _BEHIND, asks_platform=True),
     Row("upcycle eval tasks.py your-model --group-size 3", Status.STAND_IN, _DEMO, _YOURS),
-    Row("upcycle deploy", Status.NOT_YET, "command deploy"),
+    Row("upcycle deploy", Status.RUNS),
     Row("upcycle sync tasks my-taskset", Status.RUNS),
     Row("claude mcp add --transport http docs-hud https://docs.hud.ai/mcp", Status.OUT, "claude"),
     Row("upcycle eval tasks.py your-model --group 8", Status.STAND_IN, _DEMO, _YOURS),

@@ -62,7 +62,7 @@ from scenario_runner.handlers import READING, plan_router
 from scenario_runner.loops import FleetLoop, PlannerLoop, SweepLoop
 from scenario_runner.servicer.environments import EnvironmentServicer
 from scenario_runner.servicer.statuses import ENVIRONMENT_STATUSES, TASKSET_STATUSES
-from scenario_runner.servicer.tasksets import TasksetServicer
+from scenario_runner.servicer.tasksets import TasksetServicer, TasksetUseCases
 from scenario_runner.usecases.catalog import Tasksets
 from scenario_runner.usecases.leases import LeaseRules, Leases
 from scenario_runner.usecases.planning import PlanRules
@@ -221,9 +221,8 @@ def _tasksets(plan: SqlPlan, registry: Any, loop: PlannerLoop, given: Infrastruc
     unused = cast(Any, None)
     submit = SubmitRun(plan, GrpcRegistry(registry), new_id=given.new_id, wake=loop.wake)
     runs = Runs(plan, wake=loop.wake)
-    return TasksetServicer(
-        unused, Tasksets(plan, unused, unused), submit, runs, unused, unused, prices=Prices(0.0, 0.0, 0.0)
-    )
+    catalog = TasksetUseCases(unused, Tasksets(plan, unused, unused), unused, unused)
+    return TasksetServicer(catalog, submit, runs, unused, prices=Prices(0.0, 0.0, 0.0))
 
 
 async def store(given: Infrastructure, process: SimulatedProcess) -> None:

@@ -26,6 +26,10 @@ COMMANDS = {
     ),
     "dev": ("upcycle.cli.dev:dev", "Serve an environment over MCP; an edit is picked up at once."),
     "eval": ("upcycle.cli.evaluate:evaluate", "Measure a model on a taskset; the trajectories are kept."),
+    "deploy": (
+        "upcycle.cli.deploy:deploy_environment",
+        "Pack an environment and send it to the platform, whose fleet plays it.",
+    ),
     "compare": (
         "upcycle.cli.compare:compare_runs",
         "Compare two evaluations task by task: intervals of B − A, won, lost, tied.",

@@ -14,6 +14,8 @@ from upcycle.cli.report_text import one_line
 from upcycle.cli.taskset_commands import TasksetRefused, diff_lines, read_taskset, refusals, split_word
 from upcycle.cli.taskset_diff import Difference, difference
 from upcycle.cli.tasksets import load_tasksets
+from upcycle.deploying import as_deployed
+from upcycle.environment.deployed import DEPLOYED
 from upcycle.errors import UpcycleError
 from upcycle.platform import Platform
 from upcycle.tasks import Taskset, exact_name
@@ -49,9 +51,8 @@ class SyncPlan:
             return False
         known, file = self.before.taskset, self.taskset.environment
         where = known.environment.python.path or known.environment.tcp.url
-        return bool(
-            known.digest == self.taskset.digest and where == (file.url or str(Path(file.path).resolve()))
-        )
+        here = file.path if file.path.startswith(DEPLOYED) else str(Path(file.path).resolve())
+        return bool(known.digest == self.taskset.digest and where == (file.url or here))
 
     @property
     def difference(self) -> Difference:
@@ -74,6 +75,7 @@ async def sync_tasks(
     name: str | None = None,
     *,
     taskset: str = "",
+    deployed: str = "",
     yes: Annotated[bool, Parameter(name=["--yes", "-y"], negative="")] = False,
     dry_run: bool = False,
     as_json: JsonFlag = False,
@@ -87,12 +89,15 @@ async def sync_tasks(
     :param source: the tasks file; where it is left out, the one of this folder: upcycle sync tasks NAME.
     :param name: of the taskset on the platform; by default its name in the file.
     :param taskset: which one, where the file defines several.
+    :param deployed: source digest that `upcycle deploy` printed: the environment is played as it was sent.
     :param yes: do not ask.
     :param dry_run: say what would change, and change nothing.
     :param as_json: one JSON line `sync`; with it changes need --yes.
     """
     file, registered_name = _places(source, name)
     found = _chosen(file, taskset, registered_name)
+    if deployed:
+        found = as_deployed(found, deployed)
     async with Platform() as platform:
         plan = SyncPlan(found, await _known(platform, found.name))
         _check_kind(plan)

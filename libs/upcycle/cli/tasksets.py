@@ -86,12 +86,12 @@ def load_tasksets(path: Path) -> "dict[str, Taskset]":
         except Exception as error:
             if isinstance(error, UpcycleError):
                 raise
-            raise DefinitionError(f"{_place(error)}: {type(error).__name__}: {error}") from error
+            raise DefinitionError(f"{place_of(error)}: {type(error).__name__}: {error}") from error
     taskset = Taskset.load(path)
     return {taskset.name: taskset}
 
 
-def _place(error: Exception) -> str:
+def place_of(error: Exception) -> str:
     """`mine/raises.py:3`: the newest line of the user's own files."""
     frames = traceback.extract_tb(error.__traceback__)
     own = [(one.filename, one.lineno) for one in frames if not one.filename.startswith(_NOT_OWN)]

@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Final
 
 from upcycle.environment.core import Environment
+from upcycle.environment.deployed import refuse_deployed
 from upcycle.errors import DefinitionError, UnknownName, UpcycleError
 from upcycle.modules import load_module
 
@@ -15,8 +16,9 @@ def load_environment(path: Path | str, name: str | None = None) -> Environment:
     """The environment that a file declares (or imports). name: of its variable or its own, if the file has
     several.
 
-    Raises UnknownName or DefinitionError.
+    Raises UnknownName, DefinitionError, or SourceRefused for one that a platform has.
     """
+    refuse_deployed(path)
     module = load_module(Path(path))
     attributes = {key: value for key, value in vars(module).items() if isinstance(value, Environment)}
     found = {value.name: value for value in attributes.values()}

@@ -15,12 +15,14 @@ from importlib.machinery import EXTENSION_SUFFIXES
 from pathlib import Path
 from typing import Final
 
+from upcycle.environment.deployed import refuse_deployed
 from upcycle.environment.source_reading import References, references_of
 from upcycle.errors import SourceRefused
 from upcycle.modules import package_of
 
 _INSTALLED: Final = ("site-packages", "dist-packages")
 _SKIPPED: Final = "__pycache__"
+_LARGEST: Final = 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,6 +71,7 @@ def read_source(path: Path | str, limits: SourceLimits = LIMITS) -> SourceFiles:
     SourceRefused, naming the file: missing, no regular file, a link that leaves the root, above the limits;
     and a `data` that is no literal.
     """
+    refuse_deployed(path)
     entry = Path(path).resolve()
     package_root, _ = package_of(entry)
     root = package_root or entry.parent
@@ -85,6 +88,12 @@ def read_source(path: Path | str, limits: SourceLimits = LIMITS) -> SourceFiles:
         for data in references.data:
             reader.take_data(found, data)
     return SourceFiles(root, entry.relative_to(root).as_posix(), reader.files)
+
+
+def largest_files(files: Mapping[str, bytes]) -> str:
+    """Of a source that is too large: its three largest files, with their sizes."""
+    largest = sorted(files, key=lambda name: (-len(files[name]), name))[:_LARGEST]
+    return ", ".join(f"{name} ({len(files[name]):,} bytes)" for name in largest)
 
 
 class _Reader:
@@ -147,12 +156,18 @@ class _Reader:
         content = _read(path, self._limits.file_bytes)
         self._num_bytes += len(content)
         if self._num_bytes > self._limits.total_bytes:
+            largest = largest_files({**self.files, self._name(path): content})
+            limit = self._limits.total_bytes
             raise SourceRefused(
-                f"{path}: the environment's source is larger than {self._limits.total_bytes} bytes",
+                f"{path}: the environment's source is larger than {limit} bytes; its largest files: "
+                f"{largest}",
                 "leave large data out, and have the scenario read it from a store",
             )
-        self.files[path.relative_to(self._root).as_posix()] = content
+        self.files[self._name(path)] = content
         return content
+
+    def _name(self, path: Path) -> str:
+        return path.relative_to(self._root).as_posix()
 
 
 def _read(path: Path, limit_bytes: int) -> bytes:

@@ -125,6 +125,7 @@ SETTINGS: Final = (
         kind=ValueKind.NUMBER,
     ),
     _key("UPCYCLE_API_KEY", "key of the platform's gateway."),
+    _key("UPCYCLE_OPERATOR_KEY", "the platform's operator's key, for `upcycle deploy`."),
     _key("UPCYCLE_AGENT_KEY", "key of the server of openai:URL#model."),
     _key("UPCYCLE_JUDGE_KEY", "key of the judge's server."),
     _key("ANTHROPIC_API_KEY", "key of the agent `claude`."),

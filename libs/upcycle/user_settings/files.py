@@ -89,7 +89,7 @@ def read_profile(environ: Mapping[str, str]) -> SettingsFile | None:
 
 
 def check_private(path: Path) -> None:
-    """Raises SettingsRefused for a profile that others can read or write."""
+    """Raises SettingsRefused for a file with keys that others can read or write."""
     mode = path.stat().st_mode & 0o777
     if mode & _OTHERS:
         raise SettingsRefused(

@@ -88,6 +88,10 @@ class ForkedHost:
         zygote = await self.zygote(source)
         return description_from(zygote.description)
 
+    async def describe_packed(self, source: PythonEnvironment, files: SourceFiles) -> EnvironmentDescription:
+        """Load an environment that was sent here. Raises EnvironmentBroken."""
+        return description_from((await self._pool.load(source, files)).description)
+
     async def files_now(self, source: PythonEnvironment) -> SourceFiles:
         """The code that judges the environment's episodes as it lies there now. Raises EnvironmentBroken."""
         return await self._pool.files_now(source)

@@ -12,6 +12,7 @@ from typing import Final
 
 from scenario_runner.adapters.zygotes import WarmEnvironment, ZygoteOptions, remove_leftovers
 from scenario_runner.domain.environments import EnvironmentBroken, PythonEnvironment, SourceChanged
+from upcycle.environment.deployed import deployed_digest
 from upcycle.environment.source_files import SourceFiles, read_source
 from upcycle.errors import SourceRefused
 
@@ -57,11 +58,17 @@ class ZygotePool:
         return [(source.path, digest) for source, digest in self._zygotes]
 
     async def files_now(self, source: PythonEnvironment) -> SourceFiles:
-        """The source that lies there. Raises EnvironmentBroken."""
+        """The source that lies there, or that was deployed. Raises EnvironmentBroken."""
         try:
+            if digest := deployed_digest(source.path):
+                return await self._deployed(digest)
             return await asyncio.to_thread(read_source, source.path)
         except SourceRefused as error:
             raise EnvironmentBroken(str(error)) from error
+
+    async def load(self, source: PythonEnvironment, files: SourceFiles) -> WarmEnvironment:
+        """The zygote of a source that lies nowhere yet. Raises EnvironmentBroken."""
+        return await self._running(source, files.digest) or await self._start(source, files)
 
     async def get(self, source: PythonEnvironment, digest: str = "") -> WarmEnvironment:
         """The running zygote of this source. digest: "" is what lies there now. Raises EnvironmentBroken, and
@@ -95,6 +102,12 @@ class ZygotePool:
                 f"{found}; the run is judged by source {digest[:12]}, which is not kept: submit the run again"
             )
         return await self._start(source, kept, is_in_place=False)
+
+    async def _deployed(self, digest: str) -> SourceFiles:
+        files = await self._find_source(digest)
+        if files is None:
+            raise EnvironmentBroken(f"no source {digest} is deployed here; `upcycle deploy` sends one")
+        return files
 
     async def stop(self) -> None:
         """End every zygote and its episodes."""
@@ -135,7 +148,8 @@ class ZygotePool:
         if not self._has_swept:
             self._has_swept = True
             await asyncio.to_thread(remove_leftovers)
-        zygote = WarmEnvironment(source, self._options, files, is_in_place=is_in_place)
+        is_deployed = bool(deployed_digest(source.path))
+        zygote = WarmEnvironment(source, self._options, files, is_in_place=is_in_place and not is_deployed)
         try:
             await zygote.start()
         except BaseException:

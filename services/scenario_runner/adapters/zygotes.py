@@ -21,6 +21,7 @@ from scenario_runner.domain.environments import (
     PythonEnvironment,
     SourceChanged,
 )
+from upcycle.environment.deployed import deployed_digest
 from upcycle.environment.fork_client import Child, ForkClient, ForkFailed, ForkTimedOut
 from upcycle.environment.source_files import SourceFiles
 from upcycle.environment.source_pack import pack_source
@@ -83,8 +84,10 @@ class WarmEnvironment:
         self._folder.chmod(0o711)  # episodes that run as another user reach their own folders through it
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         program = "scenario_runner.adapters.zygote_program"
+        # What was sent here has what it imports: modules of the fleet's working directory are none of it.
+        options = ["-P"] if deployed_digest(self.source.path) else []
         self._process = await asyncio.create_subprocess_exec(
-            *(sys.executable, "-m", program, str(theirs.fileno())),
+            *(sys.executable, *options, "-m", program, str(theirs.fileno())),
             pass_fds=(theirs.fileno(),),
             env=self._environ(),
             stdin=asyncio.subprocess.DEVNULL,

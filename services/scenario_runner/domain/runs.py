@@ -255,3 +255,7 @@ class Refused(RunnerError):
 
 class AlreadyTaken(RunnerError):
     """The name or id stands for something else already."""
+
+
+class WrongOperatorKey(RunnerError):
+    """The caller has not shown the operator's key."""

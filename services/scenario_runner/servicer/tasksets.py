@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import aclosing
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, Final
 
@@ -14,6 +15,7 @@ from episodes.identity import SPLIT_NUMBERS
 from scenario_runner.domain.run_facts import WaitReason
 from scenario_runner.domain.runs import FINAL_RUN_STATES, Prices, RunView
 from scenario_runner.usecases.catalog import Tasksets
+from scenario_runner.usecases.deploying import DeployEnvironment, SentEnvironment
 from scenario_runner.usecases.explaining import ExplainRun
 from scenario_runner.usecases.registering import RegisterTaskset
 from scenario_runner.usecases.submitting import Runs, SubmitRun, TraceContext
@@ -31,26 +33,29 @@ DEFAULT_RUNS: Final = 50
 MAX_RUNS: Final = 1000
 
 
+@dataclass(frozen=True, slots=True)
+class TasksetUseCases:
+    """The use cases of environments and tasksets."""
+
+    register: RegisterTaskset
+    tasksets: Tasksets
+    claim: ClaimTasks
+    deploy: DeployEnvironment
+
+
 class TasksetServicer(TasksetServiceServicer):
     """Decode, call the use case, encode."""
 
     def __init__(
-        self,
-        register: RegisterTaskset,
-        tasksets: Tasksets,
-        submit: SubmitRun,
-        runs: Runs,
-        explain: ExplainRun,
-        claim: ClaimTasks,
-        *,
-        prices: Prices,
+        self, catalog: TasksetUseCases, submit: SubmitRun, runs: Runs, explain: ExplainRun, *, prices: Prices
     ) -> None:
-        self._register = register
-        self._tasksets = tasksets
+        self._register = catalog.register
+        self._tasksets = catalog.tasksets
+        self._claim = catalog.claim
+        self._deploy = catalog.deploy
         self._submit = submit
         self._runs = runs
         self._explain = explain
-        self._claim = claim
         self._to_wire = partial(wire.run_to_wire, prices=prices)
 
     async def RegisterTaskset(
@@ -99,6 +104,18 @@ class TasksetServicer(TasksetServiceServicer):
         """Every revision of one that nothing refers to."""
         return pb.DeleteTasksetResponse(
             revisions=map(wire.facts_to_wire, await self._tasksets.delete(request.name))
+        )
+
+    async def DeployEnvironment(
+        self, request: pb.DeployEnvironmentRequest, context: Context
+    ) -> pb.DeployEnvironmentResponse:
+        """Keep the source of an environment, where the caller has the operator's key."""
+        metadata = dict(context.invocation_metadata() or ())
+        key = str(metadata.get("authorization", "")).removeprefix("Bearer ")
+        sent = SentEnvironment(request.name, request.source_digest, request.packed)
+        deployed = await self._deploy(key, sent)
+        return pb.DeployEnvironmentResponse(
+            environment=wire.source_to_wire(deployed.source), scenarios=deployed.scenarios
         )
 
     async def SubmitRun(self, request: pb.SubmitRunRequest, context: Context) -> pb.SubmitRunResponse:

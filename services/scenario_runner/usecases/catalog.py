@@ -11,13 +11,14 @@ from typing import Final
 
 from episodes import Split
 from scenario_runner.adapters.sql_plan import PLANNING, PlanUnit, SqlPlan
-from scenario_runner.domain.environments import EnvironmentBroken, EnvironmentSource
+from scenario_runner.domain.environments import EnvironmentBroken, EnvironmentSource, PythonEnvironment
 from scenario_runner.domain.runs import Refused
 from scenario_runner.domain.tasksets import RegisteredTaskset, TasksetFacts, TasksetUser
 from scenario_runner.ports import Lineages
 from scenario_runner.usecases.registering import no_such_taskset, with_tasks
 from service_kit.errors import InvalidRequest
 from sql_store import take_turn
+from upcycle.environment.deployed import deployed_digest
 from upcycle.environment.source_files import SourceFiles
 
 log = logging.getLogger(__name__)
@@ -78,6 +79,8 @@ class Tasksets:
 
     async def _digest(self, source: EnvironmentSource) -> str:
         try:
+            if isinstance(source, PythonEnvironment) and (deployed := deployed_digest(source.path)):
+                return deployed
             files = await self._files_now(source)
         except EnvironmentBroken:
             return ""

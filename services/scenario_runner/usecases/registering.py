@@ -23,7 +23,8 @@ from scenario_runner.domain.tasksets import RegisteredTaskset, RunnableTask
 from scenario_runner.ports import EnvironmentHost
 from scenario_runner.usecases.revisions import store
 from service_kit.errors import InvalidRequest
-from upcycle.errors import TasksetInvalid
+from upcycle.environment.deployed import deployed_digest
+from upcycle.errors import SourceRefused, TasksetInvalid
 from upcycle.shipped import only_measures
 from upcycle.task_rows import canonical_args, check_name, task_digest
 from upcycle.tasks import MAX_TASKS, REVISION_SUFFIX, plain_name, taskset_digest
@@ -109,6 +110,8 @@ class RegisterTaskset:
             if where.scheme != "tcp" or not where.hostname or not where.port:
                 raise InvalidRequest(f"environment.tcp.url is {source.url!r}; use tcp://host:port")
             return source
+        if _is_deployed(source.path):
+            return source
         path = Path(source.path).resolve()
         roots = [root.resolve() for root in self._rules.environment_roots]
         if not any(path.is_relative_to(root) for root in roots):
@@ -120,6 +123,13 @@ class RegisterTaskset:
         if path.suffix != ".py" or not path.is_file():
             raise InvalidRequest(f"environment.python.path {source.path!r} is not a Python file")
         return replace(source, path=str(path))
+
+
+def _is_deployed(path: str) -> bool:
+    try:
+        return bool(deployed_digest(path))
+    except SourceRefused as error:
+        raise InvalidRequest(f"environment.python.path: {error}") from error
 
 
 def with_tasks(unit: PlanUnit, name: str) -> RegisteredTaskset:

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from local_stack.credentials import load_or_make
+from local_stack.credentials import load_or_make, operator_key_file
 from local_stack.s3 import S3Ports
 from local_stack.services import CHANNELS, Engine, Plan, StackPorts, process_specs
 from local_stack.spec import ProcessSpec
@@ -131,3 +131,13 @@ def test_the_object_store_gets_no_port_that_was_promised_to_a_service(
     assert picked[0] == 21_003
     assert len(set(picked)) == len(picked)
     assert promised.isdisjoint(picked[1:])
+
+
+def test_the_operators_key_is_made_once_for_its_owner_alone(tmp_path: Path) -> None:
+    given = [services(tmp_path)["scenario_runner"].env["SCENARIO_RUNNER_OPERATOR_KEY"] for _ in range(2)]
+    file = operator_key_file(tmp_path)
+    assert given == [file.read_text().strip()] * 2
+    assert len(given[0]) >= 16
+    assert file.stat().st_mode & 0o777 == 0o600
+    others = [name for name, spec in services(tmp_path).items() if given[0] in spec.env.values()]
+    assert others == ["scenario_runner"]

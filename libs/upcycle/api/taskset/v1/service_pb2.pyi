@@ -172,6 +172,62 @@ class DeleteTasksetResponse(_message.Message):
 Global___DeleteTasksetResponse: _TypeAlias = DeleteTasksetResponse  # noqa: Y015
 
 @_typing.final
+class DeployEnvironmentRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NAME_FIELD_NUMBER: _builtins.int
+    SOURCE_DIGEST_FIELD_NUMBER: _builtins.int
+    PACKED_FIELD_NUMBER: _builtins.int
+    name: _builtins.str
+    """of the environment that the source declares"""
+    source_digest: _builtins.str
+    """of what is packed"""
+    packed: _builtins.bytes
+    """zip archive of the source, at most 24 MiB; its comment names the environment's file"""
+    def __init__(
+        self,
+        *,
+        name: _builtins.str = ...,
+        source_digest: _builtins.str = ...,
+        packed: _builtins.bytes = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["name", b"name", "packed", b"packed", "source_digest", b"source_digest"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___DeployEnvironmentRequest: _TypeAlias = DeployEnvironmentRequest  # noqa: Y015
+
+@_typing.final
+class DeployEnvironmentResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    ENVIRONMENT_FIELD_NUMBER: _builtins.int
+    SCENARIOS_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def environment(self) -> _taskset_pb2.EnvironmentSpec:
+        """as tasksets refer to it"""
+
+    @_builtins.property
+    def scenarios(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """that it declares, by name"""
+
+    def __init__(
+        self,
+        *,
+        environment: _taskset_pb2.EnvironmentSpec | None = ...,
+        scenarios: _abc.Iterable[_builtins.str] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["environment", b"environment"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["environment", b"environment", "scenarios", b"scenarios"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___DeployEnvironmentResponse: _TypeAlias = DeployEnvironmentResponse  # noqa: Y015
+
+@_typing.final
 class ClaimTasksRequest(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 

@@ -55,6 +55,11 @@ class TasksetServiceStub:
                 request_serializer=upcycle_dot_api_dot_taskset_dot_v1_dot_service__pb2.DeleteTasksetRequest.SerializeToString,
                 response_deserializer=upcycle_dot_api_dot_taskset_dot_v1_dot_service__pb2.DeleteTasksetResponse.FromString,
                 _registered_method=True)
+        self.DeployEnvironment = channel.unary_unary(
+                '/upcycle.api.taskset.v1.TasksetService/DeployEnvironment',
+                request_serializer=upcycle_dot_api_dot_taskset_dot_v1_dot_service__pb2.DeployEnvironmentRequest.SerializeToString,
+                response_deserializer=upcycle_dot_api_dot_taskset_dot_v1_dot_service__pb2.DeployEnvironmentResponse.FromString,
+                _registered_method=True)
         self.SubmitRun = channel.unary_unary(
                 '/upcycle.api.taskset.v1.TasksetService/SubmitRun',
                 request_serializer=upcycle_dot_api_dot_taskset_dot_v1_dot_service__pb2.SubmitRunRequest.SerializeToString,
@@ -132,6 +137,14 @@ class TasksetServiceServicer:
     def DeleteTaskset(self, request, context):
         """FAILED_PRECONDITION, with what refers to it by name, while a run, a gate or a checkpoint does. Which side a task is on
         outlives it: what was held out stays held out.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def DeployEnvironment(self, request, context):
+        """Keeps the source of an environment by its digest, once it was loaded here; tasksets then refer to it. Needs the operator's key
+        as metadata `authorization: Bearer <key>`, else UNAUTHENTICATED.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -222,6 +235,11 @@ def add_TasksetServiceServicer_to_server(servicer, server):
                     servicer.DeleteTaskset,
                     request_deserializer=upcycle_dot_api_dot_taskset_dot_v1_dot_service__pb2.DeleteTasksetRequest.FromString,
                     response_serializer=upcycle_dot_api_dot_taskset_dot_v1_dot_service__pb2.DeleteTasksetResponse.SerializeToString,
+            ),
+            'DeployEnvironment': grpc.unary_unary_rpc_method_handler(
+                    servicer.DeployEnvironment,
+                    request_deserializer=upcycle_dot_api_dot_taskset_dot_v1_dot_service__pb2.DeployEnvironmentRequest.FromString,
+                    response_serializer=upcycle_dot_api_dot_taskset_dot_v1_dot_service__pb2.DeployEnvironmentResponse.SerializeToString,
             ),
             'SubmitRun': grpc.unary_unary_rpc_method_handler(
                     servicer.SubmitRun,
@@ -383,6 +401,33 @@ class TasksetService:
             '/upcycle.api.taskset.v1.TasksetService/DeleteTaskset',
             upcycle_dot_api_dot_taskset_dot_v1_dot_service__pb2.DeleteTasksetRequest.SerializeToString,
             upcycle_dot_api_dot_taskset_dot_v1_dot_service__pb2.DeleteTasksetResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def DeployEnvironment(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/upcycle.api.taskset.v1.TasksetService/DeployEnvironment',
+            upcycle_dot_api_dot_taskset_dot_v1_dot_service__pb2.DeployEnvironmentRequest.SerializeToString,
+            upcycle_dot_api_dot_taskset_dot_v1_dot_service__pb2.DeployEnvironmentResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -40,6 +40,10 @@ class TasksetServiceStub:
     """FAILED_PRECONDITION, with what refers to it by name, while a run, a gate or a checkpoint does. Which side a task is on
     outlives it: what was held out stays held out.
     """
+    DeployEnvironment: _grpc.UnaryUnaryMultiCallable[_service_pb2.DeployEnvironmentRequest, _service_pb2.DeployEnvironmentResponse]
+    """Keeps the source of an environment by its digest, once it was loaded here; tasksets then refer to it. Needs the operator's key
+    as metadata `authorization: Bearer <key>`, else UNAUTHENTICATED.
+    """
     SubmitRun: _grpc.UnaryUnaryMultiCallable[_service_pb2.SubmitRunRequest, _service_pb2.SubmitRunResponse]
     GetRun: _grpc.UnaryUnaryMultiCallable[_service_pb2.GetRunRequest, _service_pb2.GetRunResponse]
     ListRuns: _grpc.UnaryUnaryMultiCallable[_service_pb2.ListRunsRequest, _service_pb2.ListRunsResponse]
@@ -65,6 +69,10 @@ class TasksetServiceAsyncStub(TasksetServiceStub):
     DeleteTaskset: _aio.UnaryUnaryMultiCallable[_service_pb2.DeleteTasksetRequest, _service_pb2.DeleteTasksetResponse]  # type: ignore[assignment]
     """FAILED_PRECONDITION, with what refers to it by name, while a run, a gate or a checkpoint does. Which side a task is on
     outlives it: what was held out stays held out.
+    """
+    DeployEnvironment: _aio.UnaryUnaryMultiCallable[_service_pb2.DeployEnvironmentRequest, _service_pb2.DeployEnvironmentResponse]  # type: ignore[assignment]
+    """Keeps the source of an environment by its digest, once it was loaded here; tasksets then refer to it. Needs the operator's key
+    as metadata `authorization: Bearer <key>`, else UNAUTHENTICATED.
     """
     SubmitRun: _aio.UnaryUnaryMultiCallable[_service_pb2.SubmitRunRequest, _service_pb2.SubmitRunResponse]  # type: ignore[assignment]
     GetRun: _aio.UnaryUnaryMultiCallable[_service_pb2.GetRunRequest, _service_pb2.GetRunResponse]  # type: ignore[assignment]
@@ -112,6 +120,16 @@ class TasksetServiceServicer(metaclass=_abc_1.ABCMeta):
     ) -> _typing.Union[_service_pb2.DeleteTasksetResponse, _abc.Awaitable[_service_pb2.DeleteTasksetResponse]]:
         """FAILED_PRECONDITION, with what refers to it by name, while a run, a gate or a checkpoint does. Which side a task is on
         outlives it: what was held out stays held out.
+        """
+
+    @_abc_1.abstractmethod
+    def DeployEnvironment(
+        self,
+        request: _service_pb2.DeployEnvironmentRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_service_pb2.DeployEnvironmentResponse, _abc.Awaitable[_service_pb2.DeployEnvironmentResponse]]:
+        """Keeps the source of an environment by its digest, once it was loaded here; tasksets then refer to it. Needs the operator's key
+        as metadata `authorization: Bearer <key>`, else UNAUTHENTICATED.
         """
 
     @_abc_1.abstractmethod

@@ -114,7 +114,9 @@ class PythonSource(_message.Message):
     PATH_FIELD_NUMBER: _builtins.int
     ATTRIBUTE_FIELD_NUMBER: _builtins.int
     path: _builtins.str
-    """file that defines the Environment; must lie under an allowed root of the runner"""
+    """File that defines the Environment, which must lie under an allowed root of the runner; or deployed:<source digest>, a source
+    that DeployEnvironment keeps.
+    """
     attribute: _builtins.str
     """name of the Environment object in it; empty: the only one"""
     def __init__(

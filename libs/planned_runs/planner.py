@@ -1,4 +1,4 @@
-"""Asks the planner about runs: whether one ended, and of which model it is."""
+"""Asks the planner about runs: whether one ended, of which model it is, and which of a model are not over."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from grpc_edge import Peer
 from upcycle.api.taskset.v1 import service_pb2, taskset_pb2
 from upcycle.api.taskset.v1.service_pb2_grpc import TasksetServiceStub
 from upcycle.rpc import RemoteNotFound, peer_errors
+from upcycle.run_client import is_over
 
 if TYPE_CHECKING:  # only the stubs know the asynchronous classes
     from upcycle.api.taskset.v1.service_pb2_grpc import TasksetServiceAsyncStub
@@ -18,7 +19,7 @@ _ASK_S: Final = 10.0
 class PlannedRuns:
     """Runs as the planner has them."""
 
-    IDEMPOTENT = ("GetRun",)
+    IDEMPOTENT = ("GetRun", "ListRuns")
 
     def __init__(self, tasksets: Peer) -> None:
         self._stub: TasksetServiceAsyncStub = TasksetServiceStub(tasksets.channel)
@@ -34,6 +35,13 @@ class PlannedRuns:
         except RemoteNotFound:
             return None
         return reply.run
+
+    async def open_runs(self, model: str) -> list[taskset_pb2.Run]:
+        """Runs of a model that are not over, oldest first. Raises Unavailable."""
+        with peer_errors(f"the planner, about runs of {model}, at {self._address}"):
+            request = service_pb2.ListRunsRequest(model=model, unfinished=True)
+            reply = await self._stub.ListRuns(request, timeout=_ASK_S)
+        return [run for run in reply.runs if not is_over(run)]
 
     async def model_of(self, run_id: str) -> str | None:
         """The model that a run trains; None for a run that the planner does not know. Raises Unavailable."""

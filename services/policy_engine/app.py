@@ -15,7 +15,7 @@ from policy_engine.adapters.policy_store import PolicyDownloads
 from policy_engine.adapters.versions import IDEMPOTENT, ChannelVersions
 from policy_engine.domain import PinRequests
 from policy_engine.handlers import supervisor_router
-from policy_engine.loops import LeaseLoop, LostEnds
+from policy_engine.loops import LeaseLoop, PlannedPins
 from policy_engine.ports import EngineHost
 from policy_engine.settings import PolicyEngineSettings
 from policy_engine.telemetry import SupervisorTelemetry
@@ -65,8 +65,9 @@ def build_app(settings: PolicyEngineSettings) -> Service:
     service.add(Worker("engine", supervisor.run, ready=supervisor.ready))
     if settings.peers.tasksets:
         tasksets = Peer("tasksets", settings.peers.tasksets, idempotent=PlannedRuns.IDEMPOTENT)
-        ends = LostEnds(requests, PlannedRuns(service.add(tasksets)), supervisor.look_now)
-        service.add(Worker("ends of runs", ends.run))
+        planned = PlannedRuns(service.add(tasksets))
+        planned_pins = PlannedPins(settings.model, requests, planned, supervisor.look_now)
+        service.add(Worker("pins of runs", planned_pins.run))
     return service
 
 

@@ -54,7 +54,7 @@ def _follow_pins(router: EventRouter, model: str, pins: PinRequests, look_now: C
     @runs(RunSubmitted)
     async def on_run_submitted(event: RunSubmitted, _: Delivery[Any]) -> None:
         """An evaluation may pin a version."""
-        if (version := wire.pinned_by(event)) is not None:
+        if (version := wire.pinned_by(event.spec)) is not None:
             pins.pin(event.run_id, version)
             look_now()
 

@@ -1,4 +1,4 @@
-"""The loops beside the supervisor: the lease of the engine, and the ends of runs that the stream lost."""
+"""The loops beside the supervisor: the lease of the engine, and pins of runs as the planner has them."""
 
 import asyncio
 import contextlib
@@ -6,6 +6,7 @@ import logging
 from collections.abc import Callable
 
 from planned_runs import LOOK_S, EndsSeenTwice, PlannedRuns
+from policy_engine import wire
 from policy_engine.domain import LeaseFacts, PinRequests
 from policy_engine.ports import Announcer
 from service_kit.loops import until_stopped
@@ -59,14 +60,19 @@ class LeaseLoop:
         return None
 
 
-class LostEnds:
-    """Drops the pins of runs that the planner ended and whose `run.finished` does not arrive: the stream may
-    have lost it, and an engine of channel `candidate` would serve no other version. A pin is dropped at the
-    second look in a row at which its run is over."""
+class PlannedPins:
+    """Keeps the pins as the planner has the runs: the stream may have lost a `run.submitted`, and no engine
+    would load what the evaluation waits for, or a `run.finished`, and an engine of channel `candidate` would
+    serve no other version. A run that is not over is pinned at once; a pin is dropped at the second look in a
+    row at which its run is over."""
 
-    def __init__(self, pins: PinRequests, planner: PlannedRuns, look_now: Callable[[], None]) -> None:
+    def __init__(
+        self, model: str, pins: PinRequests, planner: PlannedRuns, look_now: Callable[[], None]
+    ) -> None:
         """look_now: wakes the supervisor."""
+        self._model = model
         self._pins = pins
+        self._planner = planner
         self._ends = EndsSeenTwice(planner)
         self._look_now = look_now
 
@@ -75,9 +81,19 @@ class LostEnds:
         await until_stopped(stop, self.look, every_s=LOOK_S, waiting="planner_not_asked_about_runs")
 
     async def look(self) -> None:
-        """Ask about every run whose pin is kept. Raises Unavailable once the answers are followed."""
+        """Ask about every run whose pin is kept, and which are open. Raises Unavailable once the answers are
+        followed."""
         for run in await self._ends.look(self._pins.runs):
             log.warning("pin_of_ended_run", extra={"run_id": run.run_id})
             self._pins.unpin(run.run_id)
             self._look_now()
+        await self._pin_open_runs()
         self._ends.check_answered()
+
+    async def _pin_open_runs(self) -> None:
+        for run in await self._planner.open_runs(self._model):
+            version = wire.pinned_by(run.spec)
+            if version is not None and run.run_id not in self._pins.runs:
+                log.info("pin_of_open_run", extra={"run_id": run.run_id, "version": version})
+                self._pins.pin(run.run_id, version)
+                self._look_now()

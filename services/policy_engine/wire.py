@@ -11,7 +11,7 @@ from episodes.identity import CHANNEL_NUMBERS
 from policy_engine.domain import CanaryRow, EngineTarget, LeaseFacts, Reloaded, ServedPolicy, VersionRefused
 from upcycle.api.common.v1 import common_pb2
 from upcycle.api.registry.v1 import events_pb2, registry_pb2
-from upcycle.api.taskset.v1.events_pb2 import RunSubmitted
+from upcycle.api.taskset.v1.taskset_pb2 import RunSpec
 from upcycle.api.training.v1.events_pb2 import PolicyPublished
 from upcycle.api.training.v1.training_pb2 import PolicyManifest
 from upcycle.moments import moment_of, timestamp
@@ -52,9 +52,8 @@ def canary_of(manifest: PolicyManifest) -> tuple[CanaryRow, ...]:
     return tuple(CanaryRow(tuple(row.token_ids), tuple(row.logprobs)) for row in manifest.canary)
 
 
-def pinned_by(event: RunSubmitted) -> int | None:
+def pinned_by(spec: RunSpec) -> int | None:
     """The version that an evaluation run pins, None for every other run."""
-    spec = event.spec
     if spec.purpose != common_pb2.PURPOSE_EVAL or spec.policy.WhichOneof("at") != "pinned_version":
         return None
     return spec.policy.pinned_version

@@ -27,7 +27,7 @@ from policy_engine.adapters.policy_store import PolicyDownloads
 from policy_engine.adapters.versions import ChannelVersions
 from policy_engine.domain import PinRequests, Policy
 from policy_engine.handlers import supervisor_router
-from policy_engine.loops import LeaseLoop, LostEnds
+from policy_engine.loops import LeaseLoop, PlannedPins
 from policy_engine.telemetry import SupervisorTelemetry
 from policy_engine.usecases.pins import PinDeps, PinnedPolicies
 from policy_engine.usecases.reload import ReloadProtocol
@@ -171,7 +171,8 @@ async def engine(given: Infrastructure, process: SimulatedProcess) -> None:
     await bus.start()
     forever(leases.run)
     forever(supervisor.run)
-    forever(LostEnds(requests, PlannedRuns(given.peer(PLANNER)), supervisor.look_now).run)
+    planned = PlannedRuns(given.peer(PLANNER))
+    forever(PlannedPins(model, requests, planned, supervisor.look_now).run)
 
 
 class SimulatedLeasedEngines(LeasedEngines):

@@ -1,4 +1,4 @@
-"""A planner that answers GetRun over gRPC, and what asks it."""
+"""A planner that answers GetRun and ListRuns over gRPC, and what asks it."""
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -24,6 +24,7 @@ class Planner(TasksetServiceServicer):
     def __init__(self, model: str, states: dict[str, Any]) -> None:
         self.model, self.states = model, states
         self.asked: list[str] = []
+        self.listed: list[taskset_pb2.Run] = []
 
     async def GetRun(self, request: Any, context: Any) -> service_pb2.GetRunResponse:
         self.asked.append(request.run_id)
@@ -34,6 +35,11 @@ class Planner(TasksetServiceServicer):
         run = taskset_pb2.Run(run_id=request.run_id, state=self.states[request.run_id])
         run.spec.policy.model = self.model
         return service_pb2.GetRunResponse(run=run)
+
+    async def ListRuns(self, request: Any, context: Any) -> service_pb2.ListRunsResponse:
+        """As one of before the field `unfinished`: also runs that are over."""
+        of_model = [run for run in self.listed if run.spec.policy.model == request.model]
+        return service_pb2.ListRunsResponse(runs=of_model)
 
 
 def planner_of(model: str, states: dict[str, Any]) -> Planner:

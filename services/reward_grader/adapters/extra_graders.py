@@ -4,10 +4,13 @@ import asyncio
 import importlib
 import inspect
 from collections.abc import Awaitable, Callable
-from typing import Any
+from typing import Any, Final
 
 from reward_grader.domain import ExtraGrader, GraderTranscript
 from upcycle.graders import Grader, Rubric
+from upcycle.shell_grader import IN_THE_SCENARIO, commands_refused, runs_commands
+
+_NO_COMMANDS: Final = "this is the grader's process, which has the platform's keys and no isolation"
 
 
 class ExtraGraderInvalid(ValueError):
@@ -28,8 +31,23 @@ def load_grader(path: str, weight: float, name: str) -> ExtraGrader:
             f"REWARD_GRADER_EXTRA_GRADERS: {path!r} is of type {type(function).__name__}, no function"
         )
     if isinstance(function, Grader | Rubric):
+        if command := runs_commands(function.graders if isinstance(function, Rubric) else (function,)):
+            raise ExtraGraderInvalid(
+                f"REWARD_GRADER_EXTRA_GRADERS: {path!r} holds {command!r}, a BashGrader: {_NO_COMMANDS}; "
+                f"{IN_THE_SCENARIO}"
+            )
         function = _of_sdk(function)
-    return ExtraGrader(name or attribute, weight, _as_async(function))
+    return ExtraGrader(name or attribute, weight, _without_commands(_as_async(function)))
+
+
+def _without_commands(
+    function: Callable[[GraderTranscript], Awaitable[float]],
+) -> Callable[[GraderTranscript], Awaitable[float]]:
+    async def graded(transcript: GraderTranscript) -> float:
+        with commands_refused(_NO_COMMANDS):
+            return await function(transcript)
+
+    return graded
 
 
 def _of_sdk(graders: Grader | Rubric) -> Callable[[GraderTranscript], float]:

@@ -2,6 +2,8 @@
 
 import asyncio
 import sys
+from contextlib import suppress
+from pathlib import Path
 
 import pytest
 from tests.services.reward_grader.conftest import Testbed, tree
@@ -10,7 +12,8 @@ from reward_grader.adapters.extra_graders import ExtraGraderInvalid, load_grader
 from reward_grader.domain import GraderTranscript
 from reward_grader.settings import ExtraGraderSettings
 from upcycle.api.environment.v1.service_pb2 import GradeResponse
-from upcycle.graders import Rubric, grader
+from upcycle.errors import DefinitionError
+from upcycle.graders import BashGrader, Rubric, grader
 
 HERE = "tests.services.reward_grader.test_extra_graders"
 
@@ -44,6 +47,17 @@ def silly(_: GraderTranscript) -> float:
 RUBRIC = Rubric([grader(lambda answer: len(answer.trajectory.tool_calls) == 1, name="one_call")])
 SILENT = grader(lambda answer: not answer)
 BROKEN = grader(lambda answer: 1 / 0)
+
+
+COMMAND = BashGrader("true")
+WEIGHED = COMMAND.weighing(0.5, name="suite")
+COMMANDS = Rubric([RUBRIC.graders[0], WEIGHED])
+HIDDEN = BashGrader("touch ran; true").shadow()
+"""No look at it tells that it runs a command."""
+
+
+def calls_a_command(_: GraderTranscript) -> float:
+    return BashGrader("touch ran; true")("x").value
 
 
 def extra(name: str, weight: float = 1.0) -> ExtraGraderSettings:
@@ -95,6 +109,26 @@ def test_an_extra_grader_that_does_not_exist_stops_the_start() -> None:
     for path in ("nowhere.at_all:grade", f"{HERE}:nothing", f"{HERE}:HERE"):
         with pytest.raises(ExtraGraderInvalid, match="REWARD_GRADER_EXTRA_GRADERS"):
             load_grader(path, 1.0, "")
+
+
+def test_a_command_is_no_extra_grader() -> None:
+    for name in ("COMMAND", "WEIGHED", "COMMANDS"):
+        with pytest.raises(
+            ExtraGraderInvalid, match=f"{name}.*a BashGrader: this is the grader's process.*scenario"
+        ):
+            load_grader(f"{HERE}:{name}", 1.0, "")
+
+
+@pytest.mark.parametrize("name", ["calls_a_command", "HIDDEN"])
+async def test_no_function_of_an_operator_runs_a_command_in_the_graders_process(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    loaded = load_grader(f"{HERE}:{name}", 1.0, "")
+    transcript = GraderTranscript("traj-1", "task-1", "x", ())
+    with suppress(DefinitionError):
+        assert await loaded.score(transcript) == 0.0
+    assert not (tmp_path / "ran").exists()
 
 
 @pytest.mark.parametrize("stored", [b"garbage", b""])

@@ -15,7 +15,7 @@ from environment_client.types import JudgeAnswer, JudgeAsked, Lease, OpenedEnvir
 from episodes import EpisodeBroken, EpisodeFailure
 from upcycle.api.environment.v1 import service_pb2
 from upcycle.api.environment.v1.service_pb2_grpc import EnvironmentServiceStub
-from upcycle.api.trajectory.v1.trajectory_pb2 import ToolCall, ToolResult
+from upcycle.api.trajectory.v1.trajectory_pb2 import StateSnapshot, ToolCall, ToolResult
 from upcycle.retrying import retry
 from upcycle.rpc import connect
 
@@ -85,6 +85,16 @@ class EnvironmentClient:
         except ReplicaUnreachable as error:
             detail = f"{lease.address} is unreachable: {error}"
             raise EpisodeBroken(EpisodeFailure.ENVIRONMENT_LOST, detail) from error
+
+    async def last_state(self, lease: Lease) -> StateSnapshot:
+        """The environment's state before the grade. Never raises: what failed is its note, and no episode
+        fails by it."""
+        request = service_pb2.ReadLastStateRequest(lease_id=lease.lease_id)
+        try:
+            response = await self._stub(lease.address).ReadLastState(request, timeout=self._timeouts.close_s)
+        except grpc.aio.AioRpcError as error:
+            return StateSnapshot(note=f"it could not be read: {error.code().name}: {error.details()}")
+        return response.state
 
     async def grade(self, lease: Lease, body: BlobRef) -> service_pb2.GradeResponse:
         """The environment's own reward for the stored trajectory, the same each time it is asked.
@@ -156,6 +166,7 @@ class EnvironmentClient:
             content=response.content,
             is_error=response.is_error,
             duration_s=response.duration_s,
+            state=response.state if response.HasField("state") else None,
         )
 
     def _stub(self, address: str) -> "EnvironmentServiceAsyncStub":

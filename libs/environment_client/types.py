@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-from upcycle.api.trajectory.v1.trajectory_pb2 import Message
+from upcycle.api.trajectory.v1.trajectory_pb2 import Message, StateSnapshot
 from upcycle.judge_calls import JudgeQuestion, JudgeReply
 
 
@@ -32,6 +32,8 @@ class OpenedEnvironment:
     """Of the code that answers and judges; "" where it is not known."""
     tool_limits: Mapping[str, float] = field(default_factory=dict)
     """Seconds that a call may take, of the tools that say so themselves."""
+    first_state: StateSnapshot | None = None
+    """Of the environment at the prompt; None where it declares none."""
 
 
 @dataclass(frozen=True, slots=True)

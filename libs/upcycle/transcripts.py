@@ -26,9 +26,11 @@ class Turn:
 
 @dataclass(frozen=True, slots=True)
 class Transcript:
-    """Everything the agent did between the two yields, oldest first."""
+    """Everything the agent did between the two yields, oldest first. states: what `@env.state()` returned at
+    the prompt, after each tool call and before the grade; None for one that was left out."""
 
     turns: tuple[Turn, ...] = ()
+    states: tuple[Any, ...] = ()
 
     @property
     def tool_calls(self) -> tuple[ToolUse, ...]:

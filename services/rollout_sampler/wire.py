@@ -89,6 +89,7 @@ def new_body(
         lease_id=environment.lease.lease_id,
         environment_address=environment.lease.address,
         source_digest=environment.source_digest,
+        first_state=environment.first_state,
     )
 
 

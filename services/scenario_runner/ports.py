@@ -16,6 +16,7 @@ from scenario_runner.domain.environments import (
 from upcycle.environment.channel.client import AskJudge
 from upcycle.environment.tools import ToolSpec
 from upcycle.run_config import PolicyChoice
+from upcycle.states import StateEntry
 
 
 class LiveEnvironment(Protocol):
@@ -32,6 +33,13 @@ class LiveEnvironment(Protocol):
     @property
     def tools(self) -> tuple[ToolSpec, ...]:
         """What the policy may call."""
+
+    @property
+    def first_state(self) -> StateEntry | None:
+        """Of the environment at the prompt; None where it declares none."""
+
+    async def last_state(self) -> StateEntry:
+        """The same before the grade. Never raises: what failed is its note."""
 
     async def call_tool(
         self, name: str, arguments: Mapping[str, Any], *, limit_s: float | None = None

@@ -28,6 +28,7 @@ from scenario_runner.domain.environments import (
 from upcycle.api.trajectory.v1 import trajectory_pb2
 from upcycle.environment.tools import ToolSpec
 from upcycle.retrying import retry
+from upcycle.states import StateEntry
 
 TOKEN: Final = 7
 _SAMPLING: Final = SamplingParams(2)
@@ -60,6 +61,7 @@ class StubEnvironment:
     prompt: tuple[Mapping[str, str], ...] = ({"role": "user", "content": "?", "name": ""},)
     tools: tuple[ToolSpec, ...] = ()
     source_digest = ""
+    first_state = None
 
     def __init__(self, episode: EpisodeToPlay, rules: "Luck") -> None:
         self._episode = episode
@@ -69,6 +71,9 @@ class StubEnvironment:
         self, name: str, arguments: Mapping[str, Any], *, limit_s: float | None = None
     ) -> ToolOutcome:
         raise EpisodeFault(EpisodeFailure.SCENARIO_ERROR, f"there is no tool {name}")
+
+    async def last_state(self) -> StateEntry:
+        raise AssertionError("this environment declares no state")
 
     async def grade(self, answer: str, transcript: Mapping[str, Any], judge: object = None) -> Grade:
         self._rules.maybe_break(

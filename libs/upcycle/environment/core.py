@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
+from upcycle.environment.schema import call_schema
 from upcycle.environment.tools import FunctionTool, Tool, ToolResult, no_result_within
 from upcycle.errors import (
     ArgumentsInvalid,
@@ -17,6 +18,7 @@ from upcycle.errors import (
     UpcycleError,
 )
 from upcycle.scenario import Scenario, ScenarioFunction, declare_scenario
+from upcycle.states import StateLog
 from upcycle.task_rows import EnvironmentRef, Task
 
 if TYPE_CHECKING:
@@ -93,6 +95,7 @@ class Environment:
         self.scenarios: dict[str, Scenario] = {}
         self.bindings: dict[str, Binding] = {}
         self._tools: dict[str, Tool] = {}
+        self._state: Callable[[], Any] | None = None
         self._mcp_config: dict[str, Mapping[str, Any]] = {}
         self._mcp: McpTools | None = None
 
@@ -130,6 +133,31 @@ class Environment:
     def template(self, name: str | None = None) -> Callable[[ScenarioFunction], Scenario]:
         """The same as `scenario`, under the name other SDKs use."""
         return self.scenario(name)
+
+    def state(self) -> Callable[[F], F]:
+        """Register a function, plain or async, that returns the environment's state as a small JSON value.
+
+        It is called at the prompt, after each tool call and before the grade; the trajectory keeps what it
+        returned, and a scenario reads it as `answer.trajectory.states`. No agent sees it.
+        Raises DefinitionError for a second one, and for one that takes arguments.
+        """
+
+        def register(function: F) -> F:
+            label = getattr(function, "__name__", "state")
+            if self._state is not None:
+                raise DefinitionError(f"environment {self.name!r} has two functions for @env.state()")
+            if call_schema(function).annotations:
+                raise DefinitionError(
+                    f"@env.state(): {label} takes arguments", "write def state() -> dict: ..."
+                )
+            self._state = function
+            return function
+
+        return register
+
+    def new_states(self) -> StateLog | None:
+        """The log of an episode's states; None where no function is declared."""
+        return None if self._state is None else StateLog(self._state)
 
     def bind(self, name: str, protocol: str, url: str, **params: Any) -> None:
         """Offer a server of this environment, at scheme://host:port/path, through `tunnel.open`."""

@@ -9,6 +9,7 @@ from typing import Any, Final, Protocol
 
 from upcycle.environment.schema import CallSchema, call_schema
 from upcycle.errors import DefinitionError, ToolFailed
+from upcycle.states import StateEntry
 
 MAX_TOOL_S: Final = 86_400.0
 """The longest that a tool may ask for: no episode lasts longer."""
@@ -16,11 +17,13 @@ MAX_TOOL_S: Final = 86_400.0
 
 @dataclass(frozen=True, slots=True)
 class ToolResult:
-    """What the agent reads. is_error: the tool refused or raised, and text says why."""
+    """What the agent reads. is_error: the tool refused or raised, and text says why. state: of its
+    environment after the call, where that declares one; no agent reads it."""
 
     text: str
     is_error: bool = False
     truncated: bool = False
+    state: StateEntry | None = None
 
 
 @dataclass(frozen=True, slots=True)

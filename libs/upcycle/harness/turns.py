@@ -1,7 +1,7 @@
 """The turn loop: the policy takes a turn, its tool calls run in their order, it reads what came of them."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import Any, Protocol
 
@@ -33,11 +33,13 @@ class TurnLimits:
 @dataclass(frozen=True, slots=True)
 class ToolOutcome:
     """What a policy reads of one tool call. is_error: the tool refused or raised. duration_s: as its
-    environment measured it."""
+    environment measured it. state: of the environment after the call, as the driver has it; no policy reads
+    it."""
 
     content: str
     is_error: bool = False
     duration_s: float = 0.0
+    state: Any = None
 
 
 @dataclass(slots=True)
@@ -110,7 +112,7 @@ async def _run_calls(driver: TurnDriver, turn: TakenTurn, limits: TurnLimits) ->
         if position < limits.max_tool_calls_per_turn:
             ran = await driver.run_call(position, call)
             content = clip_text(ran.content, limits.max_tool_result_chars)
-            outcome = ToolOutcome(content, ran.is_error, ran.duration_s)
+            outcome = replace(ran, content=content)
         else:
             refusal = f"refused: more than {limits.max_tool_calls_per_turn} tool calls in one turn"
             outcome = ToolOutcome(refusal, is_error=True)

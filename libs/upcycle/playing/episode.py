@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import Any, Final, TypeVar
 
 from upcycle.environment.channel import ChannelClosed, ChannelError, ControlChannel
@@ -12,6 +12,7 @@ from upcycle.harness import Ending, TakenTurn, ToolCall, ToolOutcome, TurnLimits
 from upcycle.harness.chat import ChatDriver, ChatPlayer, EpisodeWatcher, TokenBudgets
 from upcycle.playing.errors import PlayRefused
 from upcycle.rewards import EvaluationResult, evaluation_result, foreign_result
+from upcycle.states import ReadState, StateEntry, read_states
 from upcycle.task_rows import Task
 from upcycle.transcripts import ToolUse, Transcript, Turn
 
@@ -67,6 +68,15 @@ class PlayedEpisode:
     result: EvaluationResult | None = None
     failure: PlayFailure | None = None
     seconds: float = 0.0
+    first_state: StateEntry | None = None
+    last_state: StateEntry | None = None
+
+    @property
+    def states(self) -> list[ReadState]:
+        """Of the environment: at the prompt, after each call, before the grade; none where it declares
+        none."""
+        after = [outcome.state for turn in self.turns for outcome in turn.outcomes]
+        return read_states(one for one in (self.first_state, *after, self.last_state) if one is not None)
 
     @property
     def transcript(self) -> Transcript:
@@ -88,6 +98,7 @@ class PlayedEpisode:
             "subscores": [one.to_json() for one in result.subscores] if result else [],
             "info": dict(result.info) if result else {},
             "failure": self.failure.to_json() if self.failure else None,
+            "states": [asdict(state) for state in self.states],
             "seconds": round(self.seconds, 3),
         }
 
@@ -145,6 +156,7 @@ class _EpisodePlay:
         episode, limits, task = self._episode, self._limits, self._episode.task
         start = self._channel.start(task.scenario, task.args, timeout_s=limits.start_s)
         episode.prompt = _messages(await self._guarded("prompt", start))
+        episode.first_state = self._channel.first_state
         episode.tools = [_spec(one.to_json()) for one in await self._tools()]
         watcher.on_opened(episode)
         driver = ChatDriver(
@@ -152,6 +164,7 @@ class _EpisodePlay:
         )
         episode.messages, episode.turns = driver.messages, driver.turns
         episode.ending = await play_turns(driver, limits.turns)
+        episode.last_state = await self._guarded("state", self._channel.last_state(timeout_s=limits.tool_s))
         transcript = episode.transcript.to_json()
         grade = self._channel.grade(
             episode.ending.answer, transcript, timeout_s=limits.grade_s, judge=self._judge
@@ -198,7 +211,7 @@ class _EpisodePlay:
             if not isinstance(cause, ChannelError) or cause.error_kind == InfrastructureError.kind:
                 raise
             return ToolOutcome(str(cause), is_error=True)  # an unknown tool: the player reads it and goes on
-        return ToolOutcome(result.text, result.is_error, time.monotonic() - started_s)
+        return ToolOutcome(result.text, result.is_error, time.monotonic() - started_s, result.state)
 
     async def _guarded(self, during: str, call: Awaitable[T]) -> T:
         try:

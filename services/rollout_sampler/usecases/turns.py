@@ -103,6 +103,8 @@ class EpisodePlayer:
             self._task.sampling.max_turns, limits.max_tool_calls_per_turn, limits.max_tool_result_chars
         )
         ending = await play_turns(self, turns)
+        if body.HasField("first_state"):
+            body.last_state.CopyFrom(await self._environments.last_state(self._environment.lease))
         body.stop_reason, body.answer = _STOP_REASONS[ending.stop_reason], ending.answer
 
     async def begin(self) -> None:
@@ -150,6 +152,7 @@ class EpisodePlayer:
             content=outcome.content,
             is_error=outcome.is_error,
             duration_s=outcome.duration_s,
+            state=outcome.state,
         )
         self.tools_s += outcome.duration_s
 
@@ -236,7 +239,8 @@ class EpisodePlayer:
             )
             if result.is_error:
                 span.set_attribute("error.type", "tool_error")
-        return ToolOutcome(result.content, result.is_error, result.duration_s)
+        state = result.state if result.HasField("state") else None
+        return ToolOutcome(result.content, result.is_error, result.duration_s, state)
 
     def _tool_limit_s(self) -> float | None:
         """The time that is left for a call, where one that takes all of it makes the episode mostly tools.

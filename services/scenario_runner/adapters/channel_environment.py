@@ -21,11 +21,12 @@ from scenario_runner.domain.environments import (
     ToolOutcome,
 )
 from upcycle.environment.channel import ChannelClosed, ChannelError, ControlChannel
-from upcycle.environment.channel.client import AskJudge, ChannelTimeout
+from upcycle.environment.channel.client import WEDGED_MARGIN_S, AskJudge, ChannelTimeout
 from upcycle.environment.channel.frames import understood
 from upcycle.environment.tools import ToolResult, ToolSpec
 from upcycle.errors import InfrastructureError, RewardInvalid
 from upcycle.rewards import evaluation_result, foreign_result
+from upcycle.states import STATE_S, StateEntry
 
 T = TypeVar("T")
 
@@ -90,6 +91,20 @@ class ChannelEnvironment:
         listed = await self._guarded("tools", self._channel.list_tools(timeout_s=self._timeouts.start_s))
         self.tools = tuple(listed)
 
+    @property
+    def first_state(self) -> StateEntry | None:
+        """Of the environment at the prompt; None where it declares none."""
+        return self._channel.first_state
+
+    async def last_state(self) -> StateEntry:
+        """The same before the grade. Never raises: what failed is its note."""
+        limit_s = STATE_S + WEDGED_MARGIN_S
+        try:
+            state = await self._guarded("state", self._channel.last_state(timeout_s=limit_s))
+        except EpisodeError as error:
+            return StateEntry(note=f"it could not be read: {error}")
+        return state or StateEntry(note="the environment declares no state")
+
     async def call_tool(
         self, name: str, arguments: Mapping[str, Any], *, limit_s: float | None = None
     ) -> ToolOutcome:
@@ -101,7 +116,8 @@ class ChannelEnvironment:
         except EpisodeError as error:
             raise self._blamed(error, is_idle=died_before) from error
         self._was_called = True
-        return ToolOutcome(result.text, result.is_error, result.truncated, time.monotonic() - started)
+        duration_s = time.monotonic() - started
+        return ToolOutcome(result.text, result.is_error, result.truncated, duration_s, result.state)
 
     async def grade(self, answer: str, transcript: Mapping[str, Any], judge: AskJudge | None = None) -> Grade:
         """judge: asks what the scenario's judges ask; its time is not the environment's. Raises EpisodeFault,

@@ -8,6 +8,7 @@ from typing import Any
 from episodes import EpisodeFailure
 from upcycle.environment.tools import ToolSpec
 from upcycle.judge_calls import JudgeQuestion, JudgeReply
+from upcycle.states import StateEntry
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,12 +150,14 @@ class EpisodeToPlay:
 
 @dataclass(frozen=True, slots=True)
 class ToolOutcome:
-    """A tool's result as the policy reads it. duration_s: seconds inside the environment."""
+    """A tool's result as the policy reads it. duration_s: seconds inside the environment. state: of the
+    environment after the call; None where it declares none."""
 
     content: str
     is_error: bool
     truncated: bool
     duration_s: float
+    state: StateEntry | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -205,10 +208,11 @@ Message = Mapping[str, str]
 @dataclass(frozen=True, slots=True)
 class Opened:
     """A lease: who holds lease_id may call tools and grade until expires_at. source_digest: of the code that
-    runs; "" where it is not known."""
+    runs; "" where it is not known. first_state: at the prompt; None where the environment declares none."""
 
     lease_id: str
     prompt: tuple[Message, ...]
     tools: tuple[ToolSpec, ...]
     expires_at: datetime
     source_digest: str = ""
+    first_state: StateEntry | None = None

@@ -8,7 +8,13 @@ import grpc.aio
 from blob_store import ref as blob_ref
 from scenario_runner import telemetry
 from scenario_runner.usecases.leases import Leases
-from scenario_runner.wire.environments import answer_from_wire, grade_to_wire, judged_to_wire, opened_to_wire
+from scenario_runner.wire.environments import (
+    answer_from_wire,
+    grade_to_wire,
+    judged_to_wire,
+    opened_to_wire,
+    state_to_wire,
+)
 from upcycle.api.environment.v1 import service_pb2 as pb
 from upcycle.api.environment.v1.service_pb2_grpc import EnvironmentServiceServicer
 
@@ -42,7 +48,15 @@ class EnvironmentServicer(EnvironmentServiceServicer):
                 is_error=outcome.is_error,
                 truncated=outcome.truncated,
                 duration_s=outcome.duration_s,
+                state=state_to_wire(outcome.state),
             )
+
+    async def ReadLastState(
+        self, request: pb.ReadLastStateRequest, context: Context
+    ) -> pb.ReadLastStateResponse:
+        """The state of an environment before its grade."""
+        state = await self._leases.last_state(request.lease_id)
+        return pb.ReadLastStateResponse(state=state_to_wire(state))
 
     async def Grade(self, request: pb.GradeRequest, context: Context) -> pb.GradeResponse:
         """Grade a stored trajectory, once per lease."""

@@ -38,6 +38,7 @@ from scenario_runner.domain.environments import (
 from scenario_runner.ports import EnvironmentHost, LiveEnvironment, PlannedEpisodes
 from scenario_runner.usecases.judge_questions import JudgeQuestions
 from upcycle.errors import Unavailable
+from upcycle.states import StateEntry
 
 log = logging.getLogger(__name__)
 
@@ -68,6 +69,7 @@ class _Lease:
     environment: LiveEnvironment | None
     expires_at: datetime
     calls: dict[str, "asyncio.Task[ToolOutcome]"] = field(default_factory=dict)
+    last_state: "asyncio.Task[StateEntry] | None" = None
     grading: "asyncio.Task[Grade] | None" = None
     questions: JudgeQuestions | None = None
     is_closed: bool = False
@@ -139,8 +141,8 @@ class Leases:
         self._leases[lease.lease_id] = lease
         self._opened.append(episode_id)
         await self._limit_leases_of(episode_id, lease.lease_id)
-        source = environment.source_digest
-        return Opened(lease.lease_id, environment.prompt, environment.tools, expires_at, source)
+        source, state = environment.source_digest, environment.first_state
+        return Opened(lease.lease_id, environment.prompt, environment.tools, expires_at, source, state)
 
     async def call_tool(
         self, lease_id: str, call_id: str, name: str, arguments_json: str, *, limit_s: float | None = None
@@ -158,6 +160,13 @@ class Leases:
             lease.calls[call_id] = call
         # Shielded: a caller that gives up must not undo a call that its retry will ask for again.
         return await asyncio.shield(call)
+
+    async def last_state(self, lease_id: str) -> StateEntry:
+        """The environment's state before the grade, read once. Raises UnknownLease."""
+        lease = self._known(lease_id)
+        if lease.last_state is None:
+            lease.last_state = asyncio.ensure_future(self._live(lease).last_state())
+        return await asyncio.shield(lease.last_state)
 
     async def grade(self, lease_id: str, body: BlobRef) -> Grade:
         """Grade the stored trajectory once; every later call gets the first result, or the first failure. The

@@ -18,6 +18,7 @@ from upcycle.api.trajectory.v1 import trajectory_pb2
 from upcycle.environment.tools import ToolSpec
 from upcycle.judge_calls import JudgeReply
 from upcycle.moments import timestamp
+from upcycle.states import StateEntry
 
 
 def opened_to_wire(opened: Opened, address: str) -> pb.OpenResponse:
@@ -30,7 +31,15 @@ def opened_to_wire(opened: Opened, address: str) -> pb.OpenResponse:
         expires_at=timestamp(opened.expires_at),
         limits_calls=True,
         source_digest=opened.source_digest,
+        first_state=state_to_wire(opened.first_state),
     )
+
+
+def state_to_wire(state: StateEntry | None) -> trajectory_pb2.StateSnapshot | None:
+    """None where the environment declares no state."""
+    if state is None:
+        return None
+    return trajectory_pb2.StateSnapshot(value_json=state.value, patch_json=state.patch, note=state.note)
 
 
 def grade_to_wire(grade: Grade) -> pb.GradeResponse:

@@ -164,6 +164,8 @@ class EnvironmentDouble(service_pb2_grpc.EnvironmentServiceServicer):
         self.tool_s = 0.01
         self.tool_limits: dict[str, float] = {}
         self.tool_sleeps_s = 0.0
+        self.states: list[str] = []
+        """At the prompt, after each call, before the grade; none: it declares none."""
         self.is_frozen = False
         self.open_leases: dict[str, str] = {}
         self.opened: list[str] = []
@@ -218,8 +220,22 @@ class EnvironmentDouble(service_pb2_grpc.EnvironmentServiceServicer):
         ]
         prompt = [trajectory_pb2.Message(role=self.role, content=self.question)]
         return environment_pb2.OpenResponse(
-            lease_id=lease_id, environment_address=self.address, prompt=prompt, tools=specs
+            lease_id=lease_id,
+            environment_address=self.address,
+            prompt=prompt,
+            tools=specs,
+            first_state=self._next_state(),
         )
+
+    def _next_state(self) -> trajectory_pb2.StateSnapshot | None:
+        return trajectory_pb2.StateSnapshot(value_json=self.states.pop(0)) if self.states else None
+
+    async def ReadLastState(
+        self, request: environment_pb2.ReadLastStateRequest, context: Context
+    ) -> environment_pb2.ReadLastStateResponse:
+        if self.fail_calls:
+            await self._fail(context, self.fail_calls.pop(0), "as the test wants")
+        return environment_pb2.ReadLastStateResponse(state=self._next_state())
 
     async def CallTool(
         self, request: environment_pb2.CallToolRequest, context: Context
@@ -238,7 +254,8 @@ class EnvironmentDouble(service_pb2_grpc.EnvironmentServiceServicer):
             if tool is None:
                 return environment_pb2.CallToolResponse(content=f"no tool {request.name!r}", is_error=True)
             self.results[request.call_id] = tool(arguments)
-        return environment_pb2.CallToolResponse(content=self.results[request.call_id], duration_s=self.tool_s)
+        content, state = self.results[request.call_id], self._next_state()
+        return environment_pb2.CallToolResponse(content=content, duration_s=self.tool_s, state=state)
 
     async def Grade(
         self, request: environment_pb2.GradeRequest, context: Context

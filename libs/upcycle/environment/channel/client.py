@@ -15,6 +15,7 @@ from upcycle.environment.channel.server import EXTENSION
 from upcycle.environment.tools import ToolResult, ToolSpec
 from upcycle.errors import JudgeRefused, UpcycleError
 from upcycle.judge_calls import JudgeQuestion, JudgeReply
+from upcycle.states import STATE_S, StateEntry
 
 AskJudge = Callable[[JudgeQuestion], Awaitable[JudgeReply]]
 
@@ -22,6 +23,12 @@ CONNECT_TIMEOUT_S = 10.0
 CALL_TIMEOUT_S = 60.0
 # A tool's own deadline is kept by the environment; if not even that answer comes, its process is stuck.
 WEDGED_MARGIN_S = 1.0
+
+
+def state_of(reply: Mapping[str, Any]) -> StateEntry | None:
+    """The state in a reply; raises what reading a row raises that another program wrote."""
+    row = reply.get("state")
+    return None if row is None else StateEntry.from_json(row)
 
 
 class ChannelTimeout(UpcycleError, TimeoutError):
@@ -53,6 +60,8 @@ class ControlChannel:
         self.welcome: Welcome | None = None
         self._speaks_tools = speaks_tools
         self._tool_limits: dict[str, float] = {}
+        self.first_state: StateEntry | None = None
+        """Of the task that was started last, at its prompt; None where its environment declares no state."""
 
     @property
     def is_closed(self) -> bool:
@@ -114,7 +123,16 @@ class ControlChannel:
         reply = await self.call("tasks.start", {"id": task_id, "args": dict(args)}, timeout_s=timeout_s)
         with understood("the answer to tasks.start"):
             prompt: str | list[dict[str, Any]] = reply["prompt"]
+            self.first_state = state_of(reply)
             return prompt
+
+    async def last_state(self, *, timeout_s: float = CALL_TIMEOUT_S) -> StateEntry | None:
+        """The state before the grade; None where the environment declares none."""
+        if self.first_state is None:
+            return None
+        reply = await self.call("tasks.state", {}, timeout_s=timeout_s)
+        with understood("the answer to tasks.state"):
+            return state_of(reply)
 
     async def list_tools(self, *, timeout_s: float = CALL_TIMEOUT_S) -> list[ToolSpec]:
         """The tools of an environment that speaks them."""
@@ -140,10 +158,14 @@ class ControlChannel:
         params: dict[str, Any] = {"name": name, "arguments": dict(arguments), "timeout_s": timeout_s}
         if max_bytes is not None:
             params["max_bytes"] = max_bytes
-        reply = await self.call("tools.call", params, timeout_s=timeout_s + WEDGED_MARGIN_S)
+        margin_s = WEDGED_MARGIN_S if self.first_state is None else WEDGED_MARGIN_S + STATE_S
+        reply = await self.call("tools.call", params, timeout_s=timeout_s + margin_s)
         with understood("the answer to tools.call"):
             return ToolResult(
-                str(reply["content"]), bool(reply.get("is_error", False)), bool(reply.get("truncated", False))
+                str(reply["content"]),
+                bool(reply.get("is_error", False)),
+                bool(reply.get("truncated", False)),
+                state_of(reply),
             )
 
     async def grade(

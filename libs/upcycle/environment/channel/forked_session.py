@@ -9,6 +9,7 @@ from upcycle.environment.channel.client import WEDGED_MARGIN_S, ChannelTimeout
 from upcycle.environment.channel.frames import INVALID_REQUEST, SERVER_ERROR, ChannelClosed, ChannelError
 from upcycle.environment.channel.session import PARKED_S, new_session_id
 from upcycle.errors import InfrastructureError
+from upcycle.states import STATE_S
 
 if TYPE_CHECKING:
     from upcycle.environment.session_forks import SessionForks, SessionProcess
@@ -41,6 +42,7 @@ class ForkedSession:
         self._forking = asyncio.Lock()
         self._lost = ""
         self._tool_limits: dict[str, float] | None = None
+        self._margin_s = WEDGED_MARGIN_S
 
     async def start(self, name: str, arguments: Mapping[str, Any]) -> dict[str, Any]:
         """In the process of the session, or a new one where that ended."""
@@ -48,6 +50,7 @@ class ForkedSession:
         self.is_unused, self.has_task, self._lost = False, False, ""
         reply = await self._while_busy("tasks.start", {"id": name, "args": dict(arguments)})
         self.has_task = True
+        self._margin_s = WEDGED_MARGIN_S + STATE_S if "state" in reply else WEDGED_MARGIN_S
         return reply
 
     async def grade(
@@ -84,6 +87,11 @@ class ForkedSession:
         self._tool_limits = {row["name"]: row["timeout_s"] for row in rows if row.get("timeout_s")}
         return listed
 
+    async def last_state(self) -> dict[str, Any]:
+        """In its process."""
+        self._refuse_if_busy()
+        return await self._ask("tasks.state", {}, self._limits.call_s)
+
     async def call_tool(self, params: Mapping[str, Any]) -> dict[str, Any]:
         """With the caller's deadline, and the tool's own or the session's."""
         if self.is_busy:
@@ -93,7 +101,7 @@ class ForkedSession:
         own = (self._tool_limits or {}).get(str(params.get("name")), self._limits.call_s)
         asked = params.get("timeout_s")
         limit_s = own if asked is None else min(float(asked), own)
-        return await self._ask("tools.call", {**params, "timeout_s": limit_s}, limit_s + WEDGED_MARGIN_S)
+        return await self._ask("tools.call", {**params, "timeout_s": limit_s}, limit_s + self._margin_s)
 
     async def interrupt(self) -> None:
         """What hangs in a start or grade ends with its process."""

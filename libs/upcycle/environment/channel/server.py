@@ -85,6 +85,7 @@ class Connection:
             "tasks.grade": self._tasks_grade,
             "tasks.judged": self._tasks_judged,
             "tasks.cancel": self._tasks_cancel,
+            "tasks.state": self._tasks_state,
             "tools.list": self._tools_list,
             "tools.call": self._tools_call,
             "bye": self._bye,
@@ -193,6 +194,9 @@ class Connection:
 
     async def _tasks_cancel(self, _params: Frame) -> Frame:
         return await self._current().cancel()
+
+    async def _tasks_state(self, _params: Frame) -> Frame:
+        return await self._current().last_state()
 
     async def _tools_list(self, _params: Frame) -> Frame:
         return await self._current().list_tools()

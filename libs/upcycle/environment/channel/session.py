@@ -4,6 +4,7 @@ import asyncio
 import secrets
 import traceback
 from collections.abc import Coroutine, Mapping
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from upcycle.environment.channel.frames import INVALID_PARAMS, INVALID_REQUEST, SERVER_ERROR, ChannelError
@@ -11,6 +12,7 @@ from upcycle.environment.tools import ToolResult, bounded_text, no_result_within
 from upcycle.errors import InfrastructureError, UnknownName, UpcycleError
 from upcycle.judge_calls import JUDGE_CALLS, JudgeCalls
 from upcycle.scenario import ScenarioPlay
+from upcycle.states import StateEntry, StateLog
 from upcycle.transcripts import Answer, Transcript
 
 if TYPE_CHECKING:
@@ -66,6 +68,10 @@ class Session(Protocol):
         """The result of `tools.list`."""
         ...
 
+    async def last_state(self) -> dict[str, Any]:
+        """The result of `tasks.state`: the state before the grade."""
+        ...
+
     async def call_tool(self, params: Mapping[str, Any]) -> dict[str, Any]:
         """The result of `tools.call` with these params."""
         ...
@@ -95,6 +101,8 @@ class LocalSession:
         self._running: asyncio.Task[dict[str, Any]] | None = None
         self._grading: asyncio.Task[dict[str, Any]] | None = None
         self._judges: JudgeCalls | None = None
+        self._states: StateLog | None = None
+        self._last_state: StateEntry | None = None
 
     @property
     def has_task(self) -> bool:
@@ -157,7 +165,16 @@ class LocalSession:
         except TimeoutError:
             result = ToolResult(no_result_within(name, timeout_s), is_error=True)
         text, cut = bounded_text(result.text, params.get("max_bytes"))
-        return {"content": text, "is_error": result.is_error, "truncated": cut}
+        row = {"content": text, "is_error": result.is_error, "truncated": cut}
+        self._last_state = None
+        return {**row, **_state_row(await self._states.next() if self._states is not None else None)}
+
+    async def last_state(self) -> dict[str, Any]:
+        """Read once after the last tool call."""
+        self._refuse_if_busy()
+        if self._states is not None and self._last_state is None:
+            self._last_state = await self._states.next()
+        return _state_row(self._last_state)
 
     async def close(self) -> None:
         """Drop the task."""
@@ -179,13 +196,19 @@ class LocalSession:
             play = self._environment.scenario_named(name).play(arguments)
         except UpcycleError as error:
             raise ChannelError(INVALID_PARAMS, str(error), error.kind) from error
+        states = self._environment.new_states()
         try:
             prompt = await play.start()
         except asyncio.CancelledError:
             await play.close()
             raise
-        self._play = play
-        return {"prompt": prompt}
+        try:
+            first = None if states is None else await states.first()
+        except BaseException:
+            await play.close()
+            raise
+        self._play, self._states = play, states
+        return {"prompt": prompt, **_state_row(first)}
 
     async def _grade(
         self, answer: Any, trajectory: Mapping[str, Any] | None, judges: JudgeCalls | None = None
@@ -193,7 +216,12 @@ class LocalSession:
         JUDGE_CALLS.set(judges)  # of this task alone
         play, self._play = self._play, None
         assert play is not None  # noqa: S101 - checked by grade
-        transcript = Transcript.from_json(trajectory) if trajectory else None
+        transcript = Transcript.from_json(trajectory) if trajectory else Transcript()
+        if (states := self._states) is not None:
+            if self._last_state is None:
+                await states.next()
+            self._states, self._last_state = None, None
+            transcript = replace(transcript, states=states.values)
         try:
             return (await play.grade(Answer(answer, transcript))).to_json()
         except asyncio.CancelledError:
@@ -201,7 +229,7 @@ class LocalSession:
             raise
 
     async def _drop(self) -> None:
-        play, self._play = self._play, None
+        play, self._play, self._states, self._last_state = self._play, None, None, None
         if play is not None:
             await play.close()
 
@@ -245,6 +273,10 @@ class LocalSession:
         if task.cancelled():
             raise ChannelError(SERVER_ERROR, "cancelled", "cancelled")
         return task.result()
+
+
+def _state_row(state: StateEntry | None) -> dict[str, Any]:
+    return {} if state is None else {"state": state.to_json()}
 
 
 def arguments_of(params: Mapping[str, Any], name: str) -> dict[str, Any]:

@@ -84,6 +84,7 @@ class OpenResponse(_message.Message):
     EXPIRES_AT_FIELD_NUMBER: _builtins.int
     LIMITS_CALLS_FIELD_NUMBER: _builtins.int
     SOURCE_DIGEST_FIELD_NUMBER: _builtins.int
+    FIRST_STATE_FIELD_NUMBER: _builtins.int
     lease_id: _builtins.str
     environment_address: _builtins.str
     """host:port of the fleet replica that holds the lease"""
@@ -97,6 +98,10 @@ class OpenResponse(_message.Message):
     def tools(self) -> _containers.RepeatedCompositeFieldContainer[Global___ToolSpec]: ...
     @_builtins.property
     def expires_at(self) -> _timestamp_pb2.Timestamp: ...
+    @_builtins.property
+    def first_state(self) -> _trajectory_pb2.StateSnapshot:
+        """absent: the environment declares no state"""
+
     def __init__(
         self,
         *,
@@ -107,10 +112,11 @@ class OpenResponse(_message.Message):
         expires_at: _timestamp_pb2.Timestamp | None = ...,
         limits_calls: _builtins.bool = ...,
         source_digest: _builtins.str = ...,
+        first_state: _trajectory_pb2.StateSnapshot | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["expires_at", b"expires_at"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["expires_at", b"expires_at", "first_state", b"first_state"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["environment_address", b"environment_address", "expires_at", b"expires_at", "lease_id", b"lease_id", "limits_calls", b"limits_calls", "prompt", b"prompt", "source_digest", b"source_digest", "tools", b"tools"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["environment_address", b"environment_address", "expires_at", b"expires_at", "first_state", b"first_state", "lease_id", b"lease_id", "limits_calls", b"limits_calls", "prompt", b"prompt", "source_digest", b"source_digest", "tools", b"tools"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -161,6 +167,7 @@ class CallToolResponse(_message.Message):
     IS_ERROR_FIELD_NUMBER: _builtins.int
     TRUNCATED_FIELD_NUMBER: _builtins.int
     DURATION_S_FIELD_NUMBER: _builtins.int
+    STATE_FIELD_NUMBER: _builtins.int
     content: _builtins.str
     """what the policy reads"""
     is_error: _builtins.bool
@@ -168,6 +175,10 @@ class CallToolResponse(_message.Message):
     truncated: _builtins.bool
     """content was cut to the limit"""
     duration_s: _builtins.float
+    @_builtins.property
+    def state(self) -> _trajectory_pb2.StateSnapshot:
+        """after the call; absent: the environment declares no state"""
+
     def __init__(
         self,
         *,
@@ -175,14 +186,54 @@ class CallToolResponse(_message.Message):
         is_error: _builtins.bool = ...,
         truncated: _builtins.bool = ...,
         duration_s: _builtins.float = ...,
+        state: _trajectory_pb2.StateSnapshot | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["state", b"state"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["content", b"content", "duration_s", b"duration_s", "is_error", b"is_error", "truncated", b"truncated"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["content", b"content", "duration_s", b"duration_s", "is_error", b"is_error", "state", b"state", "truncated", b"truncated"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___CallToolResponse: _TypeAlias = CallToolResponse  # noqa: Y015
+
+@_typing.final
+class ReadLastStateRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    LEASE_ID_FIELD_NUMBER: _builtins.int
+    lease_id: _builtins.str
+    def __init__(
+        self,
+        *,
+        lease_id: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["lease_id", b"lease_id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ReadLastStateRequest: _TypeAlias = ReadLastStateRequest  # noqa: Y015
+
+@_typing.final
+class ReadLastStateResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    STATE_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def state(self) -> _trajectory_pb2.StateSnapshot: ...
+    def __init__(
+        self,
+        *,
+        state: _trajectory_pb2.StateSnapshot | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["state", b"state"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["state", b"state"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ReadLastStateResponse: _TypeAlias = ReadLastStateResponse  # noqa: Y015
 
 @_typing.final
 class GradeRequest(_message.Message):

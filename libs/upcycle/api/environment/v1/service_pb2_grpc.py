@@ -55,6 +55,11 @@ class EnvironmentServiceStub:
                 request_serializer=upcycle_dot_api_dot_environment_dot_v1_dot_service__pb2.GradeJudgedRequest.SerializeToString,
                 response_deserializer=upcycle_dot_api_dot_environment_dot_v1_dot_service__pb2.GradeJudgedResponse.FromString,
                 _registered_method=True)
+        self.ReadLastState = channel.unary_unary(
+                '/upcycle.api.environment.v1.EnvironmentService/ReadLastState',
+                request_serializer=upcycle_dot_api_dot_environment_dot_v1_dot_service__pb2.ReadLastStateRequest.SerializeToString,
+                response_deserializer=upcycle_dot_api_dot_environment_dot_v1_dot_service__pb2.ReadLastStateResponse.FromString,
+                _registered_method=True)
         self.Close = channel.unary_unary(
                 '/upcycle.api.environment.v1.EnvironmentService/Close',
                 request_serializer=upcycle_dot_api_dot_environment_dot_v1_dot_service__pb2.CloseRequest.SerializeToString,
@@ -92,6 +97,13 @@ class EnvironmentServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def ReadLastState(self, request, context):
+        """The state before the grade, once per lease. Only where Open answered first_state.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def Close(self, request, context):
         """Missing associated documentation comment in .proto file."""
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
@@ -120,6 +132,11 @@ def add_EnvironmentServiceServicer_to_server(servicer, server):
                     servicer.GradeJudged,
                     request_deserializer=upcycle_dot_api_dot_environment_dot_v1_dot_service__pb2.GradeJudgedRequest.FromString,
                     response_serializer=upcycle_dot_api_dot_environment_dot_v1_dot_service__pb2.GradeJudgedResponse.SerializeToString,
+            ),
+            'ReadLastState': grpc.unary_unary_rpc_method_handler(
+                    servicer.ReadLastState,
+                    request_deserializer=upcycle_dot_api_dot_environment_dot_v1_dot_service__pb2.ReadLastStateRequest.FromString,
+                    response_serializer=upcycle_dot_api_dot_environment_dot_v1_dot_service__pb2.ReadLastStateResponse.SerializeToString,
             ),
             'Close': grpc.unary_unary_rpc_method_handler(
                     servicer.Close,
@@ -236,6 +253,33 @@ class EnvironmentService:
             '/upcycle.api.environment.v1.EnvironmentService/GradeJudged',
             upcycle_dot_api_dot_environment_dot_v1_dot_service__pb2.GradeJudgedRequest.SerializeToString,
             upcycle_dot_api_dot_environment_dot_v1_dot_service__pb2.GradeJudgedResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ReadLastState(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/upcycle.api.environment.v1.EnvironmentService/ReadLastState',
+            upcycle_dot_api_dot_environment_dot_v1_dot_service__pb2.ReadLastStateRequest.SerializeToString,
+            upcycle_dot_api_dot_environment_dot_v1_dot_service__pb2.ReadLastStateResponse.FromString,
             options,
             channel_credentials,
             insecure,

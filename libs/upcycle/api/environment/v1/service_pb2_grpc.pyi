@@ -40,6 +40,8 @@ class EnvironmentServiceStub:
     """As Grade, for a caller that asks the judges of a scenario: it is asked until the answer is the grade. A verb of its own: a
     fleet of 0.3.0 answers UNIMPLEMENTED, and its caller uses Grade, where a scenario with a judge is environment_broken.
     """
+    ReadLastState: _grpc.UnaryUnaryMultiCallable[_service_pb2.ReadLastStateRequest, _service_pb2.ReadLastStateResponse]
+    """The state before the grade, once per lease. Only where Open answered first_state."""
     Close: _grpc.UnaryUnaryMultiCallable[_service_pb2.CloseRequest, _service_pb2.CloseResponse]
 
 @_typing.type_check_only
@@ -54,6 +56,8 @@ class EnvironmentServiceAsyncStub(EnvironmentServiceStub):
     """As Grade, for a caller that asks the judges of a scenario: it is asked until the answer is the grade. A verb of its own: a
     fleet of 0.3.0 answers UNIMPLEMENTED, and its caller uses Grade, where a scenario with a judge is environment_broken.
     """
+    ReadLastState: _aio.UnaryUnaryMultiCallable[_service_pb2.ReadLastStateRequest, _service_pb2.ReadLastStateResponse]  # type: ignore[assignment]
+    """The state before the grade, once per lease. Only where Open answered first_state."""
     Close: _aio.UnaryUnaryMultiCallable[_service_pb2.CloseRequest, _service_pb2.CloseResponse]  # type: ignore[assignment]
 
 class EnvironmentServiceServicer(metaclass=_abc_1.ABCMeta):
@@ -89,6 +93,14 @@ class EnvironmentServiceServicer(metaclass=_abc_1.ABCMeta):
         """As Grade, for a caller that asks the judges of a scenario: it is asked until the answer is the grade. A verb of its own: a
         fleet of 0.3.0 answers UNIMPLEMENTED, and its caller uses Grade, where a scenario with a judge is environment_broken.
         """
+
+    @_abc_1.abstractmethod
+    def ReadLastState(
+        self,
+        request: _service_pb2.ReadLastStateRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_service_pb2.ReadLastStateResponse, _abc.Awaitable[_service_pb2.ReadLastStateResponse]]:
+        """The state before the grade, once per lease. Only where Open answered first_state."""
 
     @_abc_1.abstractmethod
     def Close(

@@ -187,10 +187,15 @@ class ToolResult(_message.Message):
     CONTENT_FIELD_NUMBER: _builtins.int
     IS_ERROR_FIELD_NUMBER: _builtins.int
     DURATION_S_FIELD_NUMBER: _builtins.int
+    STATE_FIELD_NUMBER: _builtins.int
     call_id: _builtins.str
     content: _builtins.str
     is_error: _builtins.bool
     duration_s: _builtins.float
+    @_builtins.property
+    def state(self) -> Global___StateSnapshot:
+        """of the environment after the call; absent: it declares none"""
+
     def __init__(
         self,
         *,
@@ -198,14 +203,45 @@ class ToolResult(_message.Message):
         content: _builtins.str = ...,
         is_error: _builtins.bool = ...,
         duration_s: _builtins.float = ...,
+        state: Global___StateSnapshot | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["state", b"state"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["call_id", b"call_id", "content", b"content", "duration_s", b"duration_s", "is_error", b"is_error"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["call_id", b"call_id", "content", b"content", "duration_s", b"duration_s", "is_error", b"is_error", "state", b"state"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___ToolResult: _TypeAlias = ToolResult  # noqa: Y015
+
+@_typing.final
+class StateSnapshot(_message.Message):
+    """What an environment's @env.state() returned: one of the three."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    VALUE_JSON_FIELD_NUMBER: _builtins.int
+    PATCH_JSON_FIELD_NUMBER: _builtins.int
+    NOTE_FIELD_NUMBER: _builtins.int
+    value_json: _builtins.str
+    """the whole value"""
+    patch_json: _builtins.str
+    """JSON patch (RFC 6902) that makes it of the last one before that has a value"""
+    note: _builtins.str
+    """why there is none"""
+    def __init__(
+        self,
+        *,
+        value_json: _builtins.str = ...,
+        patch_json: _builtins.str = ...,
+        note: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["note", b"note", "patch_json", b"patch_json", "value_json", b"value_json"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___StateSnapshot: _TypeAlias = StateSnapshot  # noqa: Y015
 
 @_typing.final
 class TokenVersions(_message.Message):
@@ -377,6 +413,8 @@ class TrajectoryBody(_message.Message):
     USAGE_FIELD_NUMBER: _builtins.int
     FAILURE_FIELD_NUMBER: _builtins.int
     SOURCE_DIGEST_FIELD_NUMBER: _builtins.int
+    FIRST_STATE_FIELD_NUMBER: _builtins.int
+    LAST_STATE_FIELD_NUMBER: _builtins.int
     stop_reason: Global___StopReason.ValueType
     answer: _builtins.str
     temperature: _builtins.float
@@ -411,6 +449,14 @@ class TrajectoryBody(_message.Message):
     def failure(self) -> Global___PolicyFailure:
         """the episode ended by it, before it could be graded"""
 
+    @_builtins.property
+    def first_state(self) -> Global___StateSnapshot:
+        """of the environment at the prompt; absent: it declares none"""
+
+    @_builtins.property
+    def last_state(self) -> Global___StateSnapshot:
+        """the same before the grade"""
+
     def __init__(
         self,
         *,
@@ -431,10 +477,12 @@ class TrajectoryBody(_message.Message):
         usage: _common_pb2.Usage | None = ...,
         failure: Global___PolicyFailure | None = ...,
         source_digest: _builtins.str = ...,
+        first_state: Global___StateSnapshot | None = ...,
+        last_state: Global___StateSnapshot | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["ended_at", b"ended_at", "episode", b"episode", "failure", b"failure", "sampled_by", b"sampled_by", "started_at", b"started_at", "usage", b"usage"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["ended_at", b"ended_at", "episode", b"episode", "failure", b"failure", "first_state", b"first_state", "last_state", b"last_state", "sampled_by", b"sampled_by", "started_at", b"started_at", "usage", b"usage"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["answer", b"answer", "ended_at", b"ended_at", "engine_id", b"engine_id", "environment_address", b"environment_address", "episode", b"episode", "failure", b"failure", "lease_id", b"lease_id", "prompt", b"prompt", "sampled_by", b"sampled_by", "source_digest", b"source_digest", "started_at", b"started_at", "stop_reason", b"stop_reason", "temperature", b"temperature", "tools_json", b"tools_json", "traceparent", b"traceparent", "turns", b"turns", "usage", b"usage"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["answer", b"answer", "ended_at", b"ended_at", "engine_id", b"engine_id", "environment_address", b"environment_address", "episode", b"episode", "failure", b"failure", "first_state", b"first_state", "last_state", b"last_state", "lease_id", b"lease_id", "prompt", b"prompt", "sampled_by", b"sampled_by", "source_digest", b"source_digest", "started_at", b"started_at", "stop_reason", b"stop_reason", "temperature", b"temperature", "tools_json", b"tools_json", "traceparent", b"traceparent", "turns", b"turns", "usage", b"usage"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -7,6 +7,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, Final
 
+from upcycle.cli.anchor_text import anchor_json, anchor_lines, anchor_of
 from upcycle.cli.eval_external_flags import ExternalFlags
 from upcycle.cli.eval_flags import Report, unmet_bars
 from upcycle.cli.eval_view import EvalCounts, EvalProgress, ShowEval, eval_view, mark_of, marks_of
@@ -281,12 +282,15 @@ def _say(evaluated: EvaluatedRun, runs: list[Run], path: Path, report: Report) -
         names = {"run_id": evaluated.run_id, "trajectories": str(path)}
         found = report_of(evaluated)
         read = {"report": found.to_json() if found else None, "evaluation": evaluated.to_json()}
+        read |= anchor_json(anchor_of(evaluated))
         print_json(
             "done", {**names, **result, "coverage": share, "failures": failures_json(failures), **read}
         )
     else:
         print(f"{evaluated.run_id}: success {success}, reward {reward}, {coverage}")
         print(usage)
+        for line in anchor_lines(anchor_of(evaluated)):
+            print(line)
         if failures:
             print(failures_text(failures))
         print(f"read them in: {path}")

@@ -5,6 +5,7 @@ from contextlib import contextmanager
 from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Any, Final
 
+from upcycle.cli.anchor_text import anchor_json, anchor_lines, anchor_of
 from upcycle.cli.eval_external_flags import NO_EXTERNAL, ExternalFlags
 from upcycle.cli.eval_flags import NO_FOLLOW, PLAIN, FollowFlags, Report, UnclearEvaluation, unmet_bars
 from upcycle.cli.exits import Exit
@@ -218,12 +219,14 @@ def _done(
     from upcycle.cli.output import fields_of
 
     report = report_of(evaluated) if evaluated is not None else None
+    anchor = anchor_of(evaluated) if evaluated is not None else None
     return {
         **fields_of(run),
         "coverage": {**asdict(coverage), "share": coverage.share},
         "failures": failures_json(failures),
         "report": report.to_json() if report is not None else None,
         "evaluation": evaluated.to_json() if evaluated is not None else None,
+        **anchor_json(anchor),
     }
 
 
@@ -236,6 +239,8 @@ def _print_report(
     print(usage_of(run.usage))
     report = report_of(evaluated) if evaluated is not None else None
     for line in report_lines(report, evaluated) if report is not None and evaluated is not None else ():
+        print(line)
+    for line in anchor_lines(anchor_of(evaluated)) if evaluated is not None else ():
         print(line)
     if failures:
         print(failures_text(failures))

@@ -92,6 +92,10 @@ SYNC_COMMANDS = {
 CONFIG_COMMANDS = {
     "show": ("upcycle.cli.config:show", "Every setting; --sources says where each value comes from.")
 }
+BASELINE_COMMANDS = {
+    "record": ("upcycle.cli.baseline:record", "You play tasks; your scores are added to a calibration."),
+    "show": ("upcycle.cli.baseline:show", "Who played what, beside the scripted players."),
+}
 DOCS_COMMANDS = {
     "mcp": ("upcycle.cli.docs:mcp", "Serve the documentation to a coding agent, as an MCP server on stdio.")
 }
@@ -100,6 +104,7 @@ GROUPS = {
     "sync": ("What a file has, on the platform too.", SYNC_COMMANDS),
     "trajectories": ("What was sampled.", TRAJECTORY_COMMANDS),
     "models": ("Models, checkpoints, heads.", MODEL_COMMANDS),
+    "baseline": ("What people earn on a benchmark.", BASELINE_COMMANDS),
     "config": ("Your settings: environment, upcycle.toml, profile, defaults.", CONFIG_COMMANDS),
     "docs": ("This documentation.", DOCS_COMMANDS),
 }

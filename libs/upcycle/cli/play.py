@@ -44,19 +44,20 @@ def play(
     """
     _check(script, agent, max_turns)
     chosen = _chosen(task)
-    view, player = _view(as_json), _player(chosen, script, agent, temperature)
-    host = _host(chosen, in_process)
+    view, player = view_of(as_json), _player(chosen, script, agent, temperature)
+    host = host_of(chosen, in_process)
     view.say(f"{chosen.slug} of {chosen.environment.name}, {host.where}", "dim")
-    episode = asyncio.run(_play(chosen, host, player or _person(view), view, max_turns))
+    episode = asyncio.run(play_one(chosen, host, player or person_at(view), view, max_turns))
     view.ended(episode, host.output())
     if as_json:
         print_json("trajectory", {**episode.to_json(), "host": host.where, "output": host.output()})
     return Exit.FAILED if episode.failure is not None else Exit.OK
 
 
-async def _play(
+async def play_one(
     task: "Task", host: "EnvironmentHost", player: "ChatPlayer", view: "PlayView", max_turns: int
 ) -> PlayedEpisode:
+    """One episode; the host ends with it. Raises what the player raises."""
     from upcycle.external.judging import Judges
     from upcycle.harness import TurnLimits
     from upcycle.playing.episode import OpenEnvironment, play_episode
@@ -105,7 +106,8 @@ def _player(task: "Task", script: str, agent: str, temperature: float | None) ->
     return None
 
 
-def _person(view: "PlayView") -> "ChatPlayer":
+def person_at(view: "PlayView") -> "ChatPlayer":
+    """The person at the keyboard."""
     from upcycle.playing.person_player import HELP, PersonPlayer
 
     view.say(HELP, "dim")
@@ -118,7 +120,8 @@ def _person(view: "PlayView") -> "ChatPlayer":
     return PersonPlayer(read_line, view.say)
 
 
-def _host(task: "Task", in_process: bool) -> "EnvironmentHost":
+def host_of(task: "Task", in_process: bool) -> "EnvironmentHost":
+    """What runs the environment of a task."""
     from upcycle.environment import load_environment
     from upcycle.playing.hosting import ForkedHost, SameProcessHost, ServedHost
 
@@ -130,7 +133,8 @@ def _host(task: "Task", in_process: bool) -> "EnvironmentHost":
     return ForkedHost(environment) if can_fork else SameProcessHost(environment)
 
 
-def _view(as_json: bool) -> "PlayView":
+def view_of(as_json: bool) -> "PlayView":
+    """Where a person reads the episode."""
     from rich.console import Console
 
     from upcycle.cli.play_view import PlayView

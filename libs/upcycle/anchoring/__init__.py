@@ -1,0 +1,1 @@
+"""Rewards beside what others earned on the same tasks: scripted players, and people who played them."""

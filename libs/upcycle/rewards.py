@@ -14,6 +14,8 @@ from upcycle.errors import InfrastructureError, RewardInvalid
 # A score this close to 1 is a success where the scenario does not say otherwise: weighted sums of subscores
 # that are all 1.0 may miss 1.0 by rounding.
 SUCCESS_TOLERANCE = 1e-6
+MAX_SUBSCORE_DEPTH = 32
+"""Of a message, 100 levels are read."""
 
 _RESULT_FIELDS = frozenset({"score", "success", "subscores", "info", "content", "done", "isError"})
 _SUBSCORE_FIELDS = frozenset({"name", "weight", "value", "info", "children"})
@@ -37,6 +39,15 @@ class SubScore:
         if not _is_finite(self.weight) or not self._may_weigh(self.weight):
             limit = "a finite number" if self._may_weigh(-1) else "a finite number >= 0"
             raise RewardInvalid(f"subscore {self.name!r}: weight {self.weight!r} is not {limit}")
+        if self._depth() > MAX_SUBSCORE_DEPTH:
+            raise RewardInvalid(
+                f"subscore {self.name!r} has children in more than {MAX_SUBSCORE_DEPTH} levels",
+                "flatten them: the message that carries them holds no more",
+            )
+
+    def _depth(self) -> int:
+        """Its levels; those of its children were bounded when they were made."""
+        return 1 + max((child._depth() for child in self.children), default=0)
 
     @staticmethod
     def _may_weigh(weight: float) -> bool:

@@ -1,5 +1,6 @@
 """Tools: typed functions an agent may call, and how their results become text."""
 
+import asyncio
 import dataclasses
 import inspect
 import json
@@ -107,7 +108,9 @@ class FunctionTool:
             value: Any = self.function(**checked)
             if inspect.isawaitable(value):
                 value = await _awaited(value)
-        except Exception as error:
+        except (Exception, asyncio.CancelledError) as error:
+            if isinstance(error, asyncio.CancelledError) and _is_asked_for():
+                raise
             raise ToolFailed(f"{self.schema.name}: {type(error).__name__}: {error}") from error
         return value if isinstance(value, ToolResult) else ToolResult(text_of(value, self.schema.name))
 
@@ -115,6 +118,12 @@ class FunctionTool:
 def no_result_within(name: str, limit_s: float | None) -> str:
     """What an agent reads of a call that took too long."""
     return f"{name}: no result within {limit_s or 0:g} s"
+
+
+def _is_asked_for() -> bool:
+    """Whether the call was cancelled; else its function raised CancelledError by itself."""
+    task = asyncio.current_task()
+    return task is None or task.cancelling() > 0
 
 
 async def _awaited(value: Awaitable[Any]) -> Any:

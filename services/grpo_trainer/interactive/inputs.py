@@ -6,15 +6,22 @@ All become `PreparedInput`s, rows of tokens with what is known about each; group
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from itertools import compress
+from typing import Any, Final
 
 from grpo_trainer.domain.errors import InvalidInput, PartialGroup
 from grpo_trainer.domain.token_rows import EpisodeTokens
 from grpo_trainer.learner.prepared import LossSpec, PreparedBatch, PreparedInput, PreparedRow
 from upcycle.api.trajectory.v1.trajectory_pb2 import TokenVersions, Turn
 from upcycle.run_config import SFT_LOSS
+
+MIN_LOGPROB: Final = -1e4
+"""Of a token that trains: below it a ratio of probabilities is no number any more."""
+MAX_LOGPROB: Final = 1e-3
+"""0 but for rounding."""
+_TEMPERATURES: Final = (1e-6, 1e6)
 
 
 @dataclass(frozen=True, slots=True)
@@ -201,6 +208,30 @@ def turns_of(name: str, samples: Sequence[Sample]) -> list[Turn]:
     return turns
 
 
+def refuse_no_numbers(given: InlineInput) -> None:
+    """Raises InvalidInput for a log-probability or a temperature that is none."""
+    refuse_no_temperature(given.name, given.temperature)
+    for number, sample in enumerate(given.samples):
+        refuse_no_logprob(f"{given.name} sample {number}", sample.output_logprobs)
+
+
+def refuse_no_logprob(name: str, logprobs: Iterable[float]) -> None:
+    """Raises InvalidInput for a value that is none, NaN included."""
+    for value in logprobs:
+        if not MIN_LOGPROB <= value <= MAX_LOGPROB:
+            raise InvalidInput(
+                f"{name}: the log-probability {value:g} of a trained token is none, "
+                f"they are from {MIN_LOGPROB:g} to 0"
+            )
+
+
+def refuse_no_temperature(name: str, temperature: float) -> None:
+    """Raises InvalidInput for a value that none samples at, NaN included."""
+    low, high = _TEMPERATURES
+    if not low <= temperature <= high:
+        raise InvalidInput(f"{name}: temperature is {temperature:g}, it must be from {low:g} to {high:g}")
+
+
 def rows_of(tokens: EpisodeTokens, weight: float | None = None) -> tuple[PreparedRow, ...]:
     """The rows of an episode that have something to train. weight: of each trained token."""
     return tuple(
@@ -233,6 +264,8 @@ def row_of(given: RowInput) -> PreparedRow:
     trained = [value != 0.0 for value in chosen]
     if length < 2 or trained[0]:
         raise InvalidInput(f"{given.name}: a row has 2 tokens or more, and nothing predicts the first")
+    refuse_no_logprob(given.name, compress(given.logprobs, trained))
+    refuse_no_temperature(given.name, given.temperature)
     return PreparedRow(
         token_ids=given.token_ids,
         trained=trained,

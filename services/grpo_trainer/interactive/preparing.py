@@ -20,6 +20,7 @@ from grpo_trainer.interactive.inputs import (
     Sample,
     StoredInput,
     TrainingInput,
+    refuse_no_numbers,
     row_of,
     rows_of,
     turns_of,
@@ -61,6 +62,7 @@ class Preparer:
             case StoredInput():
                 return await self._stored(given, policy, loss)
             case InlineInput():
+                refuse_no_numbers(given)
                 weight = 1.0 if loss.name == SFT_LOSS else None
                 brought = _from_samples(given.name, given.samples, given.temperature, given.reward, weight)
             case ConversationInput():

@@ -35,7 +35,7 @@ class ModelTurns:
 
     async def hold(self) -> None:
         """Raises ModelBusy where another trainer holds the model; Unavailable until this one does;
-        InvalidInput for a name that no model has: the object store would refuse its lease."""
+        InvalidInput for a name that no model has: the object store would refuse its lease; UnknownModel."""
         try:
             token(self._model)
         except InvalidIdentity as error:
@@ -45,6 +45,7 @@ class ModelTurns:
             return
         holding.refuse_if_held_elsewhere(self._model)
         if not self._wants:
+            await self._deps.heads.head(self._model)  # a model that is none leaves no lease behind
             self._wants = True
             holding.want(self._model)
         with suppress(TimeoutError):

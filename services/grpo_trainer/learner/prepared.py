@@ -34,6 +34,11 @@ class Adam:
             for n in ("weight_decay", "max_grad_norm")
             if values[n] < 0
         ]
+        decay = values["learning_rate"] * values["weight_decay"]
+        if not wrong and decay > 1:
+            wrong.append(
+                f"learning_rate * weight_decay is {decay:g}, it must be <= 1: it is the decayed share"
+            )
         if wrong:
             raise InvalidInput("; ".join(wrong))
 

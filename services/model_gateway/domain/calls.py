@@ -2,7 +2,7 @@
 
 import difflib
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
@@ -24,6 +24,8 @@ FIELDS: Mapping[ApiRoute, frozenset[str]] = {
     ApiRoute.COMPLETIONS: COMPLETIONS_FIELDS,
 }
 
+MAX_DEPTH = 64
+"""Of arrays and objects within one field of a request."""
 _PINNED = re.compile(r"v(0|[1-9]\d{0,17})")
 
 
@@ -77,6 +79,7 @@ def read_call(route: ApiRoute, raw: bytes, body: Any, limits: CallLimits) -> Com
         raise BadRequest(f"the body is a JSON {type(body).__name__}, expected an object")
     _check_fields(route, body)
     _check_limits(body, limits)
+    _check_depth(raw, body)
     stream = _flag(body, "stream")
     options = body.get("stream_options")
     if options is not None and not isinstance(options, dict):
@@ -134,6 +137,26 @@ def _check_limits(body: Mapping[str, Any], limits: CallLimits) -> None:
             continue
         if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= most:
             raise BadRequest(f"{name} is {value!r}, expected an integer from 1 to {most}", param=name)
+
+
+def _check_depth(raw: bytes, body: Mapping[str, Any]) -> None:
+    """Engines fail on what nests deeper, some of them with an error of their own."""
+    if raw.count(b"[") + raw.count(b"{") <= MAX_DEPTH:
+        return
+    for name, value in body.items():
+        level = [value]
+        for _ in range(MAX_DEPTH):
+            level = [part for one in level for part in _parts(one)]
+            if not level:
+                break
+        else:
+            raise BadRequest(f"{name} nests deeper than {MAX_DEPTH} levels", param=name)
+
+
+def _parts(value: Any) -> Iterable[Any]:
+    """The objects and arrays in an object or an array."""
+    inner = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
+    return [part for part in inner if isinstance(part, dict | list)]
 
 
 def _flag(body: Mapping[str, Any], name: str) -> bool:

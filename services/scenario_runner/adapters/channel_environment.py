@@ -134,7 +134,12 @@ class ChannelEnvironment:
             subscores = tuple(subscore.to_json() for subscore in result.subscores)
         except InfrastructureError as error:
             raise EpisodeFault(EpisodeFailure.EXTERNAL_FAILURE, str(error)) from error
-        except (TypeError, ValueError, OverflowError) as error:  # RewardInvalid is a ValueError
+        except (
+            TypeError,
+            ValueError,
+            OverflowError,
+            RecursionError,
+        ) as error:  # RewardInvalid is a ValueError
             raise EpisodeFault(RewardInvalid.kind, str(error)) from error
         duration_s = time.monotonic() - started
         return Grade(result.score, bool(result.success), subscores, result.info, duration_s)

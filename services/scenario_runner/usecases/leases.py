@@ -378,7 +378,7 @@ async def _called(
 ) -> ToolOutcome:
     try:
         arguments = json.loads(arguments_json or "{}")
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         return ToolOutcome(f"{name}: arguments are not JSON: {error}", True, False, 0.0)
     if not isinstance(arguments, dict):
         return ToolOutcome(f"{name}: arguments are not a JSON object", True, False, 0.0)

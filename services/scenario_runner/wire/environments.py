@@ -98,7 +98,7 @@ def _turn(turn: trajectory_pb2.Turn) -> dict[str, Any]:
 def _json_or_empty(text: str) -> Any:
     try:
         return json.loads(text or "{}")
-    except ValueError:
+    except (ValueError, RecursionError):
         return {}  # the policy wrote something that is not JSON; parse_error of its turn has the reason
 
 

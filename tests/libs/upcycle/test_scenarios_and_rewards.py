@@ -17,6 +17,13 @@ def play(function: Callable[..., Any], **arguments: Any) -> ScenarioPlay:
     return Environment("test").scenario("s")(function).play(arguments)
 
 
+def nested(levels: int) -> dict[str, Any]:
+    row: dict[str, Any] = {"name": "leaf", "value": 1.0}
+    for level in range(levels - 1):
+        row = {"name": f"level {level}", "value": 1.0, "children": [row]}
+    return row
+
+
 async def ending_in(reward: Any) -> EvaluationResult:
     async def scenario() -> AsyncGenerator[Any, Any]:
         yield "prompt"
@@ -105,6 +112,7 @@ async def test_rewards_that_are_understood(reward: Any, expected: EvaluationResu
         ({"score": 0.5, "subscores": [{"name": "a", "value": 2}]}, "outside [0, 1]"),
         ({"score": 0.5, "subscores": [{"name": "a", "value": 1, "weight": -1}]}, "weight -1"),
         ({"score": 0.5, "subscores": [{"name": "", "value": 1}]}, "non-empty"),
+        ({"score": 0.5, "subscores": [nested(33)]}, "children in more than 32 levels"),
         ({"score": 0.5, "subscores": [{"name": "a", "value": 1, "x": 1}]}, "unknown field 'x'"),
     ],
 )
@@ -113,6 +121,12 @@ async def test_a_reward_of_wrong_type_or_range_is_reward_invalid(reward: Any, te
         await ending_in(reward)
     assert text in str(caught.value)
     assert caught.value.kind == "reward_invalid"
+
+
+async def test_subscores_of_200_levels_are_refused_and_of_32_kept() -> None:
+    assert (await ending_in({"score": 1.0, "subscores": [nested(32)]})).score == 1.0
+    with pytest.raises(RewardInvalid, match="more than 32 levels"):
+        await ending_in({"score": 1.0, "subscores": [nested(200)]})
 
 
 def test_a_graded_episode_survives_the_wire() -> None:

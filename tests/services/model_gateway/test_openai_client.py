@@ -16,6 +16,13 @@ ASK: list[ChatCompletionMessageParam] = [{"role": "user", "content": "why?"}]
 ANSWER = "the pool is exhausted"
 
 
+def nested(levels: int) -> dict[str, Any]:
+    body: dict[str, Any] = {}
+    for _ in range(levels - 1):
+        body = {"a": body}
+    return body
+
+
 @pytest.fixture
 async def served(gateway: Gateway) -> AsyncIterator[EngineDouble]:
     """Model `incident` at v3, served by one engine."""
@@ -189,6 +196,7 @@ async def test_an_engines_refusal_reaches_the_client(gateway: Gateway, served: E
         ({"model": "a\0b"}, "model", "'a\\x00b': it must name a model"),
         ({"model": "a" * 65}, "model", "must name a model"),
         ({"checkpoint": "ckpt-other-v00000001"}, "checkpoint", "is not one of"),
+        ({"tools": [nested(200)]}, "tools", "nests deeper than 64 levels"),
     ],
 )
 async def test_wrong_requests_are_named(

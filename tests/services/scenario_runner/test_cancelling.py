@@ -142,6 +142,19 @@ async def test_an_evaluation_is_cancelled_at_once(planner: PlannerHarness) -> No
     await check_conservation(planner)
 
 
+async def test_a_grade_that_races_the_cancellation_of_an_evaluation_changes_nothing(
+    planner: PlannerHarness,
+) -> None:
+    """It may stand before `episode.cancelled` in the stream: the ledger counts it as evaluated then."""
+    await planner.begin(eval_spec(), num_tasks=3)
+    first, *_ = await planner.episodes()
+    await planner.cancel(is_delivered=False)
+    await planner.apply(planner.graded(first.episode_id))
+    assert {row.state for row in await planner.episodes()} == {EpisodeState.CANCELLED}
+    assert f"episode.cancelled/{first.episode_id}" in await planner.announced()
+    await check_conservation(planner)
+
+
 async def test_cancelling_a_run_that_stops_shortens_the_wait(planner: PlannerHarness) -> None:
     await with_a_graded_group(planner)
     await planner.stop()

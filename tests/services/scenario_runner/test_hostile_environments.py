@@ -68,6 +68,7 @@ async def test_the_platforms_variables_do_not_reach_environments(
     [
         ("raises_first", "{}", "environment_broken", "no database today"),
         ("never_yields", "{}", "environment_broken", "ended before its first yield"),
+        ("cancels_first", "{}", "environment_broken", "raised CancelledError, though nothing cancelled it"),
         ("no_prompt", "{}", "environment_broken", "not a prompt"),
         ("exits", "{}", "environment_broken", "status 3"),
         ("eats_memory", "{}", "environment_broken", "MemoryError"),
@@ -83,6 +84,20 @@ async def test_a_scenario_that_fails_before_its_prompt(
     assert caught.value.failure_kind == fault
     assert fleet.leases.num_alive == 0
     assert await fleet.works()
+
+
+async def test_arguments_that_are_no_json_and_a_tool_that_raises_cancellederror_are_results(
+    fleet: Fleet,
+) -> None:
+    opened = await fleet.open("fine")
+    for deep in ("[" * 100_000, '{"a": ' * 5_000):
+        outcome = await fleet.call(opened, "sleepy", deep)
+        assert outcome.is_error
+        assert "arguments are not JSON" in outcome.content
+    outcome = await fleet.call(opened, "cancels")
+    assert outcome.is_error
+    assert "CancelledError" in outcome.content
+    assert (await fleet.grade(opened)).reward == 1.0
 
 
 async def test_a_failure_names_file_line_and_what_was_printed(fleet: Fleet) -> None:

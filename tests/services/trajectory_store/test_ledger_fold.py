@@ -96,6 +96,8 @@ def test_the_first_terminal_state_wins_whatever_comes_after() -> None:
         (events.settled([1], "trained", step=2), events.stepped([1], 2), False),
         (events.cancelled(1), events.settled([1], "excluded", reason="run_over"), False),
         (events.failed(1), events.cancelled(1), False),
+        (events.graded(1, purpose=EVAL), events.cancelled(1, purpose=EVAL), False),
+        (events.settled([1], "excluded", reason="stale"), events.cancelled(1), False),
         (events.failed(1), events.failed(1, "engine_error"), False),
         (events.failed(1), events.graded(1, purpose=EVAL), False),
         (events.failed(1), events.graded(1), False),

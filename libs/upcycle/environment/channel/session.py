@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from upcycle.environment.channel.frames import INVALID_PARAMS, INVALID_REQUEST, SERVER_ERROR, ChannelError
 from upcycle.environment.tools import ToolResult, bounded_text, no_result_within
-from upcycle.errors import InfrastructureError, UnknownName, UpcycleError
+from upcycle.errors import InfrastructureError, ScenarioError, UnknownName, UpcycleError
 from upcycle.judge_calls import JUDGE_CALLS, JudgeCalls
 from upcycle.scenario import ScenarioPlay
 from upcycle.states import StateEntry, StateLog
@@ -271,7 +271,13 @@ class LocalSession:
         finally:
             self._running = None
         if task.cancelled():
-            raise ChannelError(SERVER_ERROR, "cancelled", "cancelled")
+            if task.cancelling():
+                raise ChannelError(SERVER_ERROR, "cancelled", "cancelled")
+            raise ChannelError(
+                SERVER_ERROR,
+                "the scenario raised CancelledError, though nothing cancelled it",
+                ScenarioError.kind,
+            )
         return task.result()
 
 

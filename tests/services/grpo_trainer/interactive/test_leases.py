@@ -10,13 +10,17 @@ from tests.services.grpo_trainer.bench import MODEL, RUN, Episodes, Trainer, Wor
 from tests.services.grpo_trainer.interactive.trainers import SGD_LIKE, inline, passing, trainer_on
 from tests.support.waiting import until
 
-from grpo_trainer.domain.errors import InvalidInput, ModelBusy
+from grpo_trainer.adapters.trainers_store import TrainersStore
+from grpo_trainer.domain.errors import InvalidInput, ModelBusy, UnknownModel
 from grpo_trainer.domain.model_leases import ModelLeases
 from grpo_trainer.domain.states import SessionPhase
+from grpo_trainer.holding import ModelHolding
 from grpo_trainer.interactive.inputs import StoredInput, TrainingInput
 from grpo_trainer.interactive.state import Update
 from grpo_trainer.interactive.turns import ModelTurns
 from identities import events as event_ids
+from identities import objects
+from service_kit.loops import ended
 from upcycle.api.taskset.v1 import events_pb2 as taskset_events
 from upcycle.api.training.v1 import events_pb2 as events
 from upcycle.errors import Unavailable
@@ -73,6 +77,19 @@ async def test_a_run_submitted_during_an_interactive_step_begins_with_its_versio
         await world.published(event_ids.policy_published(MODEL, 2))
         assert trainer.sessions.get(RUN).failure == ""
     assert [one.version for one in world.recorder.of(events.StepCompleted)] == [2]
+
+
+async def test_a_call_about_an_unknown_model_leaves_no_lease(world: World) -> None:
+    holding = ModelHolding(TrainersStore(world.store), "trainer-a")
+    keeping = asyncio.create_task(holding.run())
+    async with trainer_on(world, holding=holding) as interactive:
+        for number in range(3):
+            with pytest.raises(UnknownModel, match="is not registered"):
+                await interactive.forward_backward("a", batch(), model=f"nosuch-{number}")
+        await interactive.forward_backward("a", batch())
+        leases = filter(None, map(objects.parse_trainer_lease, await world.store.list(objects.trainers())))
+        assert [lease.model for lease in leases] == [MODEL]
+    await ended([keeping])
 
 
 async def test_a_step_that_began_before_a_run_was_submitted_is_completed(world: World) -> None:

@@ -120,6 +120,8 @@ async def test_refusals_say_what_to_change(world: World) -> None:
             await client.forward_backward(trajectories(), "ppo", {"kl_bias_correction": 1})
         with pytest.raises(RemoteRefused, match="needs; cross_entropy does not"):
             await client.forward_backward([TokenRow([1, 2, 3], weights=[0, 1, 1], reward=1.0)])
+        with pytest.raises(RemoteRefused, match="learning_rate \\* weight_decay is 1e\\+27, it must be <= 1"):
+            await client.optim_step(1e-3, weight_decay=1e30)
         with pytest.raises(RemoteRefused, match="rank"):
             await TrainingClient(MODEL, runtime=where, lora=Lora(-1)).forward(trajectories())
         with pytest.raises(UpcycleError, match="unknown argument 'lr'"):

@@ -21,6 +21,12 @@ def raises() -> str:
 
 
 @env.tool()
+def cancels() -> str:
+    """Raises what a cancelled task does."""
+    raise asyncio.CancelledError
+
+
+@env.tool()
 def huge() -> str:
     """50 MB of text."""
     return "x" * (50 * 1024 * 1024)
@@ -50,6 +56,12 @@ def dies() -> str:
 def not_json() -> Any:
     """Returns what JSON cannot carry."""
     return object()
+
+
+@env.scenario()
+async def cancels_first() -> AsyncGenerator[Any, Any]:
+    raise asyncio.CancelledError
+    yield "go"
 
 
 @env.scenario()

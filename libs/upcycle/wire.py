@@ -5,7 +5,7 @@ from upcycle.api.taskset.v1 import taskset_pb2
 from upcycle.tasks import EnvironmentRef, Split, Task, Taskset
 from upcycle.usage import Usage
 
-_SPLITS: dict[Split, "common_pb2.Split.ValueType"] = {
+SPLITS: dict[Split, "common_pb2.Split.ValueType"] = {
     "train": common_pb2.SPLIT_TRAIN,
     "held_out": common_pb2.SPLIT_HELD_OUT,
     "unassigned": common_pb2.SPLIT_UNASSIGNED,
@@ -17,7 +17,7 @@ def taskset_to_wire(taskset: Taskset) -> taskset_pb2.Taskset:
     return taskset_pb2.Taskset(
         name=taskset.name,
         digest=taskset.digest,
-        split=_SPLITS[taskset.split],
+        split=SPLITS[taskset.split],
         environment=environment_to_wire(taskset.environment),
         tasks=[task_to_wire(task) for task in taskset],
     )

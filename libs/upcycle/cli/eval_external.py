@@ -30,6 +30,7 @@ from upcycle.wording import amount
 if TYPE_CHECKING:
     from upcycle.external.evaluating import ExternalEpisode, ExternalOptions
     from upcycle.external.naming import ExternalModel
+    from upcycle.external.sending import SentTrajectories
     from upcycle.tasks import Taskset
 
 _SAMPLING: Final = ("temperature", "top_p", "max_turns", "max_tokens_per_turn", "max_tokens_per_episode")
@@ -45,6 +46,8 @@ async def evaluate_external(
     """Play the tasks and report; the exit status. Raises PlayRefused before any work for what cannot be
     played."""
     from upcycle.external.evaluating import evaluate_tasks
+    from upcycle.external.keeping import planned_evaluation
+    from upcycle.external.sending import PlayedEvaluation, send_to_found
     from upcycle.local_runs import new_run_id
 
     _check(given, report, choice)
@@ -56,7 +59,7 @@ async def evaluate_external(
     if report.dry_run:
         return _dry_run(taskset, report.as_json)
     model = await _model(given, external, sampling)
-    run_id, planned = new_run_id(), _planned(taskset, options, sampling)
+    run_id, planned = new_run_id(), planned_evaluation(taskset, options, sampling)
     path = external.trajectories or FOLDER / run_id / NAME
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("a", encoding="utf-8") as lines:
@@ -74,19 +77,9 @@ async def evaluate_external(
         except asyncio.CancelledError:  # Ctrl-C
             _interrupted(evaluated(), path)
             raise
-    return _say(evaluated(), runs, path, report)
-
-
-def _planned(taskset: "Taskset", options: "ExternalOptions", sampling: dict[str, Any]) -> PlannedEvaluation:
-    return PlannedEvaluation(
-        taskset=taskset.name,
-        split=taskset.split,
-        taskset_digest=taskset.digest,
-        source_digest=_source_digest(taskset),
-        group=options.group,
-        num_episodes=len(taskset.tasks) * options.group,
-        sampling={name: value for name, value in sampling.items() if value is not None},
-    )
+        played = PlayedEvaluation(run_id, model.name, taskset, options.group, progress.played)
+        sent = await send_to_found(played)
+    return _say(evaluated(), runs, path, report, sent)
 
 
 def _evaluated(
@@ -216,19 +209,13 @@ def _launched(
     )
 
 
-def _source_digest(taskset: "Taskset") -> str:
-    from upcycle.environment.source_files import source_digest
-
-    path = taskset.environment.path
-    return source_digest(path) if path else ""
-
-
 class _Progress:
     """Writes each episode as it ends, and says how far it is. What an earlier command wrote stays until the
     first one. rows: of the evaluation, in the order in which they ended."""
 
     def __init__(self, lines: IO[str], taskset: "Taskset", planned: PlannedEvaluation) -> None:
         self.rows: list[EpisodeRow] = []
+        self.played: list[ExternalEpisode] = []
         self._lines, self._planned = lines, planned
         self._digests = {task.slug: task.digest for task in taskset.tasks}
         self._counts = EvalCounts()
@@ -248,6 +235,7 @@ class _Progress:
         if not self.rows:
             self._lines.truncate(0)
         slug = played.run.task_slug
+        self.played.append(played)
         self.rows.append(episode_row(played, self._digests[slug]))
         self._lines.write(
             json.dumps({**played.row, PLANNED: self._planned.to_json()}, ensure_ascii=False) + "\n"
@@ -271,7 +259,9 @@ def _means(coverage: Coverage, runs: list[Run]) -> tuple[str, str, float]:
     return f"{mean:.3f}", f"{coverage.success_rate:.1%}", mean
 
 
-def _say(evaluated: EvaluatedRun, runs: list[Run], path: Path, report: Report) -> int:
+def _say(
+    evaluated: EvaluatedRun, runs: list[Run], path: Path, report: Report, sent: "SentTrajectories | None"
+) -> int:
     """Print the result; the exit status that it deserves."""
     coverage, failures = coverage_of(runs), failure_examples(runs)
     usage = total_usage(run.usage for run in runs)
@@ -284,7 +274,15 @@ def _say(evaluated: EvaluatedRun, runs: list[Run], path: Path, report: Report) -
         read = {"report": found.to_json() if found else None, "evaluation": evaluated.to_json()}
         read |= anchor_json(anchor_of(evaluated))
         print_json(
-            "done", {**names, **result, "coverage": share, "failures": failures_json(failures), **read}
+            "done",
+            {
+                **names,
+                **_sent_json(sent),
+                **result,
+                "coverage": share,
+                "failures": failures_json(failures),
+                **read,
+            },
         )
     else:
         print(f"{evaluated.run_id}: success {success}, reward {reward}, {coverage}")
@@ -294,7 +292,23 @@ def _say(evaluated: EvaluatedRun, runs: list[Run], path: Path, report: Report) -
         if failures:
             print(failures_text(failures))
         print(f"read them in: {path}")
+        _say_sent(evaluated.run_id, sent)
     unmet = unmet_bars(coverage, report)
     for bar in unmet:
         human().print(bar, style="red", markup=False, soft_wrap=True)
     return Exit.GATE_UNMET if unmet else Exit.OK
+
+
+def _say_sent(run_id: str, sent: "SentTrajectories | None") -> None:
+    """What of it the platform keeps, where one is found."""
+    if sent is None:
+        return
+    if sent.ids:
+        kept = amount(len(sent.ids), "episode", "episodes")
+        print(f"the platform keeps {kept} as client_graded: upcycle trajectories list --run {run_id}")
+    if sent.left:
+        human().print(sent.why_left, style="yellow", markup=False, soft_wrap=True)
+
+
+def _sent_json(sent: "SentTrajectories | None") -> dict[str, Any]:
+    return {} if sent is None else {"sent": len(sent.ids), "not_sent": dict(sent.left)}

@@ -51,12 +51,11 @@ def _text(text: str, style: str = "") -> Text:
 
 def _heading(summary: "TrajectorySummary", body: "TrajectoryBody") -> Text:
     stop = StopReason.Name(body.stop_reason).removeprefix("STOP_REASON_").lower()
-    span = f"v{body.sampled_by.oldest}–v{body.sampled_by.newest}"
+    is_ours = body.sampled_by.oldest >= 0
+    span = f" v{body.sampled_by.oldest}–v{body.sampled_by.newest}" if is_ours else ""
     text = Text(summary.episode.trajectory_id, style="bold")
     ended, episode = ledger_words(summary.ledger), body.episode
-    text.append(
-        f"\n{episode.task_slug} · {episode.model} {span} · {stop} · ledger: {ended}", style="not bold"
-    )
+    text.append(f"\n{episode.task_slug} · {episode.model}{span} · {stop} · ledger: {ended}", style="not bold")
     text.append(f"\njudged by source {body.source_digest[:12]}" if body.source_digest else "", "not bold dim")
     text.append(f"\ntrace {summary.trace_id}" if summary.trace_id else "", style="not bold dim")
     return text

@@ -6,10 +6,13 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 
 from upcycle.errors import UpcycleError
-from upcycle.external.evaluating import MAX_CONCURRENT, ExternalOptions, evaluate_tasks
+from upcycle.external.evaluating import MAX_CONCURRENT, ExternalEpisode, ExternalOptions, evaluate_tasks
+from upcycle.external.keeping import keep_episodes, planned_evaluation
 from upcycle.external.naming import ExternalModel, external_model
+from upcycle.external.sending import PlayedEvaluation
 from upcycle.harness import TurnLimits
 from upcycle.harness.chat import TokenBudgets
+from upcycle.local_runs import new_run_id
 from upcycle.platform_agent import Agent
 from upcycle.playing.episode import MAX_TURNS, PlayLimits
 from upcycle.results import Run
@@ -38,8 +41,9 @@ class ExternalAgent(Agent):
         trainable: bool = False,
         max_concurrent: int | None = None,
     ) -> list[Run]:
-        """Play a taskset, each task `group` times; label is not used. Raises UpcycleError for a runtime and
-        for trainable, and what evaluate_tasks raises."""
+        """Play a taskset, each task `group` times; label is not used. The episodes stay on the platform that
+        is found, as `client_graded`, else in `.upcycle/evaluations/RUN/trajectories.jsonl`. Raises
+        UpcycleError for a runtime and for trainable, and what evaluate_tasks raises."""
         if runtime is not None or trainable:
             what = "trainable" if trainable else "runtime"
             raise UpcycleError(
@@ -49,7 +53,13 @@ class ExternalAgent(Agent):
         options = ExternalOptions(
             group, MAX_CONCURRENT if max_concurrent is None else max_concurrent, self.limits
         )
-        return await evaluate_tasks(tuple(taskset), self.external, options)
+        run_id, played = new_run_id(), list[ExternalEpisode]()
+        planned = planned_evaluation(taskset, options, self.sampling)
+        runs = await evaluate_tasks(
+            tuple(taskset), self.external, options, run_id=run_id, on_episode=played.append
+        )
+        evaluation = PlayedEvaluation(run_id, self.external.name, taskset, group, played)
+        return await keep_episodes(evaluation, planned, runs)
 
 
 def external_agent(name: str, sampling: Mapping[str, Any]) -> ExternalAgent:

@@ -71,10 +71,13 @@ class ExternalOptions:
 
 @dataclass(frozen=True, slots=True)
 class ExternalEpisode:
-    """One episode: its result, and what was said. row: the line of trajectories.jsonl."""
+    """One episode: its result, and what was said. row: the line of trajectories.jsonl. attempt: at its task,
+    from 0."""
 
     run: Run
     row: Mapping[str, Any]
+    played: PlayedEpisode
+    attempt: int
 
 
 OnEpisode = Callable[[ExternalEpisode], None]
@@ -133,7 +136,7 @@ class _Evaluation:
 
         async def one(task: Task, attempt: int) -> Run:
             async with self._slots:
-                played = await self._play(task, f"{self._run_id}/{task.slug}/{attempt}")
+                played = await self._play(task, attempt)
             on_episode(played)
             return played.run
 
@@ -145,7 +148,7 @@ class _Evaluation:
             raise refused.exceptions[0] from None
         return [run.result() for run in runs]
 
-    async def _play(self, task: Task, episode_id: str) -> ExternalEpisode:
+    async def _play(self, task: Task, attempt: int) -> ExternalEpisode:
         """A failure that belongs to this episode alone leaves the others as they are."""
         player, kept, stopped = self._model.player(self._server, self._dialect), _Kept(task), None
         try:
@@ -166,8 +169,10 @@ class _Evaluation:
             prompt_tokens=tokens.prompt,
             completion_tokens=tokens.completion,
         )
+        episode_id = f"{self._run_id}/{task.slug}/{attempt}"
         run = _run_of(kept.episode, self._run_id, episode_id, blame, usage)
-        return ExternalEpisode(run, line_of_played(kept.episode, run, stopped, self._model.name))
+        row = line_of_played(kept.episode, run, stopped, self._model.name)
+        return ExternalEpisode(run, row, kept.episode, attempt)
 
     async def _blame(self, kept: _Kept, player: ModelPlayer) -> Blame:
         """Play the episode; whose failure it is, where there is one."""

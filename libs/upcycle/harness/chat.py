@@ -101,7 +101,7 @@ class ChatDriver:
         for position, message in enumerate(messages):
             is_result = message["role"] == "tool"
             self.messages.append(
-                {**message, "tool_call_id": _call_id(index, position)} if is_result else message
+                {**message, "tool_call_id": call_id(index, position)} if is_result else message
             )
 
 
@@ -110,7 +110,7 @@ def _assistant(index: int, said: AssistantTurn) -> dict[str, Any]:
     if said.tool_calls:
         message["tool_calls"] = [
             {
-                "id": _call_id(index, position),
+                "id": call_id(index, position),
                 "type": "function",
                 "function": {"name": call.name, "arguments": json.dumps(call.arguments, ensure_ascii=False)},
             }
@@ -119,5 +119,6 @@ def _assistant(index: int, said: AssistantTurn) -> dict[str, Any]:
     return message
 
 
-def _call_id(index: int, position: int) -> str:
+def call_id(index: int, position: int) -> str:
+    """Of a call, by its turn and its place in it."""
     return f"call-t{index}c{position}"

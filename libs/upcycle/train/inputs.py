@@ -112,6 +112,11 @@ def input_to_wire(given: TrainingInput) -> "WireInput":
                     f"run {given.trace_id} has no reward: {given.failure}",
                     "leave its group out; upcycle.train.whole_groups does",
                 )
+            if not given.trace_id:
+                raise InputInvalid(
+                    f"run {given.episode_id} has no trajectory in the store: no platform kept it",
+                    "evaluate where a platform is found, or train on its file: `upcycle train MODEL --sft`",
+                )
             return pb.TrainingInput(trajectory_id=given.trace_id, reward=given.reward)
         case Trajectory():
             return _trajectory(given)
@@ -163,7 +168,7 @@ def _conversation(given: Conversation) -> Any:
     from upcycle.api.training.v1 import interactive_pb2 as pb
 
     return pb.Conversation(
-        messages=[_message(given.name, at, message) for at, message in enumerate(given.messages)],
+        messages=[message_to_wire(given.name, at, message) for at, message in enumerate(given.messages)],
         tools_json=json.dumps(list(given.tools)) if given.tools else "",
         name=given.name,
         weight=given.weight,
@@ -171,7 +176,8 @@ def _conversation(given: Conversation) -> Any:
     )
 
 
-def _message(name: str, at: int, message: Mapping[str, Any]) -> "Message":
+def message_to_wire(name: str, at: int, message: Mapping[str, Any]) -> "Message":
+    """A message. name, at: of its conversation, and its place there. Raises InputInvalid."""
     from upcycle.api.trajectory.v1 import trajectory_pb2
 
     role, content = message.get("role"), message.get("content")

@@ -79,9 +79,10 @@ def line_of_record(record: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def _span(sampled_by: Mapping[str, Any]) -> dict[str, int]:
-    """64-bit numbers are texts in the JSON of protobuf."""
-    return {name: int(sampled_by.get(name, 0)) for name in ("oldest", "newest")}
+def _span(sampled_by: Mapping[str, Any]) -> dict[str, int] | None:
+    """64-bit numbers are texts in the JSON of protobuf. None: no version of a model here sampled it."""
+    span = {name: int(sampled_by.get(name, 0)) for name in ("oldest", "newest")}
+    return None if span["oldest"] < 0 else span
 
 
 def _word(name: Any, prefix: str) -> str:

@@ -41,6 +41,7 @@ def _words(body: "pb.TrajectoryBody", summary: "pb.TrajectorySummary") -> tuple[
 
     span = body.sampled_by
     version = f"v{span.oldest}" if span.oldest == span.newest else f"v{span.oldest}–v{span.newest}"
+    version = "" if span.oldest < 0 else version  # no version of a model here
     stop = StopReason.Name(body.stop_reason).removeprefix("STOP_REASON_").lower().replace("_", " ")
     ledger = LedgerState.Name(summary.ledger.state).removeprefix("LEDGER_STATE_").lower()
     reason = f" ({summary.ledger.reason})" if summary.ledger.reason else ""

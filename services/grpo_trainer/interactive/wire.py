@@ -132,6 +132,12 @@ def _conversation(number: int, given: pb.Conversation) -> ConversationInput:
 def conversation_of_body(body: trajectory.TrajectoryBody) -> ConversationInput:
     """What was said in an episode that a client played: it has no tokens. Raises InvalidInput."""
     name = body.episode.trajectory_id
+    for at, turn in enumerate(body.turns):
+        if turn.parse_error:
+            raise InvalidInput(
+                f"{name}: turn {at} could not be read ({turn.parse_error[:200]}), and the conversation would "
+                "teach it; leave the trajectory out"
+            )
     return ConversationInput(
         name=name,
         messages=tuple(body_messages(body)),

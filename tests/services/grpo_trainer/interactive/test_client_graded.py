@@ -17,6 +17,7 @@ from grpo_trainer.interactive.deps import StoredTrajectory
 from grpo_trainer.interactive.inputs import BatchOptions, ConversationInput, StoredInput, prepared_batch
 from grpo_trainer.interactive.preparing import Preparer
 from grpo_trainer.interactive.stored_trajectories import PlatformTrajectories
+from grpo_trainer.interactive.wire import conversation_of_body
 from grpo_trainer.learner.prepared import LossSpec, PreparedInput
 from grpo_trainer.retrying import RetryUntilAvailable
 from upcycle.api.common.v1 import common_pb2
@@ -100,6 +101,15 @@ async def test_the_store_gives_its_conversation_and_no_run_that_a_planner_knows(
         await peer.stop()
         await server.stop()
     assert found == StoredTrajectory(SAID, 0.75, "d", Split.UNASSIGNED)
+
+
+def test_turns_that_could_not_be_read_are_not_taught() -> None:
+    body = trajectory_pb2.TrajectoryBody(
+        episode=common_pb2.EpisodeIdentity(trajectory_id=NAME),
+        turns=[trajectory_pb2.Turn(text="fine"), trajectory_pb2.Turn(text="{", parse_error="no JSON")],
+    )
+    with pytest.raises(InvalidInput, match=rf"{NAME}: turn 1 could not be read \(no JSON\)"):
+        conversation_of_body(body)
 
 
 async def test_it_is_learnt_as_its_conversation_would_be() -> None:

@@ -5,7 +5,8 @@ that the policy wrote is ever decoded and encoded again on its way to the optimi
 """
 
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,10 +15,12 @@ from tokenizers import Tokenizer
 from chat_format.errors import InvalidMessages, InvalidModelDir
 from chat_format.messages import Message, defuse, normalise
 from chat_format.template import ChatTemplate
-from upcycle.harness.parsing import AssistantTurn, parse_turn
+from upcycle.harness.parsing import OPEN_REASONING, AssistantTurn, parse_turn, read_turn
 
 # Stands for a sampled turn while the text around it is rendered; letters only, so no template rewrites it.
 _PLACEHOLDER = "zqsampledturnzq"
+_OPENING_TOKENS = 16
+"""At the end of a prompt; enough for `<think>` and the line after it, however it is cut into tokens."""
 
 
 class ChatFormat:
@@ -99,14 +102,22 @@ class ChatFormat:
         ids = self.encode(suffix)
         return ids if stopped else [self._stop_token_id, *ids]
 
+    def read(self, token_ids: Sequence[int], context: Sequence[int]) -> AssistantTurn:
+        """As `parse`, with the reasoning apart. context: the ids before these, which may have opened it."""
+        before = self.decode(context[-_OPENING_TOKENS:])
+        return self._parsed(token_ids, partial(read_turn, is_open=before.rstrip().endswith(OPEN_REASONING)))
+
     def parse(self, token_ids: Sequence[int]) -> AssistantTurn:
         """The turn in sampled ids (with or without the stop token). Never raises: see `parse_error`."""
+        return self._parsed(token_ids, parse_turn)
+
+    def _parsed(self, token_ids: Sequence[int], read: Callable[[str], AssistantTurn]) -> AssistantTurn:
         sampled = self._before_stop(token_ids)
         known = [token for token in sampled if 0 <= token < self.vocab_size]
         text = self._tokenizer.decode(known, skip_special_tokens=True)
         if len(known) != len(sampled):
             return AssistantTurn(text=text, parse_error=f"token id outside 0..{self.vocab_size - 1}")
-        return parse_turn(text)
+        return read(text)
 
     def end_of_thinking(self, token_ids: Sequence[int]) -> list[int]:
         """Ids that close what a `<think>` opened in the prompt or in the tokens sampled since; none where

@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from chat_format.errors import InvalidMessages
-from upcycle.harness.parsing import AssistantTurn
+from upcycle.harness.parsing import AssistantTurn, with_reasoning
 
 Message = Mapping[str, Any]
 ROLES = frozenset({"system", "developer", "user", "assistant", "tool"})
@@ -13,7 +13,8 @@ ROLES = frozenset({"system", "developer", "user", "assistant", "tool"})
 
 def assistant_message(turn: AssistantTurn) -> dict[str, Any]:
     """The history entry of a sampled turn, in the OpenAI shape with arguments as an object."""
-    message: dict[str, Any] = {"role": "assistant", "content": turn.text}
+    content = with_reasoning(turn.reasoning, turn.text)
+    message: dict[str, Any] = {"role": "assistant", "content": content}
     if turn.tool_calls:
         message["tool_calls"] = [
             {"type": "function", "function": {"name": call.name, "arguments": call.arguments}}

@@ -4,6 +4,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from upcycle.api.trajectory.v1.trajectory_pb2 import Message, ToolCall, TrajectoryBody, Turn
+from upcycle.harness.parsing import with_reasoning
 
 
 def tool_calls(calls: Iterable[ToolCall]) -> list[dict[str, Any]]:
@@ -31,8 +32,9 @@ def prompt_message(message: Message) -> dict[str, Any]:
 
 
 def turn_messages(turn: Turn) -> list[dict[str, Any]]:
-    """The assistant's message, then one message per tool result."""
-    assistant: dict[str, Any] = {"role": "assistant", "content": turn.text}
+    """The assistant's message, with its reasoning as templates write it, then one message per tool result."""
+    content = with_reasoning(turn.reasoning, turn.text)
+    assistant: dict[str, Any] = {"role": "assistant", "content": content}
     if turn.tool_calls:
         assistant["tool_calls"] = tool_calls(turn.tool_calls)
     results = [

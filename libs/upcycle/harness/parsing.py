@@ -3,10 +3,11 @@
 import json
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, NoReturn
 
 OPEN, CLOSE = "<tool_call>", "</tool_call>"
+OPEN_REASONING, CLOSE_REASONING = "<think>", "</think>"
 _CALL = re.compile(re.escape(OPEN) + r"(.*?)" + re.escape(CLOSE), re.DOTALL)
 
 
@@ -20,11 +21,13 @@ class ToolCall:
 
 @dataclass(frozen=True, slots=True)
 class AssistantTurn:
-    """A sampled turn. With `parse_error` set there are no tool calls and `text` is the raw turn."""
+    """A sampled turn. With `parse_error` set there are no tool calls and `text` is the raw turn. reasoning:
+    what came before it between the markers of the template; it is no part of `text`."""
 
     text: str
     tool_calls: tuple[ToolCall, ...] = ()
     parse_error: str | None = None
+    reasoning: str = ""
 
 
 class _Malformed(Exception):
@@ -48,18 +51,49 @@ def parse_turn(text: str) -> AssistantTurn:
     return AssistantTurn(text=rest.strip() if calls else rest, tool_calls=calls)
 
 
+def read_turn(text: str, *, is_open: bool = False) -> AssistantTurn:
+    """As `parse_turn`, with its reasoning apart: no call in it is made. is_open: the prompt opened it."""
+    reasoning, rest = split_reasoning(text, is_open=is_open)
+    return replace(parse_turn(rest), reasoning=reasoning)
+
+
+def split_reasoning(text: str, *, is_open: bool = False) -> tuple[str, str]:
+    """(reasoning, the rest). Only what a turn begins with is reasoning. Left open it goes to the first tool
+    call, or to the end."""
+    begun = text.lstrip()
+    if begun.startswith(OPEN_REASONING):
+        begun = begun.removeprefix(OPEN_REASONING)
+    elif not is_open:
+        return "", text
+    reasoning, close, rest = begun.partition(CLOSE_REASONING)
+    if not close:
+        reasoning, call, after = begun.partition(OPEN)
+        rest = call + after
+    return reasoning.strip(), rest.lstrip()
+
+
+def with_reasoning(reasoning: str, text: str) -> str:
+    """Both in one text, as templates write them."""
+    return f"{OPEN_REASONING}\n{reasoning}\n{CLOSE_REASONING}\n\n{text}" if reasoning else text
+
+
 def read_message(message: Mapping[str, Any]) -> AssistantTurn:
     """The turn in an assistant message of the OpenAI form; calls that its server left in the text are read
     from there. Never raises: what is malformed becomes `parse_error`, as in `parse_turn`."""
-    text = _text_of(message.get("content"))
+    said = read_turn(_text_of(message.get("content")))
+    apart = _text_of(message.get("reasoning_content") or message.get("reasoning")).strip()
+    said = replace(said, reasoning=apart or said.reasoning)
     rows = message.get("tool_calls") or ()
     if not rows:
-        return parse_turn(text)
+        return said
+    text = split_reasoning(_text_of(message.get("content")))[1]
     try:
-        return AssistantTurn(text.strip(), tuple(_parse_row(row) for row in rows))
+        calls = tuple(_parse_row(row) for row in rows)
+        return AssistantTurn(text.strip(), calls, reasoning=said.reasoning)
     except _Malformed as error:
         spelled = [f"{OPEN}\n{_spelled(row)}\n{CLOSE}" for row in rows]
-        return AssistantTurn("\n".join([text, *spelled]).strip(), parse_error=str(error))
+        whole = "\n".join([text, *spelled]).strip()
+        return AssistantTurn(whole, parse_error=str(error), reasoning=said.reasoning)
 
 
 def _text_of(content: Any) -> str:

@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import Any, Final
 
 from upcycle.errors import UpcycleError
-from upcycle.harness import AssistantTurn, parse_turn
+from upcycle.harness import AssistantTurn
 from upcycle.harness.chat import ChatReply, Messages
-from upcycle.harness.parsing import read_message
+from upcycle.harness.parsing import read_message, read_turn
 from upcycle.modules import load_module
 from upcycle.playing.errors import PlayerFailed, PlayRefused
 from upcycle.task_rows import Task
@@ -87,7 +87,7 @@ def script_player(source: str, task: Task) -> LinesPlayer | FunctionPlayer:
 def turn_of(value: Any) -> AssistantTurn:
     """A turn as a script writes it. Raises ValueError saying what it is instead."""
     if isinstance(value, str):
-        return parse_turn(value)
+        return read_turn(value)
     if not isinstance(value, Mapping):
         raise ValueError(f"a value of type {type(value).__name__}")
     unknown = sorted(set(value) - _FIELDS)

@@ -130,6 +130,7 @@ class EpisodePlayer:
         turn.CopyFrom(wire.sampled_turn(self._new_prompt_ids, completion, texts))
         turn.inserted_start, turn.num_inserted = inserted.start, len(inserted)
         turn.text, turn.parse_error = assistant.text, assistant.parse_error or ""
+        turn.reasoning = assistant.reasoning
         turn.started_s, turn.sampling_s = started_s, self._elapsed_s() - started_s
         was_cut = completion.finish_reason is FinishReason.LENGTH
         if not was_cut:

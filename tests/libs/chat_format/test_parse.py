@@ -8,7 +8,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from chat_format import ChatFormat, ToolCall
+from chat_format import AssistantTurn, ChatFormat, ToolCall
 
 ANY_IDS = st.lists(st.one_of(st.integers(-5, 400), st.integers()), max_size=60)
 SHARED_CHAT = settings(
@@ -126,3 +126,13 @@ def test_plain_text_is_the_answer(chat: ChatFormat) -> None:
         (),
         None,
     )
+
+
+def test_reasoning_that_the_prompt_opened_is_read_apart(chat: ChatFormat) -> None:
+    sampled = chat.encode("hm\n</think>\n\nOOM<|im_end|>")
+    opened, closed = chat.encode("assistant\n<think>\n"), chat.encode("<think>\n\n</think>\n\n")
+    assert chat.read(sampled, opened) == AssistantTurn("OOM", reasoning="hm")
+    assert chat.read(sampled, closed).text == chat.parse(sampled).text == "hm\n</think>\n\nOOM"
+    own = chat.encode("<think>hm</think>OOM<|im_end|>")
+    assert chat.read(own, []) == AssistantTurn("OOM", reasoning="hm")
+    assert chat.parse(own) == AssistantTurn("<think>hm</think>OOM")  # as a server without it answers

@@ -41,3 +41,8 @@ def test_a_prompt_message_keeps_its_tool_calls_and_leaves_empty_fields_out() -> 
         {"role": "tool", "content": "3", "tool_call_id": "c1", "name": "add"},
         {"role": "assistant", "content": "3"},
     ]
+
+
+def test_reasoning_is_in_the_message_as_templates_write_it() -> None:
+    turn = Turn(text="3", reasoning="1 + 2")
+    assert turn_messages(turn)[0]["content"] == "<think>\n1 + 2\n</think>\n\n3"

@@ -39,7 +39,8 @@ async def test_thinking_that_spends_its_budget_is_ended_and_the_turn_goes_on_to_
     assert second["sampling_params"]["max_tokens"] == 60 - BUDGET - len(end)
     assert second["token_ids"] == [*turn.new_prompt_ids, *turn.sampled_ids[: BUDGET + len(end)]]
     assert first["sampling_params"]["seed"] != second["sampling_params"]["seed"]
-    assert body.answer.endswith("OOM")
+    assert (body.answer, turn.text) == ("OOM", "OOM")
+    assert turn.reasoning == "checkout check"
     assert turn.finish_reason == FINISH_REASON_STOP
     assert "".join(turn.sampled_texts) == bed.chat.decode(turn.sampled_ids)
 
@@ -63,6 +64,19 @@ async def test_nothing_is_inserted_where_no_thinking_is_open(bed: Testbed, writt
     (turn,) = (await played(bed, max_tokens_per_turn=400)).turns
     assert turn.num_inserted == 0
     assert len(turn.sampled_ids) > BUDGET
+
+
+async def test_reasoning_is_kept_apart_and_the_tokens_stay_as_they_were_sampled(bed: Testbed) -> None:
+    said = "<think>\nIs it the pool?\n</think>\n\nOOM"
+    await bed.engine(lambda _, __: said)
+    await bed.sampler()
+    await bed.ask(bed.request(sampling=taskset_pb2.SamplingConfig(max_turns=1)))
+    (fact,) = await bed.outcomes(1)
+    body = await bed.body(fact)
+    (turn,) = body.turns
+    assert (turn.reasoning, turn.text, body.answer) == ("Is it the pool?", "OOM", "OOM")
+    assert "".join(turn.sampled_texts).startswith(said)
+    assert bed.chat.decode(turn.sampled_ids).startswith(said)
 
 
 async def test_a_turn_within_its_budget_is_one_request(bed: Testbed) -> None:

@@ -291,10 +291,11 @@ class Turn(_message.Message):
     RESTARTS_CONTEXT_FIELD_NUMBER: _builtins.int
     INSERTED_START_FIELD_NUMBER: _builtins.int
     NUM_INSERTED_FIELD_NUMBER: _builtins.int
+    REASONING_FIELD_NUMBER: _builtins.int
     SAMPLED_TEXTS_FIELD_NUMBER: _builtins.int
     finish_reason: Global___FinishReason.ValueType
     text: _builtins.str
-    """assistant text without tool calls"""
+    """assistant text without tool calls and reasoning"""
     parse_error: _builtins.str
     """the completion could not be read as a turn"""
     sampling_s: _builtins.float
@@ -310,6 +311,8 @@ class Turn(_message.Message):
     put them there, so their logprobs are 0 and they never train.
     """
     num_inserted: _builtins.int
+    reasoning: _builtins.str
+    """what the turn began with between the template's markers"""
     @_builtins.property
     def new_prompt_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """Prompt ids that are new since the end of the previous turn (the whole prompt for the first turn)."""
@@ -350,11 +353,12 @@ class Turn(_message.Message):
         restarts_context: _builtins.bool = ...,
         inserted_start: _builtins.int = ...,
         num_inserted: _builtins.int = ...,
+        reasoning: _builtins.str = ...,
         sampled_texts: _abc.Iterable[_builtins.str] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["finish_reason", b"finish_reason", "inserted_start", b"inserted_start", "new_prompt_ids", b"new_prompt_ids", "num_inserted", b"num_inserted", "parse_error", b"parse_error", "restarts_context", b"restarts_context", "sampled_ids", b"sampled_ids", "sampled_logprobs", b"sampled_logprobs", "sampled_texts", b"sampled_texts", "sampling_s", b"sampling_s", "started_s", b"started_s", "text", b"text", "tool_calls", b"tool_calls", "tool_results", b"tool_results", "tools_s", b"tools_s", "versions", b"versions"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["finish_reason", b"finish_reason", "inserted_start", b"inserted_start", "new_prompt_ids", b"new_prompt_ids", "num_inserted", b"num_inserted", "parse_error", b"parse_error", "reasoning", b"reasoning", "restarts_context", b"restarts_context", "sampled_ids", b"sampled_ids", "sampled_logprobs", b"sampled_logprobs", "sampled_texts", b"sampled_texts", "sampling_s", b"sampling_s", "started_s", b"started_s", "text", b"text", "tool_calls", b"tool_calls", "tool_results", b"tool_results", "tools_s", b"tools_s", "versions", b"versions"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -92,5 +92,5 @@ def _tokens(name: str, episode: Episode) -> EpisodeTokens:
     for before, now in zip([False, *episode.sampled], episode.sampled, strict=False):
         turn += before and not now
         turns.append(turn)
-    row = TokenRow(list(episode.token_ids), list(episode.sampled), list(episode.logprobs), turns)
+    row = TokenRow.of(episode.token_ids, episode.sampled, episode.logprobs, turns)
     return EpisodeTokens(name, (row.trimmed(),), 1.0, 0, 0, 0)

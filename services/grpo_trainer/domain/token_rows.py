@@ -8,6 +8,7 @@ tokens, the stop token included, are trained, except in a turn whose completion 
 from __future__ import annotations
 
 import math
+from array import array
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
@@ -18,25 +19,39 @@ from upcycle.api.trajectory.v1.trajectory_pb2 import Turn
 @dataclass(slots=True)
 class TokenRow:
     """One row, arrays of equal length L. logprobs: the sampler's, 0 where untrained; turns: index within
-    the row."""
+    the row.
 
-    token_ids: list[int] = field(default_factory=list)
-    trained: list[bool] = field(default_factory=list)
-    logprobs: list[float] = field(default_factory=list)
-    turns: list[int] = field(default_factory=list)
+    13 bytes a token, as the rows of all complete groups wait in memory: bodies have token ids of 32 bits and
+    single-precision logprobs."""
+
+    token_ids: array[int] = field(default_factory=lambda: array("i"))
+    trained: bytearray = field(default_factory=bytearray)
+    logprobs: array[float] = field(default_factory=lambda: array("f"))
+    turns: array[int] = field(default_factory=lambda: array("i"))
+
+    @classmethod
+    def of(
+        cls,
+        token_ids: Iterable[int],
+        trained: Iterable[bool],
+        logprobs: Iterable[float],
+        turns: Iterable[int],
+    ) -> TokenRow:
+        """The row with these values."""
+        return cls(array("i", token_ids), bytearray(trained), array("f", logprobs), array("i", turns))
 
     def extend(self, turn: Turn, *, index: int, train: bool) -> None:
         """Append a turn: prompt and inserted tokens untrained, sampled tokens trained if `train`."""
         prompt, sampled = len(turn.new_prompt_ids), len(turn.sampled_ids)
         inserted = range(turn.inserted_start, turn.inserted_start + turn.num_inserted)
-        self.token_ids += [*turn.new_prompt_ids, *turn.sampled_ids]
-        self.trained += [False] * prompt + [train and at not in inserted for at in range(sampled)]
-        self.logprobs += [0.0] * prompt + [lp if train else 0.0 for lp in turn.sampled_logprobs]
-        self.turns += [index] * (prompt + sampled)
+        self.token_ids.extend([*turn.new_prompt_ids, *turn.sampled_ids])
+        self.trained.extend([False] * prompt + [train and at not in inserted for at in range(sampled)])
+        self.logprobs.extend([0.0] * prompt + [lp if train else 0.0 for lp in turn.sampled_logprobs])
+        self.turns.extend([index] * (prompt + sampled))
 
     def trimmed(self) -> TokenRow:
         """Without the tokens after the last trained one: nothing is learned from them."""
-        end = max((at + 1 for at, train in enumerate(self.trained) if train), default=0)
+        end = self.trained.rfind(True) + 1
         return TokenRow(self.token_ids[:end], self.trained[:end], self.logprobs[:end], self.turns[:end])
 
 

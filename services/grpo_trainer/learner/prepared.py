@@ -74,7 +74,7 @@ class PreparedRow:
     any: of the SFT loss; advantages, if any: per token, instead of the trajectory's."""
 
     token_ids: Sequence[int]
-    trained: Sequence[bool]
+    trained: Sequence[int]
     logprobs: Sequence[float]
     turns: Sequence[int]
     temperature: float

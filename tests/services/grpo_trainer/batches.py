@@ -46,7 +46,7 @@ def _episode(name: str, prompt: list[int], generator: torch.Generator) -> Episod
         trained += [False] * observed + [True] * sampled
         turns += [turn] * (observed + sampled)
     logprobs = (-4 * torch.rand(len(ids), generator=generator)).tolist()
-    return EpisodeTokens(f"traj-{name}", (TokenRow(ids, trained, logprobs, turns),), 1.0, 0, 0, 0)
+    return EpisodeTokens(f"traj-{name}", (TokenRow.of(ids, trained, logprobs, turns),), 1.0, 0, 0, 0)
 
 
 def _ids(count: int, generator: torch.Generator) -> list[int]:

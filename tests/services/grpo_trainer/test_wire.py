@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import tracemalloc
 
 import pytest
 from hypothesis import given
@@ -33,16 +34,16 @@ def tokens(*turns: Turn, train_parse_errors: bool = False) -> EpisodeTokens:
 
 def test_turns_join_into_one_row_and_observations_are_not_trained() -> None:
     (row,) = tokens(turn(2, 1), turn(3, 2)).rows
-    assert row.token_ids == [1, 1, 2, 1, 1, 1, 2, 2]
-    assert row.trained == [False, False, True, False, False, False, True, True]
-    assert row.turns == [0, 0, 0, 1, 1, 1, 1, 1]
+    assert list(row.token_ids) == [1, 1, 2, 1, 1, 1, 2, 2]
+    assert list(row.trained) == [False, False, True, False, False, False, True, True]
+    assert list(row.turns) == [0, 0, 0, 1, 1, 1, 1, 1]
     assert [lp for lp, train in zip(row.logprobs, row.trained, strict=True) if train] == [-0.5] * 3
 
 
 def test_a_compacted_context_begins_a_new_row() -> None:
     rows = tokens(turn(2, 1), turn(4, 1, restarts_context=True), turn(1, 1)).rows
     assert [len(row.token_ids) for row in rows] == [3, 7]
-    assert rows[1].turns == [0, 0, 0, 0, 0, 1, 1]
+    assert list(rows[1].turns) == [0, 0, 0, 0, 0, 1, 1]
 
 
 def test_a_turn_that_could_not_be_read_is_masked_and_the_rest_trains() -> None:
@@ -51,6 +52,19 @@ def test_a_turn_that_could_not_be_read_is_masked_and_the_rest_trains() -> None:
     assert sum(masked.rows[0].trained) == 2
     assert masked.num_masked_turns == 1
     assert sum(tokens(turn(2, 1), odd, turn(1, 1), train_parse_errors=True).rows[0].trained) == 4
+
+
+def test_a_token_that_waits_takes_no_more_bytes_than_its_values_have() -> None:
+    """Groups of all open steps wait in memory, of long episodes some GB as Python's numbers."""
+    long = [turn(60, 40, sampled_logprobs=[-0.5 - at / 64 for at in range(40)]) for _ in range(100)]
+    tokens(*long)  # what is made once
+    tracemalloc.start()
+    held = tokens(*long)
+    size, _ = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    (row,) = held.rows
+    assert len(row.token_ids) == 10_000
+    assert size < 16 * 10_000
 
 
 def test_tokens_after_the_last_trained_one_are_cut_off() -> None:

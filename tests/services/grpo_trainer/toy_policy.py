@@ -149,7 +149,7 @@ def groups_of(played: Sequence[Played], group_size: int) -> list[BatchGroup]:
 
 
 def _tokens(played: Played, name: str) -> EpisodeTokens:
-    row = TokenRow(played.tokens, played.sampled, played.logprobs, played.turns)
+    row = TokenRow.of(played.tokens, played.sampled, played.logprobs, played.turns)
     return EpisodeTokens(name, (row,), 1.0, 0, 0, 0)
 
 

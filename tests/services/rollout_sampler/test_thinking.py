@@ -52,7 +52,8 @@ async def test_the_inserted_end_of_thinking_never_trains(bed: Testbed) -> None:
     (row,) = episode_tokens("traj-1", body.turns, temperature=1.0, train_parse_errors=True).rows
     trained = row.trained[len(turn.new_prompt_ids) :]
     after = BUDGET + turn.num_inserted
-    assert trained == [True] * BUDGET + [False] * turn.num_inserted + [True] * (len(turn.sampled_ids) - after)
+    written = len(turn.sampled_ids) - after
+    assert list(trained) == [True] * BUDGET + [False] * turn.num_inserted + [True] * written
     assert set(turn.sampled_logprobs[BUDGET:after]) == {0.0}
     assert all(turn.sampled_logprobs[:BUDGET])
     assert all(turn.sampled_logprobs[after:])

@@ -39,7 +39,8 @@ async def test_a_conversation_is_one_row_whose_answers_are_trained() -> None:
     assert [turn.restarts_context for turn in turns] == [True, False]
     tokens = episode_tokens("c", turns, temperature=1.0, train_parse_errors=True)
     (row,) = tokens.rows
-    assert row.token_ids == chat.render(MESSAGES, (), add_generation_prompt=False)[: len(row.token_ids)]
+    whole = chat.render(MESSAGES, (), add_generation_prompt=False)
+    assert list(row.token_ids) == whole[: len(row.token_ids)]
     trained = [token for token, is_trained in zip(row.token_ids, row.trained, strict=True) if is_trained]
     assert trained == [*samples[0].output_ids, *samples[1].output_ids]
     assert chat.parse(samples[0].output_ids).tool_calls[0].arguments == {"service": "api"}

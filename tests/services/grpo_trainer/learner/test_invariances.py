@@ -227,7 +227,7 @@ def episode(name: str, contexts: Sequence[TokenRow]) -> EpisodeTokens:
 
 
 def test_every_row_of_a_forked_episode_carries_its_advantage() -> None:
-    context = TokenRow([1, 2, 3], [False, True, True], [0.0, -1.0, -1.0], [0, 0, 0])
+    context = TokenRow.of([1, 2, 3], [False, True, True], [0.0, -1.0, -1.0], [0, 0, 0])
     one, other = episode("one", [context, context]), episode("other", [context])
     rows = batch_rows([BatchGroup("g", (one, other), (1.0, 0.0))], advantage="dr_grpo", group_size=2)
     credit = {row.row_id: row.advantage for row in rows}

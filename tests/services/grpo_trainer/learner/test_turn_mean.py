@@ -17,12 +17,12 @@ from grpo_trainer.learner.rows import batch_rows
 
 def context(*turns: int) -> TokenRow:
     """Two prompt tokens, then turns of that many sampled tokens, with an observation before each."""
-    made = TokenRow([1, 2], [False] * 2, [0.0] * 2, [0] * 2)
+    made = TokenRow.of([1, 2], [False] * 2, [0.0] * 2, [0] * 2)
     for number, sampled in enumerate(turns):
-        made.token_ids += [3, *range(4, 4 + sampled)]
-        made.trained += [False, *[True] * sampled]
-        made.logprobs += [0.0, *[-2.0] * sampled]
-        made.turns += [number] * (sampled + 1)
+        made.token_ids.extend([3, *range(4, 4 + sampled)])
+        made.trained.extend([False, *[True] * sampled])
+        made.logprobs.extend([0.0, *[-2.0] * sampled])
+        made.turns.extend([number] * (sampled + 1))
     return made
 
 

@@ -201,7 +201,7 @@ async def test_a_missing_or_broken_manifest_ends_the_list_of_ancestors(world: Wo
 
 
 def compared(group_id: str, name: str, rewards: tuple[float, ...]) -> BatchGroup:
-    row = TokenRow([1, 2, 3], [False, True, True], [0.0, -1.0, -1.0], [0, 0, 0])
+    row = TokenRow.of([1, 2, 3], [False, True, True], [0.0, -1.0, -1.0], [0, 0, 0])
     rollouts = (EpisodeTokens(f"{name}/{n}", (row,), 1.0, 0, 0, 0) for n in range(len(rewards)))
     return BatchGroup(group_id, tuple(rollouts), rewards)
 

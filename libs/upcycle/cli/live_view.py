@@ -66,9 +66,9 @@ class BoundedLines:
     """Prints a line where it says something new: at most one in `every_s` seconds, the newest last. It needs
     a running event loop."""
 
-    def __init__(self, console: "Console", every_s: float = LINES_EVERY_S) -> None:
+    def __init__(self, console: "Console", every_s: float | None = None) -> None:
         self._console = console
-        self._every_s = every_s
+        self._every_s = LINES_EVERY_S if every_s is None else every_s
         self._shown = ""
         self._next: str | None = None
         self._timer: asyncio.TimerHandle | None = None
@@ -81,13 +81,18 @@ class BoundedLines:
             self._print(text)
             self._timer = asyncio.get_running_loop().call_later(self._every_s, self._again)
 
+    def flush(self) -> None:
+        """Print what still waits, before another line that is not to overtake it."""
+        waiting, self._next = self._next, None
+        if waiting is not None and waiting != self._shown:
+            self._print(waiting)
+
     def close(self) -> None:
         """Print what still waits."""
         if self._timer is not None:
             self._timer.cancel()
-        waiting, self._timer, self._next = self._next, None, None
-        if waiting is not None and waiting != self._shown:
-            self._print(waiting)
+        self._timer = None
+        self.flush()
 
     def _again(self) -> None:
         waiting, self._timer, self._next = self._next, None, None

@@ -1,4 +1,5 @@
-"""Shows the progress of a training run: curves in a terminal, a line per event elsewhere, or JSON lines."""
+"""Shows the progress of a training run: curves in a terminal, lines at a bounded rate
+elsewhere, or JSON lines."""
 
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -46,7 +47,7 @@ _TITLE_KINDS: Final = 3
 
 @contextmanager
 def progress_view(as_json: bool) -> Iterator[ShowEvent]:
-    """What to call with each event: JSON lines, curves in a terminal, or a line per event."""
+    """What to call with each event: JSON lines, curves in a terminal, or lines."""
     console = human()
     if as_json:
         yield _json_line
@@ -62,12 +63,13 @@ def progress_view(as_json: bool) -> Iterator[ShowEvent]:
 
 
 class Lines:
-    """One line per event, for logs and pipes, and one whenever other groups have ended: at most one in
-    `every_s` seconds, the newest state last. It needs a running event loop."""
+    """For logs and pipes: a line for each verdict, alarm and state of the run; of steps and of groups that
+    ended, each at most one in `every_s` seconds, the newest last. It needs a running event loop."""
 
     def __init__(self, console: "Console", every_s: float = LINES_EVERY_S) -> None:
         self._console = console
         self._groups = BoundedLines(console, every_s)
+        self._steps = BoundedLines(console, every_s)
         self._state = 0
         self._warned_at = 0
 
@@ -77,7 +79,9 @@ class Lines:
         if isinstance(event, RunChanged):
             self._warn(event.run)
             self._state = event.run.state
-        if is_news:
+        if isinstance(event, Stepped):
+            self._steps.show(event_line(event))
+        elif is_news:
             self._line(event_line(event))
         run = progress.run
         account = "; ".join(text for text in (groups_text(run), *map(source_text, run.sources)) if text)
@@ -85,7 +89,8 @@ class Lines:
             self._groups.show(f"  {account}")
 
     def close(self) -> None:
-        """Print the line that is still to come."""
+        """Print the lines that are still to come."""
+        self._steps.close()
         self._groups.close()
 
     def _warn(self, run: "Run") -> None:
@@ -98,6 +103,7 @@ class Lines:
             self._line(f"warning: {run.notice}")
 
     def _line(self, text: str) -> None:
+        self._steps.flush()
         self._console.print(one_row(text), markup=False, soft_wrap=True)
 
 

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Final, Protocol
 from cyclopts import Parameter
 
 from upcycle.cli.exits import Exit
+from upcycle.cli.live_view import BoundedLines, redraws
 from upcycle.cli.output import human, print_json
 from upcycle.cli.sparkline import sparkline
 from upcycle.errors import UpcycleError
@@ -204,30 +205,61 @@ def successes(summaries: "Iterable[TrajectorySummary]", run_id: str) -> "list[Tr
 
 
 def conversations_in(path: Path) -> "Iterator[Conversation]":
-    """The conversations of a JSONL file; of a trajectories file those that succeeded. Raises SftRefused,
-    naming the line."""
+    """The conversations of a JSONL file; of a trajectories file those that succeeded. A last line that its
+    writer did not finish is left out, and it is said. Raises SftRefused, naming the line."""
     num_failed = num_kept = 0
-    try:
-        lines = path.read_text(encoding="utf-8").split("\n")
-    except FileNotFoundError:
-        raise SftRefused(f"{path}: no such file", "give a JSONL file of conversations") from None
-    except (OSError, UnicodeDecodeError) as error:
-        raise SftRefused(f"{path} cannot be read: {error}") from error
-    for number, line in enumerate(lines, start=1):
-        if not line.strip():
-            continue
+    lines, cut = _lines_of(path)
+    for number, line in lines:
         conversation = _conversation(f"{path.name}:{number}", line)
         if conversation is None:
             num_failed += 1
         else:
             num_kept += 1
             yield conversation
+    if cut and not (num_failed or num_kept):
+        raise SftRefused(f"{path} holds no conversation to train on: {cut}")
     if num_failed and not num_kept:
         many = amount(num_failed, "trajectory", "trajectories")
         raise SftRefused(f"{path}: none of its {many} succeeded: nothing is to be learned")
     if num_failed:
         many = amount(num_failed, "trajectory", "trajectories")
         human().print(f"{many} of {path} did not succeed: left out", markup=False)
+    if cut:
+        human().print(f"{cut}: it is left out", markup=False, soft_wrap=True)
+
+
+def _lines_of(path: Path) -> tuple[list[tuple[int, str]], str]:
+    """(number and text of each line that holds something, which one is cut off, or ""). Raises SftRefused."""
+    try:
+        lines = path.read_bytes().split(b"\n")
+    except FileNotFoundError:
+        raise SftRefused(f"{path}: no such file", "give a JSONL file of conversations") from None
+    except OSError as error:
+        raise SftRefused(f"{path} cannot be read: {error}") from error
+    found = [(number, line) for number, line in enumerate(lines, start=1) if line.strip()]
+    cut = ""
+    if _is_cut(lines[-1]):
+        cut = f"line {len(lines)}, the last one of {path.name}, is cut off"
+        found.pop()
+    return [(number, _text(line, f"{path.name}:{number}")) for number, line in found], cut
+
+
+def _is_cut(last: bytes) -> bool:
+    """Whether what stands after the last line end is no JSON: a whole line has its end."""
+    if not last.strip():
+        return False
+    try:
+        json.loads(last)
+    except (ValueError, RecursionError):
+        return True
+    return False
+
+
+def _text(line: bytes, name: str) -> str:
+    try:
+        return line.decode()
+    except UnicodeDecodeError as error:
+        raise SftRefused(f"{name} is not UTF-8: {error}", "save the file as UTF-8") from error
 
 
 def _conversation(name: str, line: str) -> "Conversation | None":
@@ -320,13 +352,17 @@ class Show(Protocol):
 
 @contextmanager
 def shown(plan: SftPlan, model: str, *, as_json: bool) -> Iterator[Show]:
-    """JSON lines, a curve in a terminal, or a line per step."""
+    """JSON lines, a curve in a terminal, or lines at a bounded rate. It needs a running event loop."""
     console, losses, count = human(), list[float](), len(plan.batches)
+    lines, is_frame = BoundedLines(console), redraws(console)
 
     def line(number: int, result: "StepResult", /) -> None:
         losses.append(loss_of(result))
         text = f"step {number}/{count}  v{result.version}  loss {losses[-1]:.4f}  {sparkline(losses, 30)}"
-        console.print(text, markup=False, end="\r" if console.is_terminal and number < count else "\n")
+        if is_frame:
+            console.print(text, markup=False, end="\r" if number < count else "\n")
+        else:
+            lines.show(text)
 
     def json_line(number: int, result: "StepResult", /) -> None:
         kind = "done" if number == count else "step"
@@ -337,4 +373,7 @@ def shown(plan: SftPlan, model: str, *, as_json: bool) -> Iterator[Show]:
         yield json_line
     else:
         console.print(f"{model}: SFT on {plan.source} in {amount(count, 'step')}", markup=False)
-        yield line
+        try:
+            yield line
+        finally:
+            lines.close()

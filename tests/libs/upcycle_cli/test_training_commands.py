@@ -201,7 +201,7 @@ async def upcycle(environment: dict[str, str], *arguments: str) -> tuple[int, st
     return child.returncode, out.decode(), err.decode()
 
 
-async def test_attached_without_a_terminal_each_event_is_a_line(
+async def test_attached_without_a_terminal_events_are_lines(
     platform: tuple[Platform, dict[str, str]],
 ) -> None:
     services, environment = platform
@@ -211,9 +211,10 @@ async def test_attached_without_a_terminal_each_event_is_a_line(
     lines = err.splitlines()
     assert f"{RUN} is running" in lines
     steps = [line for line in lines if line.startswith("step ")]
-    assert [line.split()[1] for line in steps] == ["1", "2", "3"]
-    assert "reward 0.750" in steps[2]
-    assert "staleness 1.0" in steps[2]
+    numbers = [line.split()[1] for line in steps]
+    assert numbers in (["1", "3"], ["1", "2", "3"])  # at a bounded rate; the first and the last one always
+    assert "reward 0.750" in steps[-1]
+    assert "staleness 1.0" in steps[-1]
     assert "alarm mismatch_kl: too far apart" in lines
     assert "ckpt-incident-v00000003 promoted, held-out 75.0%: better" in lines
     assert f"{RUN} is completed" in lines

@@ -21,8 +21,9 @@ from upcycle.api.taskset.v1.taskset_pb2 import (
 from upcycle.api.training.v1.training_pb2 import StepPoint, TrainingAlarm, TrainingMetrics
 from upcycle.cli.progress_view import Lines, curves, dashboard, dashboard_of
 from upcycle.cli.run_follower import AlarmRaised, RunChanged, Stepped, TrainingProgress
-from upcycle.cli.sft import SftCall, SftRefused, conversations_in, planned
+from upcycle.cli.sft import SftCall, SftRefused, conversations_in, planned, shown
 from upcycle.cli.sparkline import sparkline
+from upcycle.train import StepResult
 
 
 def point(step: int, **values: float) -> StepPoint:
@@ -157,3 +158,80 @@ def test_each_epoch_sees_everything_once_in_an_order_of_its_own() -> None:
     assert len(planned(inputs, "run-1", 4, SftCall(steps=2)).batches) == 2
     with pytest.raises(SftRefused, match="no conversation to train on"):
         planned([], "empty.jsonl", 16, SftCall())
+
+
+GOOD = json.dumps({"messages": [{"role": "user", "content": "é"}, {"role": "assistant", "content": "ü"}]})
+
+
+@pytest.mark.parametrize("num_bytes", [1, 60, len(GOOD.encode()) - 1])
+def test_a_last_line_that_its_writer_did_not_finish_is_left_out_and_named(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], num_bytes: int
+) -> None:
+    path = tmp_path / "talks.jsonl"
+    whole = f"{GOOD}\n{GOOD}\n".encode()
+    path.write_bytes(whole + GOOD.encode()[:num_bytes])
+    assert [one.name for one in conversations_in(path)] == ["talks.jsonl:1", "talks.jsonl:2"]
+    assert capsys.readouterr().err == "line 3, the last one of talks.jsonl, is cut off: it is left out\n"
+
+
+def test_a_cut_character_at_the_end_is_a_cut_line_and_elsewhere_a_damaged_one(tmp_path: Path) -> None:
+    path = tmp_path / "talks.jsonl"
+    cut = json.dumps({"messages": [{"role": "assistant", "content": "é"}]}, ensure_ascii=False).encode()
+    cut = cut[: cut.index("é".encode()) + 1]
+    path.write_bytes(GOOD.encode() + b"\n" + cut)
+    assert len(list(conversations_in(path))) == 1
+    path.write_bytes(cut + b"\n" + GOOD.encode())
+    with pytest.raises(SftRefused, match=r"talks\.jsonl:1 is not UTF-8"):
+        list(conversations_in(path))
+
+
+def test_a_file_of_a_cut_line_alone_and_a_damaged_whole_line_are_refused(tmp_path: Path) -> None:
+    path = tmp_path / "talks.jsonl"
+    path.write_text(GOOD[:20])
+    with pytest.raises(
+        SftRefused, match=r"holds no conversation.*line 1, the last one of talks.jsonl, is cut"
+    ):
+        list(conversations_in(path))
+    path.write_text(f"{GOOD[:20]}\n{GOOD}\n")
+    with pytest.raises(SftRefused, match=r"talks\.jsonl:1 is not JSON"):
+        list(conversations_in(path))
+    path.write_text(f'{GOOD}\n{{"a": 1, "a": 2}}')  # whole, and wrong
+    with pytest.raises(SftRefused, match=r"talks\.jsonl:2 is not JSON: 'a' is there twice"):
+        list(conversations_in(path))
+
+
+async def test_steps_are_lines_at_a_bounded_rate_in_order_with_other_events() -> None:
+    console = Console(file=io.StringIO(), width=200, highlight=False)
+    assert isinstance(console.file, io.StringIO)
+    lines = Lines(console, every_s=3600.0)
+    progress = TrainingProgress(Run(run_id="run-1"))
+    for step in range(1, 51):
+        lines(progress, Stepped(point(step, reward_mean=step / 100)))
+    lines(progress, AlarmRaised(TrainingAlarm(kind="mismatch_kl", text="too far")))
+    for step in range(51, 61):
+        lines(progress, Stepped(point(step)))
+    lines.close()
+    printed = [line.split()[:2] for line in console.file.getvalue().splitlines()]
+    assert printed == [["step", "1"], ["step", "50"], ["alarm", "mismatch_kl:"], ["step", "60"]]
+
+
+async def test_steps_of_sft_are_bounded_too_and_the_last_one_stays(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("upcycle.cli.live_view.LINES_EVERY_S", 3600.0)
+    plan = planned([f"t{number}" for number in range(40)], "run-1", 1, SftCall())
+    result = StepResult(
+        step=1,
+        version=7,
+        checkpoint_id="c",
+        is_head=False,
+        metrics={"loss": 0.5},
+        sampler_path="",
+        state_path="",
+        model="m",
+    )
+    with shown(plan, "m", as_json=False) as show:
+        for number in range(1, 41):
+            show(number, result)
+    lines = capsys.readouterr().err.splitlines()
+    assert [line.split()[1] for line in lines if line.startswith("step ")] == ["1/40", "40/40"]

@@ -261,6 +261,7 @@ def run_from_wire(response: taskset_service_pb2.GetRunResponse) -> EvaluationRun
         results=tuple(_result_from_wire(result) for result in response.results),
         taskset_revision=run.taskset_revision,
         source_digest=run.source_digest,
+        episode_deadline_s=spec.episode_deadline_s,
     )
 
 
@@ -304,5 +305,6 @@ def order_to_wire(order: EvaluationOrder) -> taskset_service_pb2.SubmitRunReques
             group_size=order.attempts,
             sampling=taskset_pb2.SamplingConfig(**asdict(order.profile), seed=order.seed),
             label=order.label,
+            episode_deadline_s=order.episode_deadline_s or None,
         ),
     )

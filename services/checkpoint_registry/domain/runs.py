@@ -49,6 +49,7 @@ class EvaluationRun:
     results: tuple[EpisodeOutcome, ...] = ()
     taskset_revision: int = 0  # 0: of a planner that knows no revisions
     source_digest: str = ""  # "": not known
+    episode_deadline_s: int = 0  # 0: the run configuration's default
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,6 +75,7 @@ class EvaluationOrder:
     profile: SamplingProfile
     seed: int
     label: str
+    episode_deadline_s: int = 0  # 0: the run configuration's default
 
 
 def exact_name(taskset: str, revision: int) -> str:

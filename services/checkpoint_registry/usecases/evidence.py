@@ -137,6 +137,7 @@ class GatherEvidence:
             profile=job.profile,
             seed=_seed(job.taskset_digest, attempt),
             label=f"gate {checkpoint.model}@v{checkpoint.version}",
+            episode_deadline_s=await self._episode_deadline_s(job),
         )
         run_id, state, detail = await self._order(order)
         request = EvaluationRequest(
@@ -152,6 +153,13 @@ class GatherEvidence:
         )
         await self._store.add_request(request)
         log.info("evaluation_requested", extra={"request_id": request_id, "run_id": run_id, "detail": detail})
+
+    async def _episode_deadline_s(self, job: GateJob) -> int:
+        """That of the run that asks for the gate: its episodes may take as long there."""
+        with suppress(PeerRefused):
+            run = await self._tasksets.run(job.run_id)
+            return run.episode_deadline_s if run is not None else 0
+        return 0
 
     async def _order(self, order: EvaluationOrder) -> tuple[str, RequestState, str]:
         """A refusal counts as a failed try; an outage propagates and costs none."""

@@ -1,7 +1,6 @@
 """`upcycle compare`."""
 
 from collections.abc import Iterator
-from typing import Final
 
 from upcycle.cli.exits import Exit
 from upcycle.cli.output import JsonFlag, print_json
@@ -12,18 +11,17 @@ from upcycle.reporting.episodes import EvaluatedRun
 from upcycle.reporting.files import evaluation_in
 from upcycle.reporting.reading import read_evaluation
 from upcycle.reporting.trajectory_files import file_of
+from upcycle.reporting.verdicts import verdict_of
 from upcycle.reporting.words import number
 from upcycle.statistics.intervals import Estimate
 from upcycle.wording import amount
-
-MIN_TASKS: Final = 10
-"""Below, an interval holds less than it promises where the rewards are skewed."""
 
 
 async def compare_runs(a: str, b: str, *, as_json: JsonFlag = False) -> int:
     """B minus A on the same tasks: paired 95 % intervals clustered by task, tasks won, lost and tied.
 
-    Refuses evaluations of other tasks, and evaluations that other code judged.
+    The verdict says what success and what reward show, and which of them decides: success, where its interval
+    leaves out 0. Refuses evaluations of other tasks, and evaluations that other code judged.
 
     :param a: the earlier one: id of an evaluation, `last`, a file that `upcycle eval … --json` wrote, or the
         trajectories.jsonl of an evaluation in one process.
@@ -33,7 +31,10 @@ async def compare_runs(a: str, b: str, *, as_json: JsonFlag = False) -> int:
     first, second = await _found((a, b))
     done = compare(first, second)
     if as_json:
-        print_json("comparison", {"a": first.run_id, "b": second.run_id, **done.to_json()})
+        verdict = verdict_of(done.overall).to_json()
+        print_json(
+            "comparison", {"a": first.run_id, "b": second.run_id, **done.to_json(), "verdict": verdict}
+        )
         return Exit.OK
     for line in comparison_lines(first, second, done):
         print(line)
@@ -75,7 +76,7 @@ def comparison_lines(a: EvaluatedRun, b: EvaluatedRun, done: Comparison) -> Iter
     yield f"B − A over {amount(overall.num_tasks, 'task')}, 95 % intervals clustered by task:"
     yield f"success {points(overall.success)}, exact p {done.p_value:.2g}"
     yield f"reward {number(overall.reward, '+')}"
-    yield verdict(overall)
+    yield from verdict_of(overall).lines()
     rows = [["family", "tasks", "success", "reward", "won", "lost", "tied"]]
     scores = (*done.families, overall) if len(done.families) > 1 else (overall,)
     rows += [_row(one) for one in scores]
@@ -96,21 +97,6 @@ def points(estimate: Estimate) -> str:
     ends = estimate.interval
     shown = f" [{100 * ends.low:+.1f}, {100 * ends.high:+.1f}]" if ends is not None else ""
     return f"{100 * estimate.value:+.1f} points{shown}"
-
-
-def verdict(overall: PairedScore) -> str:
-    """What the interval of the reward says, in a sentence; of few tasks, that it says nothing."""
-    if overall.num_rewards < MIN_TASKS:
-        found = f"{amount(overall.num_rewards, 'task')} with a reward on both sides"
-        return f"{found}, at least {MIN_TASKS} say which is better"
-    ends = overall.reward.interval if overall.reward is not None else None
-    if ends is None:
-        return "no interval of the reward: whether one of them is better cannot be said"
-    if ends.low > 0:
-        return "B is better: the interval of the reward lies above 0"
-    if ends.high < 0:
-        return "B is worse: the interval of the reward lies below 0"
-    return "no difference is shown: the interval of the reward holds 0"
 
 
 def _row(one: PairedScore) -> list[str]:

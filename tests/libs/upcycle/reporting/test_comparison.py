@@ -6,11 +6,12 @@ from pathlib import Path
 import pytest
 from tests.libs.upcycle.reporting.rows import episode, evaluation
 
-from upcycle.cli.compare import comparison_lines, verdict
+from upcycle.cli.compare import comparison_lines
 from upcycle.cli.exits import Exit
 from upcycle.cli.main import run
 from upcycle.reporting.comparison import NotComparable, compare
 from upcycle.reporting.episodes import EvaluatedRun
+from upcycle.reporting.verdicts import verdict_of
 
 SOURCE = "c0de" * 16
 
@@ -91,18 +92,91 @@ def test_the_text_names_both_and_says_what_the_interval_says() -> None:
     assert lines[0] == "A  run-a: m v0 on sums@1, group 1, success 40.0%"
     assert lines[2] == "B − A over 5 tasks, 95 % intervals clustered by task:"
     assert lines[3].startswith("success +20.0 points [-")
-    assert "5 tasks with a reward on both sides, at least 10 say which is better" in lines
+    assert "success: 5 tasks, at least 10 say which is better" in lines
+    assert "reward: 5 tasks, at least 10 say which is better" in lines
     assert any(line.split()[:3] == ["y", "2", "-50.0"] and line.endswith("0    1     1") for line in lines)
 
 
-def test_which_is_better_is_said_of_ten_tasks_and_of_no_fewer() -> None:
-    def said(num_tasks: int) -> str:
-        low, high = ({f"x{at}": reward + at / 100 for at in range(num_tasks)} for reward in (0.1, 0.5))
-        high["x0"] = 0.4
-        return verdict(compare(solved("a", dict(low)), solved("b", dict(high))).overall)
+def said_of(a: dict[str, float | None], b: dict[str, float | None]) -> tuple[str, str, tuple[str, str, str]]:
+    """(better, decided by, lines) of a comparison."""
+    found = verdict_of(compare(solved("a", a), solved("b", b)).overall)
+    success, reward, last = found.lines()
+    return found.better, found.decided_by, (success, reward, last)
 
-    assert said(10) == "B is better: the interval of the reward lies above 0"
-    assert said(9).startswith("9 tasks")
+
+def tasks(*rewards: float) -> dict[str, float | None]:
+    return {f"x{at:02d}": reward for at, reward in enumerate(rewards)}
+
+
+def test_the_verdict_by_reward_is_of_ten_tasks_and_of_no_fewer() -> None:
+    low, high = (tasks(*(first + at / 100 for at in range(10))) for first in (0.1, 0.5))
+    high["x00"] = 0.4
+    better, decided_by, lines = said_of(low, high)
+    assert (better, decided_by) == ("b", "reward")
+    assert lines == (
+        "success: the same on every task",
+        "reward: higher, its interval lies above 0",
+        "B is better, decided by reward: success shows no difference",
+    )
+    for one in (low, high):
+        del one["x09"]
+    better, decided_by, lines = said_of(low, high)
+    assert (better, decided_by) == ("unknown", "")
+    assert lines[1] == "reward: 9 tasks, at least 10 say which is better"
+    assert lines[2] == "which one is better cannot be said"
+
+
+def test_success_decides_where_both_speak() -> None:
+    worse, better = tasks(*[0.0] * 10, 1.0, 1.0), tasks(*[1.0] * 9, 0.0, 1.0, 1.0)
+    assert said_of(worse, better)[:2] == ("b", "both")
+    assert said_of(worse, better)[2][2] == "B is better: success and reward both say so"
+    assert said_of(better, worse)[:2] == ("a", "both")
+    assert said_of(better, worse)[2][0] == "success: lower, its interval lies below 0"
+    # More tasks are solved whole, and the others earn much less: the mean reward falls.
+    halves, wholes = tasks(*[0.8] * 20), tasks(*[1.0] * 6, *[0.0] * 14)
+    found, decided_by, lines = said_of(halves, wholes)
+    assert (found, decided_by) == ("b", "success")
+    assert lines[1] == "reward: lower, its interval lies below 0"
+    assert lines[2] == "B is better, decided by success, though its reward is lower"
+
+
+def test_success_decides_alone_where_rewards_show_nothing() -> None:
+    before, after = tasks(*[0.0] * 9, *[0.9] * 27), tasks(*[1.0] * 9, *[0.4] * 18, *[0.9] * 9)
+    better, decided_by, lines = said_of(before, after)
+    assert (better, decided_by) == ("b", "success")
+    assert lines == (
+        "success: higher, its interval lies above 0",
+        "reward: no difference is shown, its interval holds 0",
+        "B is better, decided by success: reward shows no difference",
+    )
+
+
+def test_no_difference_is_said_of_both() -> None:
+    mixed = tasks(*[0.0, 1.0] * 6)
+    swapped = tasks(*[1.0, 0.0] * 6)
+    better, decided_by, lines = said_of(mixed, swapped)
+    assert (better, decided_by) == ("none", "")
+    assert lines[2] == "no difference is shown, by success or by reward"
+    same = said_of(mixed, mixed)
+    assert same[:2] == ("none", "")
+    assert same[2][:2] == ("success: the same on every task", "reward: the same on every task")
+
+
+def test_one_gain_on_every_task_has_no_interval() -> None:
+    better, _, lines = said_of(tasks(*[0.0] * 12), tasks(*[1.0] * 12))
+    assert better == "unknown"
+    assert lines[0] == "success: higher by the same on every task, which has no interval"
+
+
+def test_the_json_line_has_the_verdict(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    paths = []
+    for name, rewards in (("a", [0.0] * 12), ("b", [1.0] * 9 + [0.0] * 3)):
+        paths.append(
+            trajectories(tmp_path / f"{name}.jsonl", {f"x{at}": one for at, one in enumerate(rewards)})
+        )
+    assert run(["compare", *paths, "--json"]) == Exit.OK
+    line = json.loads(capsys.readouterr().out)
+    assert line["verdict"] == {"success": "higher", "reward": "higher", "better": "b", "decided_by": "both"}
 
 
 def test_another_sampling_is_said() -> None:

@@ -94,9 +94,9 @@ async def evaluate_tasks(
     """Play each task `group` times; the runs of a task stand side by side.
 
     on_episode: called as each episode ends. Raises PlayRefused before any work for a key or a model that the
-    server refuses, and for a foreign environment with tools, Unavailable where nothing answers, AgentRefused
-    where that happens later, and what loading the environment raises. An episode whose agent gives up, or
-    that cannot be played, is missing, and its run says why.
+    server refuses, Unavailable where nothing answers, AgentRefused where that happens later, and what loading
+    the environment raises. An episode whose agent gives up, or that cannot be played, is missing, and its run
+    says why.
     """
     price = price_of(model.model)
     server, judges = model.server(pauses_s=options.pauses_s), Judges(pauses_s=options.pauses_s)

@@ -1,23 +1,25 @@
 """Plays one task over a control channel: prompt, turns, grade. A failure of the environment is a value."""
 
+import asyncio
 import time
 from collections.abc import Awaitable, Callable, Mapping
+from contextlib import AsyncExitStack
 from dataclasses import asdict, dataclass, field
 from typing import Any, Final, TypeVar
 
 from upcycle.environment.channel import ChannelClosed, ChannelError, ControlChannel
 from upcycle.environment.channel.client import AskJudge, ChannelTimeout
-from upcycle.errors import InfrastructureError, RewardInvalid, UpcycleError
+from upcycle.environment.foreign_tools import attached_tools, call_attached
+from upcycle.environment.tools import Tool, ToolResult, ToolSpec
+from upcycle.errors import InfrastructureError, RewardInvalid, ToolFailed, UpcycleError
 from upcycle.harness import Ending, TakenTurn, ToolCall, ToolOutcome, TurnLimits, play_turns
 from upcycle.harness.chat import ChatDriver, ChatPlayer, EpisodeWatcher, TokenBudgets
-from upcycle.playing.errors import PlayRefused
 from upcycle.rewards import EvaluationResult, evaluation_result, foreign_result
 from upcycle.states import ReadState, StateEntry, read_states
 from upcycle.task_rows import Task
 from upcycle.transcripts import ToolUse, Transcript, Turn
 
 T = TypeVar("T")
-_MCP: Final = "mcp"
 
 MAX_TURNS: Final = 32
 """More than a run's default (8): a person looks around."""
@@ -132,11 +134,11 @@ async def play_episode(
 ) -> PlayedEpisode:
     """Play one task.
 
-    Raises what the player raises, and PlayRefused for a foreign environment with tools; what the environment
-    does wrong is in the result."""
+    Raises what the player raises; what the environment does wrong is in the result."""
     episode, started_s = PlayedEpisode(task), time.monotonic()
     try:
-        await _EpisodePlay(episode, environment, limits).play(player, watcher)
+        async with AsyncExitStack() as stack:
+            await _EpisodePlay(episode, environment, limits, stack).play(player, watcher)
     except _Broke as broke:
         episode.failure = broke.failure
     finally:
@@ -145,8 +147,14 @@ async def play_episode(
 
 
 class _EpisodePlay:
-    def __init__(self, episode: PlayedEpisode, environment: OpenEnvironment, limits: PlayLimits) -> None:
+    """stack: holds the MCP servers of a foreign environment, where its tools are."""
+
+    def __init__(
+        self, episode: PlayedEpisode, environment: OpenEnvironment, limits: PlayLimits, stack: AsyncExitStack
+    ) -> None:
         self._episode = episode
+        self._stack = stack
+        self._foreign: Mapping[str, Tool] = {}
         self._channel = environment.channel
         self._limits = limits
         self._ended_how = environment.ended_how
@@ -154,6 +162,8 @@ class _EpisodePlay:
 
     async def play(self, player: ChatPlayer, watcher: EpisodeOpened) -> None:
         episode, limits, task = self._episode, self._limits, self._episode.task
+        if self._is_foreign:
+            await self._attach()
         start = self._channel.start(task.scenario, task.args, timeout_s=limits.start_s)
         episode.prompt = _messages(await self._guarded("prompt", start))
         episode.first_state = self._channel.first_state
@@ -182,28 +192,22 @@ class _EpisodePlay:
         welcome = self._channel.welcome
         return welcome is not None and not welcome.speaks_tools
 
-    async def _tools(self) -> list[Any]:
-        welcome = self._channel.welcome
-        if welcome is not None and not welcome.speaks_tools:
-            offered = [
-                one
-                for one in welcome.bindings
-                if isinstance(one, Mapping) and str(one.get("protocol", "")).startswith(_MCP)
-            ]
-            if offered:
-                raise PlayRefused(
-                    f"environment {welcome.name!r} offers its tools over MCP, and no episode that is played "
-                    "here attaches them",
-                    "play it on the platform: upcycle eval TASKS with a registered model",
-                )
-            return []
+    async def _attach(self) -> None:
+        """As the platform does, before the scenario starts."""
+        channel, bindings = self._channel, self._channel.welcome.bindings if self._channel.welcome else ()
+        try:
+            self._foreign = await attached_tools(channel.url, bindings, self._stack)
+        except (ToolFailed, ChannelError) as error:
+            raise _Broke(PlayFailure("tools", InfrastructureError.kind, str(error))) from error
+
+    async def _tools(self) -> list[ToolSpec]:
+        if self._is_foreign:
+            return [tool.spec for tool in self._foreign.values()]
         return list(await self._guarded("tools", self._channel.list_tools(timeout_s=self._limits.start_s)))
 
     async def _call(self, call: ToolCall) -> ToolOutcome:
-        limits, started_s = self._limits, time.monotonic()
-        called = self._channel.call_tool(
-            call.name, call.arguments, timeout_s=limits.tool_s, max_bytes=limits.tool_result_bytes
-        )
+        started_s = time.monotonic()
+        called = self._called_foreign(call) if self._is_foreign else self._called(call)
         try:
             result = await self._guarded(f"tool {call.name}", called)
         except _Broke as broke:
@@ -212,6 +216,22 @@ class _EpisodePlay:
                 raise
             return ToolOutcome(str(cause), is_error=True)  # an unknown tool: the player reads it and goes on
         return ToolOutcome(result.text, result.is_error, time.monotonic() - started_s, result.state)
+
+    def _called(self, call: ToolCall) -> Awaitable[ToolResult]:
+        limits = self._limits
+        return self._channel.call_tool(
+            call.name, call.arguments, timeout_s=limits.tool_s, max_bytes=limits.tool_result_bytes
+        )
+
+    async def _called_foreign(self, call: ToolCall) -> ToolResult:
+        """Raises ChannelTimeout, as a tool that is called over the channel."""
+        tool, limits = self._foreign.get(call.name), self._limits
+        limit_s = tool.spec.timeout_s if tool and tool.spec.timeout_s else limits.tool_s
+        try:
+            async with asyncio.timeout(limit_s):
+                return await call_attached(self._foreign, limits.tool_result_bytes, call.name, call.arguments)
+        except TimeoutError as error:
+            raise ChannelTimeout(f"tool {call.name} got no answer within {limit_s:g} s") from error
 
     async def _guarded(self, during: str, call: Awaitable[T]) -> T:
         try:

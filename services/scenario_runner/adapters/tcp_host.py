@@ -5,7 +5,6 @@ them as MCP servers among its bindings, reached through the channel's tunnel.
 """
 
 import json
-from collections.abc import Mapping
 from contextlib import AsyncExitStack
 from functools import partial
 from typing import Any
@@ -24,11 +23,8 @@ from scenario_runner.domain.environments import (
 from upcycle.environment.channel import ChannelClosed, ChannelError, ControlChannel
 from upcycle.environment.channel.client import ChannelTimeout
 from upcycle.environment.channel.frames import understood
-from upcycle.environment.channel.tunnels import Forwarder
-from upcycle.environment.tools import Tool, ToolResult, bounded_text
+from upcycle.environment.foreign_tools import attached_tools, call_attached
 from upcycle.errors import ToolFailed
-
-_MCP = "mcp/"
 
 
 class TcpHost:
@@ -83,51 +79,16 @@ class TcpHost:
             environment = ChannelEnvironment(channel, self._timeouts, on_close=mine.aclose, explain_loss=lost)
             await environment.list_tools()
             return environment
-        tools = await _attached(url, welcome.bindings, mine)
-        call = partial(_call, tools, self._timeouts.tool_result_bytes)
+        try:
+            tools = await attached_tools(url, welcome.bindings, mine)
+        except (ToolFailed, ChannelError) as error:
+            raise EpisodeFault(EpisodeFailure.EXTERNAL_FAILURE, str(error)) from error
+        call = partial(call_attached, tools, self._timeouts.tool_result_bytes)
         environment = ChannelEnvironment(
             channel, self._timeouts, on_close=mine.aclose, explain_loss=lost, tool_caller=call
         )
         environment.tools = tuple(tool.spec for tool in tools.values())
         return environment
-
-
-async def _attached(
-    url: str, bindings: tuple[Mapping[str, Any], ...], stack: AsyncExitStack
-) -> Mapping[str, Tool]:
-    """The tools of an environment's MCP bindings."""
-    config: dict[str, dict[str, Any]] = {}
-    try:
-        with understood("a binding"):
-            offered = [one for one in bindings if str(one.get("protocol", "")).startswith(_MCP)]
-            for binding in offered:
-                forwarder = await stack.enter_async_context(Forwarder(url, binding["name"]))
-                token = (binding.get("params") or {}).get("auth_token")
-                headers = {"Authorization": f"Bearer {token}"} if token else {}
-                config[binding["name"]] = {"url": forwarder.local(binding["url"]), "headers": headers}
-        if not config:
-            return {}
-        from upcycle.environment.mcp import McpTools
-
-        attached = await McpTools.connect(config, taken=frozenset())
-    except (ToolFailed, ChannelError) as error:
-        raise EpisodeFault(EpisodeFailure.EXTERNAL_FAILURE, str(error)) from error
-    stack.push_async_callback(attached.close)
-    return attached.tools
-
-
-async def _call(
-    tools: Mapping[str, Tool], max_bytes: int, name: str, arguments: Mapping[str, Any]
-) -> ToolResult:
-    tool = tools.get(name)
-    if tool is None:
-        return ToolResult(f"no tool {name!r}; there is {', '.join(tools) or 'none'}", is_error=True)
-    try:
-        result = await tool.call(arguments)
-    except ToolFailed as error:
-        return ToolResult(str(error), is_error=True)
-    text, cut = bounded_text(result.text, max_bytes)
-    return ToolResult(text, result.is_error, cut)
 
 
 async def _connected(url: str) -> ControlChannel:

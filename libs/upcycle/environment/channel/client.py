@@ -58,6 +58,8 @@ class ControlChannel:
         self._waiting: dict[int, asyncio.Future[dict[str, Any]]] = {}
         self._reader = asyncio.ensure_future(self._read())
         self.welcome: Welcome | None = None
+        self.url = ""
+        """Where it was connected to; empty on a socket that was given."""
         self._speaks_tools = speaks_tools
         self._tool_limits: dict[str, float] = {}
         self.first_state: StateEntry | None = None
@@ -92,7 +94,9 @@ class ControlChannel:
                     )
         except (OSError, TimeoutError) as error:
             raise ChannelClosed(f"no environment answers at {url}: {error or 'timed out'}") from error
-        return cls(lines)
+        channel = cls(lines)
+        channel.url = url
+        return channel
 
     async def hello(self, session_id: str | None = None, *, timeout_s: float = CONNECT_TIMEOUT_S) -> Welcome:
         """Open a session, or resume a parked one; also the heartbeat."""

@@ -1,6 +1,5 @@
 """Servers that refuse a field, echo half an emoji, and take any key; fork servers that die."""
 
-import asyncio
 import inspect
 import json
 import os
@@ -20,7 +19,7 @@ from upcycle.playing.episode import PlayLimits, play_episode
 from upcycle.playing.errors import PlayRefused
 from upcycle.playing.forking import ForkServer, hosts_of
 from upcycle.shell_grader import BashGrader
-from upcycle.task_rows import EnvironmentRef, Task, canonical_json
+from upcycle.task_rows import EnvironmentRef, canonical_json
 
 REFUSED = "Unsupported parameter: 'max_tokens'. Use 'max_completion_tokens' instead."
 
@@ -167,23 +166,3 @@ async def test_a_scenario_that_fails_on_the_answer_is_tried_on_one_empty_turn_as
         asked = [replace(tasks.tasks[0], args_json=arguments)]
         (run,) = await evaluate_tasks(asked, model_at(server.url))
     assert (run.failure, run.policy_failure) == ("", "answer_error")
-
-
-async def test_a_foreign_environment_with_tools_is_refused_by_name() -> None:
-    hello = {"session_id": "s", "env": {"name": "theirs"}, "bindings": [{"protocol": "mcp/2025-06-18"}]}
-
-    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        while line := await reader.readline():
-            call = json.loads(line)
-            result = hello if call["method"] == "hello" else {"prompt": "hi"}
-            frame = {"jsonrpc": "2.0", "id": call["id"], "result": result}
-            writer.write(json.dumps(frame).encode() + b"\n")
-        writer.close()
-
-    served = await asyncio.start_server(answer, "127.0.0.1", 0)
-    url = f"tcp://127.0.0.1:{served.sockets[0].getsockname()[1]}"
-    task = Task(EnvironmentRef("theirs", url=url), "sum", "{}", "a")
-    refused = pytest.raises(PlayRefused, match="environment 'theirs' offers its tools over MCP")
-    with serving(openai_shaped(lambda results: Turn("3"))) as server, refused:
-        await evaluate_tasks([task], model_at(server.url))
-    served.close()

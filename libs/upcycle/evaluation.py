@@ -15,6 +15,7 @@ from upcycle.errors import UpcycleError
 from upcycle.platform import connected
 from upcycle.results import MIN_COVERAGE, Coverage, Run, coverage_of
 from upcycle.run_client import completed, follow_run, register_taskset, state_word, submit_run
+from upcycle.stored_states import states_of
 from upcycle.tasks import Task, Taskset
 from upcycle.trained_models import is_ahead_of_head
 from upcycle.transcripts import ToolUse, Transcript, Turn
@@ -314,5 +315,5 @@ def transcript_of(body: "TrajectoryBody") -> Transcript:
             result = results.get(call.call_id)
             text, failed = (result.content, result.is_error) if result is not None else ("", False)
             uses.append(ToolUse(call.name, json.loads(call.arguments_json or "{}"), text, failed))
-        turns.append(Turn(turn.text, tuple(uses)))
-    return Transcript(tuple(turns))
+        turns.append(Turn(turn.text, tuple(uses), turn.reasoning))
+    return Transcript(tuple(turns), tuple(state.value for state in states_of(body)))

@@ -18,10 +18,12 @@ class ToolUse:
 
 @dataclass(frozen=True, slots=True)
 class Turn:
-    """One completion of the agent: its text and the tools it called."""
+    """One completion of the agent: its text and the tools it called. reasoning: what came before the text
+    between the markers of the agent's template; empty where nothing did."""
 
     text: str
     tool_calls: tuple[ToolUse, ...] = ()
+    reasoning: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +71,7 @@ def _turn(row: Mapping[str, Any]) -> Turn:
         )
         for call in row.get("tool_calls", ())
     )
-    return Turn(row.get("text", ""), calls)
+    return Turn(row.get("text", ""), calls, row.get("reasoning", ""))
 
 
 def _turn_row(turn: Turn) -> dict[str, Any]:
@@ -82,4 +84,5 @@ def _turn_row(turn: Turn) -> dict[str, Any]:
         }
         for call in turn.tool_calls
     ]
-    return {"text": turn.text, "tool_calls": calls}
+    apart = {"reasoning": turn.reasoning} if turn.reasoning else {}
+    return {"text": turn.text, "tool_calls": calls, **apart}

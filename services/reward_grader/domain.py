@@ -41,18 +41,19 @@ class GradingTask:
 
 @dataclass(frozen=True, slots=True)
 class GraderTranscript:
-    """What an extra grader sees. messages: the conversation in the form of OpenAI's API; turns: those of the
-    policy, as a scenario gets them."""
+    """What an extra grader sees. messages: the conversation in the form of OpenAI's API; turns and states: as
+    a scenario gets them."""
 
     trajectory_id: str
     task_slug: str
     answer: str
     messages: Sequence[Mapping[str, Any]]
     turns: tuple[Turn, ...] = ()
+    states: tuple[Any, ...] = ()
 
     def as_answer(self) -> Answer:
         """The answer that a `Grader` or `Rubric` of the SDK takes."""
-        return Answer(self.answer, Transcript(self.turns))
+        return Answer(self.answer, Transcript(self.turns, self.states))
 
 
 @dataclass(frozen=True, slots=True)

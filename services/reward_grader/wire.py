@@ -15,6 +15,7 @@ from upcycle.api.environment.v1 import service_pb2 as environment_pb2
 from upcycle.api.trajectory.v1 import trajectory_pb2
 from upcycle.api.trajectory.v1.events_pb2 import TrajectoryGraded, TrajectoryRecorded
 from upcycle.moments import moment_of, timestamp
+from upcycle.stored_states import states_of
 from upcycle.transcripts import ToolUse, Turn
 
 
@@ -46,6 +47,7 @@ def transcript_from_body(body: trajectory_pb2.TrajectoryBody) -> GraderTranscrip
         answer=body.answer,
         messages=body_messages(body),
         turns=tuple(map(_turn_from_wire, body.turns)),
+        states=tuple(state.value for state in states_of(body)),
     )
 
 
@@ -56,7 +58,7 @@ def _turn_from_wire(turn: trajectory_pb2.Turn) -> Turn:
         result = results.get(call.call_id, trajectory_pb2.ToolResult())
         arguments = json.loads(call.arguments_json or "{}")
         uses.append(ToolUse(call.name, arguments, result.content, result.is_error))
-    return Turn(turn.text, tuple(uses))
+    return Turn(turn.text, tuple(uses), turn.reasoning)
 
 
 def grade_from_wire(message: environment_pb2.GradeResponse) -> Grade:

@@ -258,4 +258,4 @@ def _spec(row: Mapping[str, Any]) -> dict[str, Any]:
 def _turn(taken: TakenTurn) -> Turn:
     pairs = zip(taken.said.tool_calls, taken.outcomes, strict=False)
     calls = (ToolUse(call.name, call.arguments, done.content, done.is_error) for call, done in pairs)
-    return Turn(taken.said.text, tuple(calls))
+    return Turn(taken.said.text, tuple(calls), taken.said.reasoning)

@@ -92,7 +92,8 @@ def _turn(turn: trajectory_pb2.Turn) -> dict[str, Any]:
                 "is_error": result.is_error if result is not None else False,
             }
         )
-    return {"text": turn.text, "tool_calls": calls}
+    apart = {"reasoning": turn.reasoning} if turn.reasoning else {}
+    return {"text": turn.text, "tool_calls": calls, **apart}
 
 
 def _json_or_empty(text: str) -> Any:

@@ -52,13 +52,20 @@ def end_run(unit: PlanUnit, run: RunRecord, ending: RunState, reason: str, *, fa
     shortens_wait = run.ends_early and ending is not RunState.COMPLETED
     if run.state in FINAL_RUN_STATES or (run.ending is not None and not shortens_wait):
         return
-    ended = replace(run, state=RunState.DRAINING, ending=ending, ending_since=unit.now, failure=failure)
-    unit.update_run(ended)
+    ended = _drained(unit, run, ending, failure)
     if ended.awaits_trainer:
         unit.announce_stopping(ended, failure or reason)
     else:
         cancel(unit, ended, unit.unsettled(run.run_id), reason)
         announce_released(unit, ended)
+
+
+def _drained(unit: PlanUnit, run: RunRecord, ending: RunState, failure: str) -> RunRecord:
+    """The one place where a run becomes DRAINING: nothing more is planned, and once all is settled it ends as
+    `ending`."""
+    ended = replace(run, state=RunState.DRAINING, ending=ending, ending_since=unit.now, failure=failure)
+    unit.update_run(ended)
+    return ended
 
 
 def stop_early(unit: PlanUnit, run: RunRecord, reason: str, *, kept: bool = False) -> None:
@@ -68,14 +75,7 @@ def stop_early(unit: PlanUnit, run: RunRecord, reason: str, *, kept: bool = Fals
     """
     if run.ending is not None or run.state in FINAL_RUN_STATES:
         return
-    stopping = replace(
-        run,
-        state=RunState.DRAINING,
-        ending=RunState.COMPLETED,
-        ending_since=unit.now,
-        failure=reason if kept else "",
-    )
-    unit.update_run(stopping)
+    stopping = _drained(unit, run, RunState.COMPLETED, reason if kept else "")
     unit.announce_stopping(stopping, reason)
 
 
@@ -126,8 +126,7 @@ def end_with_last_step(unit: PlanUnit, run: RunRecord, *, is_certain: bool = Fal
     unsettled = unit.unsettled(run.run_id)
     if not has_read_all and any(row.state is EpisodeState.GRADED for row in unsettled):
         if run.ending is None:
-            run = replace(run, state=RunState.DRAINING, ending=RunState.COMPLETED, ending_since=unit.now)
-            unit.update_run(run)
+            run = _drained(unit, run, RunState.COMPLETED, run.failure)
         pending = [row for row in unsettled if row.state is EpisodeState.PLANNED]
         cancel(unit, run, pending, GroupReason.RUN_OVER)
         _settle_graded(unit, run, unsettled)
@@ -150,11 +149,12 @@ def end_without_trainer(unit: PlanUnit, run: RunRecord, failure: str) -> None:
     known = run.failure or failure
     if run.ends_early and failure not in known:
         known = f"{known}; {failure}"  # why it ended early, and why it may lack its final checkpoint
-    ended = replace(run, failure=known)
-    if run.ending is None:
-        ended = replace(ended, state=RunState.DRAINING, ending=RunState.FAILED, ending_since=unit.now)
     log.warning("session_failed", extra={"run_id": run.run_id, "failure": failure})
-    unit.update_run(ended)
+    if run.ending is None:
+        ended = _drained(unit, run, RunState.FAILED, known)
+    else:
+        ended = replace(run, failure=known)
+        unit.update_run(ended)
     unit.announce_stopping(ended, failure, is_final=True)
 
 

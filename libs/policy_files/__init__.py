@@ -1,8 +1,10 @@
 """Policy versions as files: uploaded with a manifest last, fetched by digest, never half-visible."""
 
+from policy_files.announcements import Announcement
 from policy_files.cache import fetch, prune, verify
 from policy_files.errors import (
     CorruptPolicy,
+    FalseAnnouncement,
     InvalidManifest,
     InvalidPolicyDir,
     PolicyFilesError,
@@ -23,8 +25,10 @@ from policy_files.weights import TensorInfo, read_tensors, tensors_of_directory
 
 __all__ = [
     "AnnouncedVersions",
+    "Announcement",
     "CorruptPolicy",
     "Fact",
+    "FalseAnnouncement",
     "InvalidManifest",
     "InvalidPolicyDir",
     "KeptFacts",

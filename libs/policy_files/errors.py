@@ -21,5 +21,9 @@ class UnknownPolicy(PolicyFilesError, LookupError):
     """No manifest is stored under that model and version."""
 
 
+class FalseAnnouncement(PolicyFilesError, ValueError):
+    """A fact says something about a version that is not so; handling it again changes nothing."""
+
+
 class VersionTaken(PolicyFilesError):
     """Another digest is already uploaded as that version; versions are never reused."""

@@ -69,9 +69,10 @@ def build_app(settings: CheckpointRegistrySettings) -> Service:
     servicer = RegistryServicer(manage, models, versions, EngineLeases(leases, now=utc_now))
     up_to_date = UpToDate(NAME, bus.unread, now=utc_now)
     references = up_to_date.finding(FindReferences(SqlReferences(database)))
-    lost = TakeLostFacts(KeptAnnouncements(blobs), versions, gate, wakeups.wake)
+    announced = KeptAnnouncements(blobs)
+    lost = TakeLostFacts(announced, versions, gate, wakeups.wake)
     grpc_server = GrpcServer(settings.host, settings.grpc_port)
-    bus.include_router(registry_router(gate, evidence, versions, wakeups.wake))
+    bus.include_router(registry_router(gate, evidence, versions, announced, wakeups.wake))
     for component in (
         database,
         blobs,

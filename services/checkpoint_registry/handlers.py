@@ -1,45 +1,57 @@
 """The bus edge: records published versions and saved checkpoints, and reads finished evaluation runs."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
 from opentelemetry import propagate
 
 from checkpoint_registry import wire
+from checkpoint_registry.adapters.announced_versions import KeptAnnouncements
 from checkpoint_registry.adapters.sql_versions import SqlVersionStore
 from checkpoint_registry.domain.errors import PeerRefused, UnknownModel, VersionConflict
 from checkpoint_registry.usecases.evidence import GatherEvidence
 from checkpoint_registry.usecases.gating import RunGate
 from event_bus import Carries, EventRouter, PoisonMessage
 from event_bus.topology import CHECKPOINT_REGISTRY
-from service_kit.errors import InvalidRequest
+from identities.objects import PolicyFolder
+from policy_files import Announcement, FalseAnnouncement
 from upcycle.api.common.v1 import common_pb2
 from upcycle.api.taskset.v1.events_pb2 import RunFinished
 from upcycle.api.training.v1.events_pb2 import CheckpointSaved, PolicyPublished
 
 
 def registry_router(
-    gate: RunGate, evidence: GatherEvidence, versions: SqlVersionStore, wake_gate: Callable[[list[str]], None]
+    gate: RunGate,
+    evidence: GatherEvidence,
+    versions: SqlVersionStore,
+    files: KeptAnnouncements,
+    wake_gate: Callable[[list[str]], None],
 ) -> EventRouter:
-    """Safe to redeliver: a version is keyed by its number, a checkpoint by its id, evidence by its run."""
+    """Safe to redeliver: a version is keyed by its number, a checkpoint by its id, evidence by its run. A new
+    version is recorded only where its files are as the fact says."""
     router = EventRouter()
     subscriber = router.subscriber(CHECKPOINT_REGISTRY)
+
+    async def prove(said: Announcement) -> None:
+        """One that is recorded was proven, and its files may have been removed since."""
+        if await versions.unpublished([PolicyFolder(said.model, said.version)]):
+            await files.prove(said)
 
     @subscriber(filter=Carries(PolicyPublished))
     async def on_policy_published(event: PolicyPublished) -> None:
         """Record the version."""
-        try:
-            await versions.record(wire.version_from_wire(event))
-        except (InvalidRequest, UnknownModel, VersionConflict) as error:
-            raise PoisonMessage(str(error)) from error
+        with _false_ones_are_poison():
+            published = wire.version_from_wire(event)
+            await prove(wire.announcement(event))
+            await versions.record(published)
 
     @subscriber(filter=Carries(CheckpointSaved))
     async def on_checkpoint_saved(event: CheckpointSaved) -> None:
         """Record a candidate for the gate, then wake the gate."""
-        try:
+        with _false_ones_are_poison():
             candidate = wire.candidate_from_wire(event)
+            await prove(wire.announcement(event))
             await gate.record(candidate, _traceparent(), keeps_head=event.keeps_head)
-        except (InvalidRequest, UnknownModel, VersionConflict) as error:
-            raise PoisonMessage(str(error)) from error
         wake_gate([event.model])
 
     @subscriber(filter=Carries(RunFinished))
@@ -54,6 +66,14 @@ def registry_router(
         wake_gate([event.model])
 
     return router
+
+
+@contextmanager
+def _false_ones_are_poison() -> Iterator[None]:
+    try:
+        yield
+    except (FalseAnnouncement, UnknownModel, VersionConflict) as error:
+        raise PoisonMessage(str(error)) from error
 
 
 def _traceparent() -> str:

@@ -27,7 +27,7 @@ from checkpoint_registry.domain.runs import (
     TasksetView,
 )
 from identities import entities
-from service_kit.errors import InvalidRequest
+from policy_files import Announcement
 from upcycle.api.common.v1 import common_pb2
 from upcycle.api.registry.v1 import events_pb2, registry_pb2
 from upcycle.api.taskset.v1 import service_pb2 as taskset_service_pb2
@@ -79,12 +79,18 @@ def version_to_wire(published: PublishedVersion) -> registry_pb2.PublishedVersio
     )
 
 
+def announcement(
+    event: training_events_pb2.PolicyPublished | training_events_pb2.CheckpointSaved,
+) -> Announcement:
+    """What the fact says about its version."""
+    is_published = isinstance(event, training_events_pb2.PolicyPublished)
+    fact = "policy.published" if is_published else "checkpoint.saved"
+    return Announcement(fact, event.model, event.version, event.digest, blob_ref.from_wire(event.manifest))
+
+
 def version_from_wire(event: training_events_pb2.PolicyPublished) -> PublishedVersion:
-    """A published version. Raises InvalidRequest when its fact lacks what an engine needs."""
-    if event.version < 1 or not event.digest or not event.manifest.key:
-        raise InvalidRequest(
-            f"policy.published {event.model}@v{event.version}: version, digest and manifest must be set"
-        )
+    """A published version. Raises FalseAnnouncement when its fact contradicts itself."""
+    announcement(event).check()
     return PublishedVersion(
         model=event.model,
         version=event.version,
@@ -127,14 +133,12 @@ def move_to_wire(move: HeadMove) -> registry_pb2.HeadMove:
 
 
 def candidate_from_wire(event: training_events_pb2.CheckpointSaved) -> Checkpoint:
-    """A saved checkpoint. Raises InvalidRequest when it contradicts itself."""
+    """A saved checkpoint. Raises FalseAnnouncement when it contradicts itself."""
+    said = announcement(event)
+    said.check()
     expected = entities.checkpoint_id(event.model, event.version)
     if event.checkpoint_id != expected:
-        raise InvalidRequest(
-            f"checkpoint.saved names {event.checkpoint_id!r}, model and version say {expected!r}"
-        )
-    if event.version < 1 or not event.digest or not event.manifest.key:
-        raise InvalidRequest(f"checkpoint.saved {expected}: version, digest and manifest must be set")
+        raise said.false(f"it names {event.checkpoint_id!r}, model and version say {expected!r}")
     return Checkpoint(
         checkpoint_id=event.checkpoint_id,
         model=event.model,

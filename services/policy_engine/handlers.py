@@ -1,5 +1,6 @@
 """Bus edge: the events that wake the supervisor."""
 
+import logging
 from collections.abc import Callable
 from typing import Any
 
@@ -10,9 +11,12 @@ from policy_engine.adapters.versions import ChannelVersions
 from policy_engine.domain import PinRequests
 from policy_engine.settings import PolicyEngineSettings
 from policy_engine.telemetry import SupervisorTelemetry
+from policy_files import FalseAnnouncement
 from upcycle.api.registry.v1.events_pb2 import CheckpointPromoted, CheckpointRolledBack
 from upcycle.api.taskset.v1.events_pb2 import RunFinished, RunSubmitted
 from upcycle.api.training.v1.events_pb2 import PolicyPublished
+
+log = logging.getLogger(__name__)
 
 
 def supervisor_router(
@@ -31,8 +35,13 @@ def supervisor_router(
 
         @channel(PolicyPublished)
         async def on_policy_published(event: PolicyPublished, _: Delivery[Any]) -> None:
+            try:
+                target = wire.target_of_published(event, settings.model)
+            except FalseAnnouncement as error:  # the registry makes it a dead letter
+                log.warning("false_announcement", extra={"error": str(error)})
+                return
             telemetry.announced(event.version)
-            versions.note(wire.target_of_published(event))
+            versions.note(target)
             look_now()
 
     else:

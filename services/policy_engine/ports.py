@@ -75,6 +75,9 @@ class Versions(Protocol):
     async def current(self) -> list[EngineTarget]:
         """What the channel wants now, best first; the later ones are what to fall back to at start."""
 
+    def refused_target(self, target: EngineTarget) -> None:
+        """A version of `current` could not be served."""
+
     async def of_pin(self, version: int) -> EngineTarget:
         """The version that a run pins. Raises VersionRefused for one that was removed."""
 

@@ -9,6 +9,7 @@ from engine_client import STATE_NUMBERS
 from episodes import Channel
 from episodes.identity import CHANNEL_NUMBERS
 from policy_engine.domain import CanaryRow, EngineTarget, LeaseFacts, Reloaded, ServedPolicy, VersionRefused
+from policy_files import Announcement
 from upcycle.api.common.v1 import common_pb2
 from upcycle.api.registry.v1 import events_pb2, registry_pb2
 from upcycle.api.taskset.v1.taskset_pb2 import RunSpec
@@ -41,10 +42,16 @@ def target_of_version(published: registry_pb2.PublishedVersion) -> EngineTarget:
     return EngineTarget(published.version, published.digest, blob_ref.from_wire(published.manifest), at)
 
 
-def target_of_published(event: PolicyPublished) -> EngineTarget:
-    """A version as the trainer announced it."""
+def target_of_published(event: PolicyPublished, model: str) -> EngineTarget:
+    """A version of `model` as the trainer announced it. Raises FalseAnnouncement when its fact contradicts
+    itself, or is of another model."""
     at = moment_of(event.published_at) if event.HasField("published_at") else None
-    return EngineTarget(event.version, event.digest, blob_ref.from_wire(event.manifest), at)
+    manifest = blob_ref.from_wire(event.manifest)
+    said = Announcement("policy.published", event.model, event.version, event.digest, manifest)
+    said.check()
+    if event.model != model:
+        raise said.false(f"it is on a subject of model {model!r}")
+    return EngineTarget(event.version, event.digest, manifest, at)
 
 
 def canary_of(manifest: PolicyManifest) -> tuple[CanaryRow, ...]:

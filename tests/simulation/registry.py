@@ -69,11 +69,12 @@ async def registry(given: Infrastructure, process: SimulatedProcess) -> None:
     servicer = RegistryServicer(manage, models, versions, EngineLeases(leases, now=now))
     given.peers.serve(REGISTRY, process, servicer, STATUS_OF)
     bus = given.bus()
-    bus.include_router(registry_router(gate, evidence, versions, wakeups.wake))
+    announced = KeptAnnouncements(given.blobs())
+    bus.include_router(registry_router(gate, evidence, versions, announced, wakeups.wake))
     await bus.start()
     await OutboxRelay(database, bus, poll_s=1.0).start()
     forever(loop.run)
-    forever(LostFactsLoop(TakeLostFacts(KeptAnnouncements(given.blobs()), versions, gate, wakeups.wake)).run)
+    forever(LostFactsLoop(TakeLostFacts(announced, versions, gate, wakeups.wake)).run)
 
 
 class HeadWatch:

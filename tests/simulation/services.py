@@ -41,6 +41,7 @@ from grpo_trainer.runs.lost_ends import LostEnds
 from grpo_trainer.runs.sessions import RunSessions
 from grpo_trainer.runs.stores import BlobBodies, BlobStates
 from grpo_trainer.shown_sessions import ShownSessions
+from identities import objects
 from planned_runs import PlannedRuns
 from policy_files import KeptFacts
 from reward_grader.adapters.transcripts import GraderTranscripts
@@ -142,6 +143,13 @@ class Infrastructure:
         return (
             int(json.loads(stream.messages[newest].data)["version"]) if newest else self.heads[model].version
         )
+
+    def kept_version(self, model: str) -> int:
+        """The newest version whose fact its trainer kept: the registry takes it from there where the stream
+        lost it."""
+        kept = (key for key in self.objects if key.endswith(objects.PUBLISHED))
+        parsed = (objects.parse_policy_fact(key, objects.PUBLISHED) for key in kept)
+        return max((one.version for one in parsed if one is not None and one.model == model), default=0)
 
     def bus(self) -> SimulatedBus:
         jetstream = SimulatedJetStream(self.server, self.network)
@@ -265,7 +273,7 @@ class StubEngines:
     async def version_now(self, wanted: Any) -> int:
         if wanted.pinned_version is not None:
             return int(wanted.pinned_version)
-        return self._given.latest_version(wanted.model)
+        return max(self._given.latest_version(wanted.model), self._given.kept_version(wanted.model))
 
     async def chat_format(self, model: str, version: int) -> int:
         return version

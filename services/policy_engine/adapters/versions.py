@@ -22,7 +22,8 @@ class ChannelVersions:
     """Answers for one model and channel.
 
     The newest published version that was ever named is remembered: `policy.published` may be handled here
-    before the registry has recorded it, and engines follow the trainer also while the registry is down.
+    before the registry has recorded it, and engines follow the trainer also while the registry is down. One
+    that was refused gives way to what the registry answers: a false fact may name a version that is nowhere.
     """
 
     def __init__(
@@ -33,11 +34,18 @@ class ChannelVersions:
         self._registry = registry
         self._pins = pins
         self._newest: EngineTarget | None = None
+        self._is_refused = False
+        """Whether the newest was."""
+
+    def refused_target(self, target: EngineTarget) -> None:
+        """The version could not be served."""
+        if self._newest is not None and target.digest == self._newest.digest:
+            self._is_refused = True
 
     def note(self, target: EngineTarget) -> EngineTarget:
         """Take note of a published version; the newest so far."""
-        if self._newest is None or target.version > self._newest.version:
-            self._newest = target
+        if self._newest is None or self._is_refused or target.version > self._newest.version:
+            self._newest, self._is_refused = target, False
         return self._newest
 
     async def current(self) -> list[EngineTarget]:

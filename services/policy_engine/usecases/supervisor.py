@@ -211,6 +211,7 @@ class EngineSupervisor:
         extra = {"version": target.version, "kind": why.kind.value, "why": why.detail}
         log.error("version_refused", extra=extra)
         self._refusals.add(target, why)
+        self._deps.versions.refused_target(target)
         self._deps.telemetry.count_refusal(why)
         await self._deps.announcer.reload_failed(self._serving, target.version, why)
 

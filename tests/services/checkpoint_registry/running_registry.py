@@ -13,11 +13,14 @@ from google.protobuf.message import Message
 from tests.facts import newest
 from tests.support.waiting import until
 
+from blob_store import S3BlobStore
+from blob_store import ref as blob_ref
 from checkpoint_registry.app import build_app
 from checkpoint_registry.settings import CheckpointRegistrySettings
 from event_bus import EventBus
 from identities.entities import checkpoint_id
-from identities.events import of_checkpoint
+from identities.events import of_checkpoint, policy_published
+from policy_files import manifest_bytes, manifest_ref, policy_digest
 from upcycle.api.common.v1 import common_pb2
 from upcycle.api.registry.v1 import service_pb2 as pb
 from upcycle.api.registry.v1.service_pb2_grpc import RegistryServiceStub
@@ -25,7 +28,8 @@ from upcycle.api.taskset.v1 import events_pb2 as taskset_events
 from upcycle.api.taskset.v1 import service_pb2 as taskset_service
 from upcycle.api.taskset.v1 import taskset_pb2
 from upcycle.api.taskset.v1.service_pb2_grpc import TasksetServiceServicer
-from upcycle.api.training.v1.events_pb2 import CheckpointSaved
+from upcycle.api.training.v1.events_pb2 import CheckpointSaved, PolicyPublished
+from upcycle.api.training.v1.training_pb2 import PolicyFile, PolicyManifest
 from upcycle.rpc import connect, remote_errors
 
 if TYPE_CHECKING:  # generated for type checkers only
@@ -137,22 +141,51 @@ class Stack:
         found = await until(lambda: newest(self.bus, kind, model=model), f"{kind.__name__} about {model}")
         return found.message
 
-    async def save(
-        self, model: str, version: int, manifest: common_pb2.BlobRef, sources: Mapping[str, int] | None = None
-    ) -> None:
+    async def publish(self, model: str, version: int) -> PolicyManifest:
+        """Store the manifest of a version whose files nothing reads, and announce it."""
+        manifest = await self.store(model, version)
+        event = PolicyPublished(
+            model=model, version=version, digest=manifest.digest, run_id="run-a", step=version
+        )
+        event.manifest.CopyFrom(blob_ref.to_wire(manifest_ref(manifest)))
+        event.published_at.GetCurrentTime()
+        await self.bus.publish(event, model=model, event_id=policy_published(model, version))
+        return manifest
+
+    async def save(self, model: str, version: int, sources: Mapping[str, int] | None = None) -> None:
+        """The same as a candidate."""
+        manifest = await self.store(model, version)
         saved = CheckpointSaved(
             checkpoint_id=checkpoint_id(model, version),
             model=model,
             version=version,
             parent_checkpoint_id=checkpoint_id(model, version - 1),
-            digest=f"{version:064x}",
-            manifest=manifest,
+            digest=manifest.digest,
+            manifest=blob_ref.to_wire(manifest_ref(manifest)),
             run_id=TRAINING_RUN,
             step=version,
             sources=sources,
         )
         saved.saved_at.GetCurrentTime()
         await self.bus.publish(saved, model=model, event_id=of_checkpoint("saved", saved.checkpoint_id))
+
+    async def store(self, model: str, version: int) -> PolicyManifest:
+        """Its manifest, as the trainer stores it."""
+        store, manifest = S3BlobStore(self.settings.s3), manifest_of(model, version)
+        await store.start()
+        await store.put(manifest_ref(manifest).key, manifest_bytes(manifest))
+        await store.stop()
+        return manifest
+
+
+def manifest_of(model: str, version: int) -> PolicyManifest:
+    """Of files with other content than those of every other version."""
+    shas = {name: hashlib.sha256(f"{model}/{version}/{name}".encode()).hexdigest() for name in policy()}
+    manifest = PolicyManifest(model=model, version=version, digest=policy_digest(shas))
+    for name, sha256 in shas.items():
+        blob = common_pb2.BlobRef(key=f"files/{sha256}", sha256=sha256, size_bytes=1)
+        manifest.files.append(PolicyFile(name=name, blob=blob))
+    return manifest
 
 
 def weights(fill: int) -> bytes:

@@ -25,7 +25,7 @@ from grpo_trainer.domain.spec import TrainingSpec
 from grpo_trainer.domain.steps import StepRecord
 from identities import objects
 from identities.entities import checkpoint_id
-from policy_files import KeptFacts
+from policy_files import KeptFacts, manifest_ref
 from service_kit.groups import S3Settings
 from upcycle.api.registry.v1 import service_pb2 as pb
 from upcycle.api.registry.v1.events_pb2 import CheckpointEvaluated
@@ -60,13 +60,13 @@ async def test_the_gate_judges_a_checkpoint_whose_facts_were_lost_before_the_reg
     monkeypatch.setattr(loops, "LOST_FACTS_S", 0.5)
     stack, model = own_stack, "lost"
     async with stack.registry() as stub:
-        base = (await upload(stub, model, policy())).base
+        await upload(stub, model, policy())
     store = S3BlobStore(stack.settings.s3)
     await store.start()
-    await store.put(objects.policy_manifest(model, 1), await store.get(blob_ref.from_wire(base.manifest)))
+    manifest = manifest_ref(await stack.store(model, 1))
     facts = BusFacts(stack.bus, KeptFacts(store), now=lambda: AT)
     spec = TrainingSpec(run_id=TRAINING_RUN, model=model, group_size=4)
-    policy_1 = PublishedPolicy(1, "1" * 64, blob_ref.from_wire(base.manifest))
+    policy_1 = PublishedPolicy(1, "1" * 64, manifest)
     record = StepRecord(1, 1, ("t1",), {"loss": 0.5}, AT, saves_checkpoint=True, parent_checkpoint_id="")
     await facts.publish_policy(spec, policy_1, step=1, at=AT)
     await facts.publish_checkpoint(spec, record, policy_1, policy_1.manifest, {"eval-1": 2})
@@ -111,7 +111,8 @@ class TrainerFiles:
         """It asks to be judged."""
         identity = checkpoint_id(MODEL, version)
         fact = CheckpointSaved(checkpoint_id=identity, model=MODEL, version=version, keeps_head=keeps_head)
-        fact.digest, fact.manifest.key = f"{version:064x}", "manifest"
+        fact.digest = f"{version:064x}"
+        fact.manifest.key, fact.manifest.sha256 = objects.policy_manifest(MODEL, version), "a" * 64
         await KeptFacts(self.store).keep(fact)
 
     async def latest(self) -> int:

@@ -14,7 +14,6 @@ from checkpoint_registry.adapters.sql_references import SqlReferences
 from checkpoint_registry.usecases.references import FindReferences
 from identities.entities import interactive_run_id
 from retention import Reference
-from upcycle.api.common.v1.common_pb2 import BlobRef
 from upcycle.api.registry.v1.events_pb2 import CheckpointPromoted
 from upcycle.api.retention.v1.service_pb2 import ListReferencesRequest
 from upcycle.api.retention.v1.service_pb2_grpc import ReferenceServiceStub
@@ -94,8 +93,8 @@ async def test_while_a_gate_is_not_read_every_evaluation_of_its_model_is_evidenc
 
 async def test_the_running_registry_answers(stack: Stack) -> None:
     async with stack.registry() as stub:
-        base = (await upload(stub, "referred", policy())).base
-        await stack.save("referred", 1, base.manifest, {})
+        await upload(stub, "referred", policy())
+        await stack.save("referred", 1, {})
         await stack.fact(CheckpointPromoted, "referred")
         async with connect(f"127.0.0.1:{stack.settings.grpc_port}") as channel:
             asked = ListReferencesRequest(run_ids=[TRAINING_RUN, "run-none"])
@@ -106,8 +105,7 @@ async def test_the_running_registry_answers(stack: Stack) -> None:
 async def test_a_registry_that_gave_a_checkpoint_up_answers_nothing(stack: Stack) -> None:
     """It cannot know what the checkpoint trained on."""
     async with stack.registry(), connect(f"127.0.0.1:{stack.settings.grpc_port}") as channel:
-        base = BlobRef(key="x", sha256="0" * 64, size_bytes=1)
-        await stack.save("unheard-of", 1, base, {})
+        await stack.save("unheard-of", 1, {})
         asked = ListReferencesRequest(run_ids=[TRAINING_RUN])
 
         async def refusal() -> str:

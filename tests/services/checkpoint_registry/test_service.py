@@ -78,9 +78,9 @@ async def test_an_upload_has_a_header_and_whole_files(stack: Stack) -> None:
 
 async def test_a_poisoned_checkpoint_leaves_the_rest_running(stack: Stack) -> None:
     async with stack.registry() as stub:
-        await stack.save("never-imported", 1, common_pb2.BlobRef(key="k", sha256="s", size_bytes=1))
-        base = (await upload(stub, "sound", policy())).base
-        await stack.save("sound", 1, base.manifest)
+        await stack.save("never-imported", 1)
+        await upload(stub, "sound", policy())
+        await stack.save("sound", 1)
         assert (await stack.fact(events_pb2.CheckpointPromoted, "sound")).version == 1
 
 
@@ -101,7 +101,7 @@ async def test_a_fork_shares_files_and_has_its_own_tree(stack: Stack) -> None:
 async def test_saved_candidates_are_judged_and_announced(stack: Stack) -> None:
     async with stack.registry() as stub:
         base = (await upload(stub, "loop", policy())).base
-        await stack.save("loop", 1, base.manifest)
+        await stack.save("loop", 1)
         promoted = await stack.fact(events_pb2.CheckpointPromoted, "loop")
         assert (promoted.version, promoted.head_revision) == (1, 2)
         assert promoted.previous_checkpoint_id == base.checkpoint_id
@@ -111,7 +111,7 @@ async def test_saved_candidates_are_judged_and_announced(stack: Stack) -> None:
         assert {family.family for family in evaluated.report.families} == {
             f"family-{index}" for index in range(4)
         }
-        await stack.save("loop", 2, base.manifest)
+        await stack.save("loop", 2)
         held = await stack.fact(events_pb2.CheckpointHeld, "loop")
         assert held.version == 2
         listed = (await stub.ListCheckpoints(pb.ListCheckpointsRequest(model="loop"))).checkpoints
@@ -136,8 +136,8 @@ def sample(name: str, **labels: str) -> float | None:
 async def test_a_restart_resumes_a_judgement(stack: Stack) -> None:
     rates, stack.planner.rates = stack.planner.rates, {}
     async with stack.registry() as stub:
-        base = (await upload(stub, "resumed", policy())).base
-        await stack.save("resumed", 1, base.manifest)
+        await upload(stub, "resumed", policy())
+        await stack.save("resumed", 1)
         await stack.planner.ordered(2)
     stack.planner.rates = rates
     async with stack.registry() as stub:
@@ -150,7 +150,7 @@ async def test_a_restart_resumes_a_judgement(stack: Stack) -> None:
 async def test_head_moves_by_compare_and_set_with_an_audit(stack: Stack) -> None:
     async with stack.registry() as stub:
         base = (await upload(stub, "manual", policy())).base
-        await stack.save("manual", 1, base.manifest)
+        await stack.save("manual", 1)
         await stack.fact(events_pb2.CheckpointPromoted, "manual")
         request = pb.SetHeadRequest(
             model="manual",
@@ -183,7 +183,7 @@ async def test_training_does_not_move_the_head_of_a_model_with_a_gate_and_a_pers
             model="gated", checkpoint_id=base.checkpoint_id, actor="gate", reason="a step", unless_gated=True
         )
         assert (await stub.SetHead(request)).move.revision == 1  # no gate yet, and head is there already
-        await stack.save("gated", 1, base.manifest)
+        await stack.save("gated", 1)
         await stack.fact(events_pb2.CheckpointPromoted, "gated")
         found = (await stub.GetModel(pb.GetModelRequest(model="gated"))).model
         assert (found.gate_taskset, found.head_revision, found.head_set_revision) == ("held-out", 2, 1)

@@ -15,7 +15,7 @@ async def test_sources_are_kept_over_a_restart_and_shown_wherever_a_checkpoint_i
     async with stack.registry() as stub:
         base = (await upload(stub, "sourced", policy())).base
         assert dict(base.sources) == {}
-        await stack.save("sourced", 1, base.manifest, SOURCES)
+        await stack.save("sourced", 1, SOURCES)
         await stack.fact(events_pb2.CheckpointPromoted, "sourced")
     async with stack.registry() as stub:
         found = await stub.GetCheckpoint(pb.GetCheckpointRequest(model="sourced", version=1))
@@ -28,13 +28,13 @@ async def test_sources_are_kept_over_a_restart_and_shown_wherever_a_checkpoint_i
 
 async def test_a_fork_has_its_own_sources_and_names_where_the_others_are(stack: Stack) -> None:
     async with stack.registry() as stub:
-        base = (await upload(stub, "trained", policy())).base
-        await stack.save("trained", 1, base.manifest, SOURCES)
+        await upload(stub, "trained", policy())
+        await stack.save("trained", 1, SOURCES)
         promoted = await stack.fact(events_pb2.CheckpointPromoted, "trained")
         request = pb.ForkModelRequest(source_model="trained", model="branch")
         forked = (await stub.ForkModel(request)).base
         assert (forked.parent_checkpoint_id, dict(forked.sources)) == (promoted.checkpoint_id, {})
-        await stack.save("branch", 1, forked.manifest, {"run-00000000000c": 4})
+        await stack.save("branch", 1, {"run-00000000000c": 4})
         await stack.fact(events_pb2.CheckpointEvaluated, "branch")
         listed = (await stub.ListCheckpoints(pb.ListCheckpointsRequest(model="branch"))).checkpoints
         assert [dict(one.sources) for one in listed] == [{}, {"run-00000000000c": 4}]

@@ -8,13 +8,13 @@ from tests.services.checkpoint_registry.conftest import MODEL, START, RegistryHa
 from tests.services.checkpoint_registry.running_registry import Stack, policy, upload
 
 from blob_store import BlobRef
+from blob_store import ref as blob_ref
 from checkpoint_registry import wire
 from checkpoint_registry.domain.errors import UnknownModel, UnknownVersion, VersionConflict
 from checkpoint_registry.domain.models import HeadMove, PublishedVersion
 from event_bus.topology import CHECKPOINT_REGISTRY
 from identities.entities import checkpoint_id
-from identities.events import policy_published
-from upcycle.api.common.v1 import common_pb2
+from policy_files import manifest_ref
 from upcycle.api.registry.v1 import registry_pb2
 from upcycle.api.registry.v1 import service_pb2 as pb
 from upcycle.api.registry.v1.events_pb2 import CheckpointPromoted, CheckpointRolledBack
@@ -82,37 +82,23 @@ async def test_head_says_when_it_moved(harness: RegistryHarness) -> None:
     assert (await harness.models.model(MODEL)).promoted_at == harness.clock()
 
 
-async def announce(stack: Stack, model: str, version: int, manifest: common_pb2.BlobRef) -> None:
-    event = PolicyPublished(
-        model=model,
-        version=version,
-        digest=f"{version:064x}",
-        manifest=manifest,
-        run_id="run-a",
-        step=version,
-    )
-    event.published_at.GetCurrentTime()
-    await stack.bus.publish(event, model=model, event_id=policy_published(model, version))
-
-
 async def test_versions_that_were_published_while_the_registry_was_down_are_recorded_when_it_is_back(
     stack: Stack,
 ) -> None:
     async with stack.registry() as stub:
-        base = (await upload(stub, "absent", policy())).base
-    for version in (2, 1):
-        await announce(stack, "absent", version, base.manifest)
+        await upload(stub, "absent", policy())
+    newest, older = [await stack.publish("absent", version) for version in (2, 1)]
     async with stack.registry() as stub:
         found: registry_pb2.Model | None = None
         async with asyncio.timeout(60):
             while found is None or found.latest.version != 2:
                 found = (await stub.GetModel(pb.GetModelRequest(model="absent"))).model
                 await asyncio.sleep(0.05)
-        assert (found.latest.digest, found.latest.run_id, found.latest.step) == (f"{2:064x}", "run-a", 2)
-        assert found.latest.manifest == base.manifest
+        assert (found.latest.digest, found.latest.run_id, found.latest.step) == (newest.digest, "run-a", 2)
+        assert found.latest.manifest == blob_ref.to_wire(manifest_ref(newest))
         assert (found.head_version, found.newest_version) == (0, 0)
-        older = await stub.GetVersion(pb.GetVersionRequest(model="absent", version=1))
-        assert older.version.digest == f"{1:064x}"
+        found_older = await stub.GetVersion(pb.GetVersionRequest(model="absent", version=1))
+        assert found_older.version.digest == older.digest
         with pytest.raises(RemoteNotFound, match="no version 3 of model"), remote_errors("look it up"):
             await stub.GetVersion(pb.GetVersionRequest(model="absent", version=3))
 

@@ -145,6 +145,9 @@ class PlatformDouble:
             raise Unavailable("model 'm' to be imported")
         return [self._target(version) for version in self.wanted]
 
+    def refused_target(self, target: EngineTarget) -> None:
+        """Nothing: what is wanted is up to the test."""
+
     async def of_pin(self, version: int) -> EngineTarget:
         if version in self.removed:
             raise VersionRefused(FailureKind.VERSION_REMOVED, "removed", may_pass_later=False)

@@ -27,6 +27,7 @@ from engine_client import EngineClient, SamplingParams, TokenSpan
 from episodes import Channel
 from event_bus import EventBus, EventRouter
 from identities.events import policy_published, run_finished, run_submitted
+from identities.objects import policy_manifest
 from identities.subjects import fact
 from policy_engine.app import build_app
 from policy_engine.settings import PolicyEngineSettings
@@ -252,6 +253,19 @@ async def test_a_version_whose_canary_disagrees_leaves_the_old_one_serving(platf
 
         await platform.publish(2)
         assert (await platform.serving(2)).version == 2
+
+
+async def test_a_false_fact_of_a_version_that_is_nowhere_stops_no_engine(platform: Platform) -> None:
+    await platform.import_base()
+    async with platform.supervisor():
+        await platform.serving(0)
+        false = PolicyPublished(model=platform.model, version=1_000_000, digest="f" * 64)
+        false.manifest.key, false.manifest.sha256 = policy_manifest(platform.model, 1_000_000), "a" * 64
+        await platform.bus.publish(false, model=platform.model, event_id=f"false/{platform.model}")
+        refused = await platform.published_fact(events_pb2.EngineReloadFailed)
+        assert refused.refused_version == 1_000_000
+        await platform.publish(1)
+        await platform.serving(1)
 
 
 async def test_corrupt_bytes_in_the_store_are_never_served(platform: Platform) -> None:

@@ -8,11 +8,15 @@ import pytest
 
 from blob_store import BlobRef
 from episodes import Channel
+from identities import objects
+from policy_engine import wire
 from policy_engine.adapters.versions import ChannelVersions
 from policy_engine.domain import EngineTarget, FailureKind, PinRequests, VersionRefused
+from policy_files import FalseAnnouncement
 from upcycle.api.common.v1 import common_pb2
 from upcycle.api.registry.v1 import registry_pb2
 from upcycle.api.registry.v1 import service_pb2 as pb
+from upcycle.api.training.v1.events_pb2 import PolicyPublished
 from upcycle.errors import Unavailable
 from upcycle.rpc import RemoteNotFound, RemoteRefused
 
@@ -104,6 +108,42 @@ async def test_a_late_event_does_not_move_the_engine_back() -> None:
     versions.note(target(5))
     registry.error = Unavailable("the registry")
     assert await wanted(versions) == [7]
+
+
+async def test_a_version_that_was_refused_gives_way_to_what_the_registry_says() -> None:
+    """A false fact may name a version that is nowhere; all that come are older than it."""
+    registry = RegistryDouble(latest=7)
+    versions = of_channel(Channel.LATEST, registry)
+    versions.note(target(1_000_000))
+    assert await wanted(versions) == [1_000_000, 0]
+    versions.refused_target(target(6))  # another one
+    assert await wanted(versions) == [1_000_000, 0]
+    versions.refused_target(target(1_000_000))
+    assert await wanted(versions) == [7, 0]
+    versions.note(target(8))
+    assert await wanted(versions) == [8, 0]
+    registry.error = Unavailable("the registry")
+    versions.refused_target(target(8))
+    assert await wanted(versions) == [8]  # nothing else is known
+    versions.note(target(6))
+    assert await wanted(versions) == [6]
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"model": "other"},
+        {"digest": "d9"},
+        {"version": 10},
+        {"manifest": common_pb2.BlobRef(key="k9", sha256="a" * 64)},
+    ],
+)
+def test_a_published_version_that_contradicts_itself_is_not_followed(change: dict[str, Any]) -> None:
+    manifest = common_pb2.BlobRef(key=objects.policy_manifest("m", 9), sha256="a" * 64, size_bytes=1)
+    fields: dict[str, Any] = {"model": "m", "version": 9, "digest": "d" * 64, "manifest": manifest}
+    assert wire.target_of_published(PolicyPublished(**fields), "m").version == 9
+    with pytest.raises(FalseAnnouncement):
+        wire.target_of_published(PolicyPublished(**(fields | change)), "m")
 
 
 async def test_while_the_registry_is_down_engines_follow_the_facts() -> None:

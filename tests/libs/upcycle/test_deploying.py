@@ -6,13 +6,14 @@ from typing import Final
 
 import pytest
 
+from grpc_edge import GrpcServer
 from upcycle.cli.main import run
-from upcycle.deploying import DeployRefused, PackedEnvironment, as_deployed, looks_secret, package
+from upcycle.deploying import DeployRefused, PackedEnvironment, as_deployed, deploy, looks_secret, package
 from upcycle.environment import load_environment
 from upcycle.environment.source_files import SourceLimits, read_source
 from upcycle.environment.source_pack import unpack_source
 from upcycle.errors import SourceRefused
-from upcycle.platform import Addresses
+from upcycle.platform import PEERS, Addresses, Platform
 from upcycle.task_rows import EnvironmentRef, Task
 from upcycle.tasks import Taskset
 from upcycle.user_settings.files import SettingsRefused
@@ -176,3 +177,14 @@ def test_tasks_of_a_deployed_environment_are_the_same_tasks() -> None:
         as_deployed(tasks, "latest")
     with pytest.raises(SourceRefused, match="an environment that a platform has"):
         load_environment(moved.environment.path)
+
+
+async def test_a_platform_of_an_earlier_version_is_named(folder: Path) -> None:
+    server = GrpcServer("127.0.0.1", 0)  # answers UNIMPLEMENTED, as one that lacks the method
+    await server.start()
+    try:
+        async with Platform(Addresses(dict.fromkeys(PEERS, server.address), "here")) as platform:
+            with pytest.raises(DeployRefused, match=r"of a version that takes no environments"):
+                await deploy(platform, packed(folder), "a-key")
+    finally:
+        await server.stop()

@@ -155,7 +155,7 @@ async def gate(on: Platform) -> None:
     model = await on.models.model(on.a_model())
     checkpoint = await on.models.checkpoint(model.head_checkpoint_id)
     await on.gates.job(checkpoint.checkpoint_id)
-    await on.models.head_moves(model.model)
+    await on.models.last_head_move(model.model)
     for phase in (JobPhase.NEW, JobPhase.RUNNING, JobPhase.QUEUED):
         await on.gates.jobs(model.model, phase)
     await on.gates.evaluations(checkpoint.checkpoint_id, DIGEST, PROFILE)

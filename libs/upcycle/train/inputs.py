@@ -45,8 +45,9 @@ class Trajectory:
 @dataclass(frozen=True, slots=True)
 class Conversation:
     """Messages (role, content, tool_calls as in chat completions); SFT with loss `cross_entropy` trains the
-    assistant's. tools: specs as rendered into the prompt. weight: of each trained token. task: see
-    Trajectory."""
+    assistant's. tools: specs as rendered into the prompt. weight: of each trained token. observation_weight:
+    of each token that is not the assistant's; a small model learns to copy from what it reads sooner if these
+    train a little, too. task: see Trajectory."""
 
     messages: Sequence[Mapping[str, Any]]
     tools: Sequence[Mapping[str, Any]] = ()
@@ -54,6 +55,7 @@ class Conversation:
     last_turn_only: bool = False
     name: str = ""
     task: Task | str = ""
+    observation_weight: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -173,6 +175,7 @@ def _conversation(given: Conversation) -> Any:
         name=given.name,
         weight=given.weight,
         last_turn_only=given.last_turn_only,
+        observation_weight=given.observation_weight,
     )
 
 

@@ -64,6 +64,7 @@ class ConversationInput:
     weight: float
     last_turn_only: bool
     task: str = ""
+    observation_weight: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)

@@ -74,7 +74,8 @@ class Preparer:
 
     async def _rendered(self, given: ConversationInput, policy: Path) -> PreparedInput:
         samples = await self._conversations.samples(given, policy)
-        return _unsampled(_from_samples(given.name, samples, 1.0, None, given.weight))
+        said = _unsampled(_from_samples(given.name, samples, 1.0, None, given.weight))
+        return said if not given.observation_weight else _with_observations(said, given.observation_weight)
 
     async def _stored(self, given: StoredInput, policy: Path, loss: LossSpec) -> PreparedInput:
         try:
@@ -128,6 +129,19 @@ def _from_samples(
     except UnusableTrajectory as error:
         raise InvalidInput(str(error)) from error
     return PreparedInput(name, rows_of(tokens, weight), reward)
+
+
+def _with_observations(prepared: PreparedInput, weight: float) -> PreparedInput:
+    """Train the other tokens of each row too, with this weight; nothing predicts the first one."""
+    rows = tuple(
+        replace(
+            row,
+            trained=[at > 0 for at in range(len(row.token_ids))],
+            weights=[0.0, *(own or weight for own in (row.weights or ())[1:])],
+        )
+        for row in prepared.rows
+    )
+    return replace(prepared, rows=rows)
 
 
 def _unsampled(prepared: PreparedInput) -> PreparedInput:

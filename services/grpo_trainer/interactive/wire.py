@@ -28,6 +28,7 @@ from upcycle.api.training.v1 import service_pb2 as service
 from upcycle.api.trajectory.v1 import trajectory_pb2 as trajectory
 
 _DIGEST: Final = re.compile("[0-9a-f]{64}")
+_MAX_WEIGHT: Final = 1e6
 
 
 def pass_from_wire(request: service.ForwardBackwardRequest | service.StepRequest) -> Pass:
@@ -120,12 +121,17 @@ def _row(number: int, given: pb.TokenRow, reward: float | None) -> RowInput:
 
 def _conversation(number: int, given: pb.Conversation) -> ConversationInput:
     name = given.name or f"input {number}"
+    if not 0.0 <= given.observation_weight <= _MAX_WEIGHT:
+        raise InvalidInput(
+            f"{name}: observation_weight is {given.observation_weight:g}; use 0 to {_MAX_WEIGHT:g}"
+        )
     return ConversationInput(
         name=name,
         messages=tuple(map(_message, given.messages)),
         tools=_tools(name, given.tools_json),
         weight=given.weight or 1.0,
         last_turn_only=given.last_turn_only,
+        observation_weight=given.observation_weight,
     )
 
 

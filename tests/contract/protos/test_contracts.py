@@ -178,6 +178,7 @@ NEGOTIATED = {
         f"upcycle.api.trajectory.v1.TrajectoryFilter.{name}": "of people: an older store refuses it"
         for name in ("family", "max_reward", "failure_kind", "version")
     },
+    "upcycle.api.training.v1.Conversation.observation_weight": "as TrainingInput.task_digest",
     "upcycle.api.training.v1.TrainingInput.task_digest": "of people's programs: an older trainer refuses it",
 }
 """Fields that requests have since the last release, and why no server of that release gets them, though both

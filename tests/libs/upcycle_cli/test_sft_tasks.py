@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from upcycle.cli.sft import SftRefused, conversations_in
+from upcycle.cli.sft import SftCall, SftOptions, SftRefused, conversations_in, train_sft
 from upcycle.task_rows import EnvironmentRef, Task
 
 MESSAGES = [{"role": "user", "content": "?"}, {"role": "assistant", "content": "!"}]
@@ -36,6 +36,19 @@ def digest_of(tmp_path: Path, line: str) -> str:
 def test_another_spelling_of_the_arguments_is_the_same_task(tmp_path: Path, args: str) -> None:
     line = line_of(f'{{"environment": "desk", "scenario": "close", "args": {args}}}')
     assert digest_of(tmp_path, line) == TASK.digest
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (SftOptions(sft=Path("d.jsonl"), observation_weight=1.5), "--observation-weight is 1.5"),
+        (SftOptions(sft=Path("d.jsonl"), observation_weight=float("nan")), "--observation-weight is nan"),
+        (SftOptions(sft_from="run-1", observation_weight=0.3), "goes with --sft FILE"),
+    ],
+)
+async def test_an_observation_weight_that_cannot_be_is_refused(options: SftOptions, said: str) -> None:
+    with pytest.raises(SftRefused, match=said):
+        await train_sft("m", options, SftCall())
 
 
 def test_a_task_without_arguments_and_one_with_none_are_one(tmp_path: Path) -> None:

@@ -2,16 +2,23 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.services.grpo_trainer.interactive.trainers import Library
 
 from chat_format import ChatFormat
 from grpo_trainer.domain.errors import InvalidInput
 from grpo_trainer.domain.token_rows import episode_tokens
 from grpo_trainer.interactive.conversations import ChatConversations
 from grpo_trainer.interactive.inputs import ConversationInput, Sample, turns_of
+from grpo_trainer.interactive.preparing import Preparer
+from grpo_trainer.interactive.wire import inputs_from_wire
+from grpo_trainer.learner.prepared import LossSpec, PreparedRow
+from grpo_trainer.retrying import RetryUntilAvailable
+from upcycle.api.training.v1 import interactive_pb2 as pb
 
 POLICY = Path(__file__).parents[4] / "examples" / "incident" / "policy"
 CALL = {"type": "function", "function": {"name": "restart", "arguments": {"service": "api"}}}
@@ -64,6 +71,32 @@ async def test_a_conversation_that_cannot_be_rendered_is_refused(
 ) -> None:
     with pytest.raises(InvalidInput, match=says):
         await ChatConversations().samples(conversation(messages), POLICY)
+
+
+async def prepared(given: ConversationInput) -> PreparedRow:
+    preparer = Preparer(Library({}), ChatConversations(), RetryUntilAvailable())
+    (found,) = await preparer.prepare([given], POLICY, LossSpec("cross_entropy"))
+    (row,) = found.rows
+    return row
+
+
+async def test_what_the_policy_reads_trains_as_much_as_is_asked() -> None:
+    """The first token of a row excepted, which nothing predicts. Answers keep their own weight."""
+    alone = await prepared(replace(conversation(MESSAGES), weight=2.0))
+    both = await prepared(replace(conversation(MESSAGES), weight=2.0, observation_weight=0.25))
+    assert both.token_ids == alone.token_ids
+    assert set(alone.weights or ()) == {0.0, 2.0}
+    assert both.weights is not None
+    assert both.weights[1:] == [weight or 0.25 for weight in (alone.weights or ())[1:]]
+    assert both.weights[0] == 0.0
+    assert both.trained == [False] + [True] * (len(both.token_ids) - 1)
+
+
+@pytest.mark.parametrize("weight", [-0.1, float("nan"), float("inf"), 1e7])
+def test_an_observation_weight_that_is_none_is_refused(weight: float) -> None:
+    given = pb.Conversation(name="c", observation_weight=weight)
+    with pytest.raises(InvalidInput, match="observation_weight is"):
+        inputs_from_wire(pb.Batch(inputs=[pb.TrainingInput(conversation=given)]))
 
 
 def test_a_prompt_that_repeats_all_earlier_tokens_continues_the_row() -> None:

@@ -186,6 +186,7 @@ class Conversation(_message.Message):
     NAME_FIELD_NUMBER: _builtins.int
     WEIGHT_FIELD_NUMBER: _builtins.int
     LAST_TURN_ONLY_FIELD_NUMBER: _builtins.int
+    OBSERVATION_WEIGHT_FIELD_NUMBER: _builtins.int
     tools_json: _builtins.str
     """JSON list of tool specs as rendered into the prompt; empty: none"""
     name: _builtins.str
@@ -193,6 +194,8 @@ class Conversation(_message.Message):
     """of each trained token; 0 reads as 1"""
     last_turn_only: _builtins.bool
     """train the last assistant message only"""
+    observation_weight: _builtins.float
+    """of each token that is not the policy's, from 0, which trains none of them"""
     @_builtins.property
     def messages(self) -> _containers.RepeatedCompositeFieldContainer[_trajectory_pb2.Message]: ...
     def __init__(
@@ -203,10 +206,11 @@ class Conversation(_message.Message):
         name: _builtins.str = ...,
         weight: _builtins.float = ...,
         last_turn_only: _builtins.bool = ...,
+        observation_weight: _builtins.float = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["last_turn_only", b"last_turn_only", "messages", b"messages", "name", b"name", "tools_json", b"tools_json", "weight", b"weight"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["last_turn_only", b"last_turn_only", "messages", b"messages", "name", b"name", "observation_weight", b"observation_weight", "tools_json", b"tools_json", "weight", b"weight"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -33,6 +33,8 @@ NEARLY_FULL: Final = 0.8
 _NEARLY_AGED: Final = 0.9
 SILENT_NS: Final = 30_000_000_000
 """After which a stream that another one copies is named: it says something every second."""
+STOOD_STILL_NS: Final = 20_000_000_000
+"""Between two looks of a process that was frozen."""
 _NOTE_TIMEOUT_S: Final = 5.0
 UNKNOWN: Final = -1
 
@@ -64,6 +66,8 @@ class StreamWatch:
         """Whether this process reads facts without a durable; else only its durables are of interest."""
         self._begun_anew = False
         self._silent: dict[tuple[str, str], int] = {}
+        self._looked_ns = time.monotonic_ns()
+        self._stood_still = False
 
     def watch(self, spec: ConsumerSpec) -> None:
         """Look at this durable too. Before `begin`."""
@@ -106,6 +110,8 @@ class StreamWatch:
 
     async def look(self) -> None:
         """One look; while NATS does not answer, what was seen before stands."""
+        since_ns, self._looked_ns = time.monotonic_ns() - self._looked_ns, time.monotonic_ns()
+        self._stood_still = since_ns > STOOD_STILL_NS
         try:
             await self._look()
             if ATTEMPTS in self._streams:
@@ -253,6 +259,10 @@ class StreamWatch:
         if await self._has_gap(info, known, first):
             some = f"messages {max(known.sequence, 0) + 1} to {first - 1}"
             text = f"{spec.stream} removed {some} before {spec.durable} had read all of them"
+            if _position(info) >= first:
+                text = (
+                    f"{spec.stream} removed {some} while {spec.durable} stood still, which may have lost some"
+                )
             self._gaps.found(spec.stream, spec.durable, text)
         read = _position(info) if _has_more(info) else stream.state.last_seq
         self._places[spec.stream, spec.durable] = Place(known.created, max(known.sequence, read, first - 1))
@@ -265,14 +275,24 @@ class StreamWatch:
         before the first, with more to read, was moved there, unless it was there at the last look.
         """
         position = _position(info)
-        if known.sequence + 1 >= first or position >= first:
+        if known.sequence + 1 >= first:
             return False
+        if position >= first:
+            return known.sequence != UNKNOWN and await self._passed_unseen(info, first)
         if known.sequence != UNKNOWN:
             return position + 1 < first or _has_more(info)
         if position + 1 == first or not info.num_pending:  # it may have read everything that was for it
             return False
         oldest = (await self._connection.jetstream().get_msg(info.stream_name, first)).time
         return oldest is not None and oldest > info.created  # else they were removed before it was made
+
+    async def _passed_unseen(self, info: ConsumerInfo, first: int) -> bool:
+        """Whether this process stood still since its last look, the stream removed all that it had then, and
+        no other process noted that the durable had read it."""
+        if not self._stood_still:
+            return False
+        noted = await self._noted(info.stream_name, info.name)
+        return noted is None or noted.sequence + 1 < first
 
 
 def _copied(info: StreamInfo) -> list[str]:

@@ -167,6 +167,34 @@ async def test_a_reader_that_lives_and_stands_still_loses_nothing_in_silence(ser
     await reader.stop()
 
 
+async def test_what_a_frozen_reader_may_have_passed_when_it_woke_up_is_a_gap_unless_another_noted_its_place(
+    server: NatsServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    applied, seen = topology(SPEC), Seen()
+    await provision(server.url, topology=applied)
+    reader = await started(server, applied, (SPEC, seen))
+    await publish(reader, 0, 5)
+    await until(lambda: len(seen.details) == 5)
+    assert await look(reader) == "None"
+    monkeypatch.setattr(watch, "STOOD_STILL_NS", 0)
+    await publish_beyond(server, reader, 5, 30)
+    await until(lambda: len(seen.details) == 30)
+    assert "EVENTS removed messages 6 to 20 while reader stood still, which may have lost" in await look(
+        reader
+    )
+    (letter,) = await open_letters(server)
+    await accept(server, letter.number)
+    monkeypatch.setattr(watch, "STOOD_STILL_NS", 3600 * 10**9)
+    other = await started(server, applied, (SPEC, seen))
+    await publish_beyond(server, reader, 30, 60, kept=20)
+    await until(lambda: len(seen.details) == 60)
+    assert await look(other, times=2) == "None"
+    monkeypatch.setattr(watch, "STOOD_STILL_NS", 0)
+    assert await look(reader, times=2) == "None"
+    await other.stop()
+    await reader.stop()
+
+
 async def test_a_gap_that_cannot_be_stored_is_named_and_stored_later(server: NatsServer) -> None:
     applied, said = topology(SPEC), "EVENTS removed messages"
     await provision(server.url, topology=applied)

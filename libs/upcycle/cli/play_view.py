@@ -11,6 +11,7 @@ from rich.tree import Tree
 from upcycle.cli.terminal_text import terminal_text
 from upcycle.harness import TakenTurn, ToolCall, ToolOutcome
 from upcycle.playing.episode import EpisodeOpened, PlayedEpisode
+from upcycle.reporting.state_texts import state_text
 from upcycle.rewards import SubScore
 from upcycle.wording import amount
 
@@ -32,10 +33,14 @@ class PlayView(EpisodeOpened):
             self.say(f"{message.get('role')}: {_content(message)}")
         for tool in episode.tools:
             self.say(f"tool {_signature(tool['function'])}", "dim")
+        if episode.first_state is not None:
+            self.say(state_text(episode.first_state), "magenta")
 
     def on_turn(self, turn: TakenTurn) -> None:
         """What the player said, and what is wrong with it."""
         self._num_turns += 1
+        if turn.said.reasoning:
+            self.say(f"reasoning: {turn.said.reasoning}", "dim")
         self.say(f"turn {self._num_turns}: {turn.said.text}".rstrip(), "bold")
         if turn.said.parse_error:
             self.say(f"  unreadable: {turn.said.parse_error}", "red")
@@ -48,6 +53,8 @@ class PlayView(EpisodeOpened):
         self.say(f"  → {call.name}({arguments})", "cyan")
         took = f"  [{outcome.duration_s * 1e3:.0f} ms]"
         self.say(f"  ← {outcome.content}{took}", "red" if outcome.is_error else "blue")
+        if outcome.state is not None:
+            self.say(f"  {state_text(outcome.state)}", "magenta")
 
     def ended(self, episode: PlayedEpisode, output: str) -> None:
         """The reward, or why there is none, and what the environment printed."""

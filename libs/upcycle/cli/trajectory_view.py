@@ -16,17 +16,20 @@ from upcycle.api.trajectory.v1.trajectory_pb2 import (
     StopReason,
 )
 from upcycle.cli.terminal_text import terminal_text
+from upcycle.reporting.state_texts import state_text
 from upcycle.wording import amount
 
 if TYPE_CHECKING:
     from upcycle.api.trajectory.v1.trajectory_pb2 import (
         LedgerEntry,
+        StateSnapshot,
         Subscore,
         TrajectoryBody,
         TrajectorySummary,
         Turn,
     )
 
+MAX_STATE_CHARS = 2000
 # Probability of the sampled token -> colour: green was expected, red was a gamble.
 SURENESS = ((0.9, "green"), (0.5, "bright_green"), (0.2, "yellow"), (0.05, "dark_orange"), (0.0, "red"))
 
@@ -37,7 +40,9 @@ def render(
     """The whole trajectory, one panel per turn. failure: why it has no reward, with the traceback."""
     parts: list[RenderableType] = [_heading(summary, body)]
     parts += [_text(f"{message.role}: {message.content}", "dim") for message in body.prompt]
+    parts += [_state(body.first_state)] if body.HasField("first_state") else []
     parts += [_turn(number, turn, with_tokens) for number, turn in enumerate(body.turns, start=1)]
+    parts += [_state(body.last_state)] if body.HasField("last_state") else []
     parts.append(_reward(summary))
     if failure:
         parts.append(_text(failure, "red"))
@@ -74,17 +79,24 @@ def _turn(number: int, turn: "Turn", with_tokens: bool) -> Panel:
     parts: list[RenderableType] = []
     if with_tokens and turn.sampled_texts:
         parts.append(token_strip(turn.sampled_texts, turn.sampled_logprobs))
-    elif turn.text:
-        parts.append(_text(turn.text))
+    else:
+        parts += [_text(f"reasoning: {turn.reasoning}", "dim")] if turn.reasoning else []
+        parts += [_text(turn.text)] if turn.text else []
     results = {result.call_id: result for result in turn.tool_results}
     for call in turn.tool_calls:
         parts.append(_text(f"→ {call.name}({call.arguments_json})", "cyan"))
         if (result := results.get(call.call_id)) is not None:
             style = "red" if result.is_error else "blue"
             parts.append(_text(f"← {result.content}  [{result.duration_s * 1e3:.1f} ms]", style))
+            parts += [_state(result.state)] if result.HasField("state") else []
     if turn.parse_error:
         parts.append(_text(f"unreadable: {turn.parse_error}", "red"))
     return Panel(Group(*parts), title=_turn_title(number, turn), title_align="left", border_style="dim")
+
+
+def _state(state: "StateSnapshot") -> Text:
+    """Cut: a state may have 64 KB, and there is one after each call."""
+    return Text(terminal_text(state_text(state), max_chars=MAX_STATE_CHARS), style="magenta")
 
 
 def _turn_title(number: int, turn: "Turn") -> str:

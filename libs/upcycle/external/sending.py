@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from upcycle.api.trajectory.v1 import service_pb2, trajectory_pb2
     from upcycle.playing.episode import PlayedEpisode
     from upcycle.rewards import SubScore
+    from upcycle.states import StateEntry
 
 _CONCURRENCY: Final = 8
 _CALL_S: Final = 30.0
@@ -149,6 +150,8 @@ def body_of(played: "PlayedEpisode") -> "trajectory_pb2.TrajectoryBody":
         stop_reason=trajectory_pb2.StopReason.Value(stop),
         answer=played.ending.answer if played.ending else "",
         tools_json=json.dumps(list(played.tools)) if played.tools else "",
+        first_state=_state(played.first_state),
+        last_state=_state(played.last_state),
     )
 
 
@@ -165,13 +168,29 @@ def _turn(index: int, taken: Any) -> "trajectory_pb2.Turn":
     ]
     results = [
         trajectory_pb2.ToolResult(
-            call_id=call_id(index, at), content=one.content, is_error=one.is_error, duration_s=one.duration_s
+            call_id=call_id(index, at),
+            content=one.content,
+            is_error=one.is_error,
+            duration_s=one.duration_s,
+            state=_state(one.state),
         )
         for at, one in enumerate(taken.outcomes)
     ]
     return trajectory_pb2.Turn(
-        text=taken.said.text, tool_calls=calls, tool_results=results, parse_error=taken.said.parse_error or ""
+        text=taken.said.text,
+        reasoning=taken.said.reasoning,
+        tool_calls=calls,
+        tool_results=results,
+        parse_error=taken.said.parse_error or "",
     )
+
+
+def _state(state: "StateEntry | None") -> "trajectory_pb2.StateSnapshot | None":
+    from upcycle.api.trajectory.v1 import trajectory_pb2
+
+    if state is None:
+        return None
+    return trajectory_pb2.StateSnapshot(value_json=state.value, patch_json=state.patch, note=state.note)
 
 
 def _subscore(one: "SubScore") -> "trajectory_pb2.Subscore":

@@ -59,13 +59,15 @@ class ShownToken:
 
 @dataclass(frozen=True, slots=True)
 class ShownTurn:
-    """One completion. words: versions, number of tokens, how it ended, for its heading."""
+    """One completion. words: versions, number of tokens, how it ended, for its heading. reasoning: what it
+    began with, apart from its text."""
 
     text: str
     calls: tuple[ShownCall, ...] = ()
     words: tuple[str, ...] = ()
     parse_error: str = ""
     tokens: tuple[ShownToken, ...] = ()
+    reasoning: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,6 +84,7 @@ class ShownGrade:
 @dataclass(frozen=True, slots=True)
 class ShownEpisode:
     """An episode that the page shows whole. why: it was chosen: worst, best, sample. words: for its heading.
+    states: of its environment, a text each.
     detail: of a failure, with the traceback and what the episode printed. notice: why there is no more."""
 
     row: EpisodeRow
@@ -93,6 +96,7 @@ class ShownEpisode:
     grades: tuple[ShownGrade, ...] = ()
     detail: str = ""
     notice: str = ""
+    states: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,7 +2,12 @@
 
 import json
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Any, Final
+
+from upcycle.harness.parsing import with_reasoning
+from upcycle.reporting.state_texts import entries_of_record
+from upcycle.states import read_states
 
 if TYPE_CHECKING:
     from upcycle.playing.episode import PlayedEpisode, PlayFailure
@@ -76,6 +81,7 @@ def line_of_record(record: Mapping[str, Any]) -> dict[str, Any]:
         "failure_kind": "",
         "failure_detail": "\n".join(failure[key] for key in ("rule", "detail") if failure.get(key)),
         "completion_tokens": sum(len(turn.get("sampled_ids", ())) for turn in turns),
+        "states": [asdict(state) for state in read_states(entries_of_record(body))],
     }
 
 
@@ -124,7 +130,8 @@ def _said(turns: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     """The assistant's message of each turn, then one for each result of a tool."""
     messages: list[dict[str, Any]] = []
     for turn in turns:
-        message: dict[str, Any] = {"role": "assistant", "content": turn.get("text", "")}
+        content = with_reasoning(turn.get("reasoning", ""), turn.get("text", ""))
+        message: dict[str, Any] = {"role": "assistant", "content": content}
         if calls := _message_calls(turn):
             message["tool_calls"] = calls
         messages.append(message)
@@ -148,7 +155,8 @@ def _turn(turn: Mapping[str, Any]) -> dict[str, Any]:
                 "is_error": bool(result.get("is_error")),
             }
         )
-    return {"text": turn.get("text", ""), "tool_calls": calls}
+    apart = {"reasoning": turn["reasoning"]} if turn.get("reasoning") else {}
+    return {"text": turn.get("text", ""), "tool_calls": calls, **apart}
 
 
 def _subscore(one: Mapping[str, Any]) -> dict[str, Any]:

@@ -4,6 +4,7 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from upcycle.reporting.episodes import EpisodeRow
+from upcycle.reporting.state_texts import states_in_order
 from upcycle.run_pages.texts import MAX_EPISODE_CHARS, kept
 from upcycle.run_pages.values import Message, ShownCall, ShownEpisode, ShownGrade, ShownToken, ShownTurn
 from upcycle.wording import amount
@@ -33,6 +34,7 @@ def shown_episode(
         answer=kept(body.answer),
         grades=tuple(_grades(summary.subscores)),
         detail=kept(detail or said, MAX_DETAIL_CHARS),
+        states=tuple(map(kept, states_in_order(body))),
     )
 
 
@@ -64,6 +66,7 @@ def _turn(turn: "pb.Turn", *, tokens: bool) -> ShownTurn:
         words=tuple(word for word in words if word),
         parse_error=kept(turn.parse_error),
         tokens=tuple(ShownToken(kept(text), logprob) for text, logprob in sampled),
+        reasoning=kept(turn.reasoning),
     )
 
 

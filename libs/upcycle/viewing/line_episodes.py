@@ -27,6 +27,7 @@ def shown_line(row: EpisodeRow, why: str, line: Mapping[str, Any]) -> ShownEpiso
         answer=kept(_text(line.get("answer"))),
         grades=tuple(_grades(line.get("subscores") or ())),
         detail=kept(_detail(line), MAX_DETAIL_CHARS),
+        states=tuple(kept(_state(one)) for one in line.get("states") or ()),
     )
 
 
@@ -48,7 +49,12 @@ def _turn(turn: Mapping[str, Any]) -> ShownTurn:
         )
         for call in turn.get("tool_calls") or ()
     )
-    return ShownTurn(kept(_text(turn.get("text"))), calls)
+    return ShownTurn(kept(_text(turn.get("text"))), calls, reasoning=kept(_text(turn.get("reasoning"))))
+
+
+def _state(state: Mapping[str, Any]) -> str:
+    note = state.get("note")
+    return f"state: {note or json.dumps(state.get('value'), ensure_ascii=False)}"
 
 
 def _grades(subscores: Any) -> Iterator[ShownGrade]:

@@ -10,10 +10,10 @@ from upcycle.api.trajectory.v1 import trajectory_pb2 as pb
 from upcycle.cli.trajectory_view import ledger_words, render, sureness_style, token_strip
 
 
-def shown(summary: pb.TrajectorySummary, body: pb.TrajectoryBody) -> str:
+def shown(summary: pb.TrajectorySummary, body: pb.TrajectoryBody, *, with_tokens: bool = True) -> str:
     """What a person sees, without colours."""
     console = Console(file=io.StringIO(), width=120, force_terminal=False)
-    console.print(render(summary, body, with_tokens=True))
+    console.print(render(summary, body, with_tokens=with_tokens))
     out = console.file
     assert isinstance(out, io.StringIO)
     return out.getvalue()
@@ -118,3 +118,26 @@ def test_colours_follow_probability() -> None:
 
 def test_a_strip_holds_every_token() -> None:
     assert token_strip(["a", "b"], [-1.0, -2.0]).plain.startswith("ab")
+
+
+def test_reasoning_and_states_are_shown_apart_from_what_was_said() -> None:
+    said = turn()
+    said.reasoning, said.text = "Is it [bold]the pool[/bold]?", "I look."
+    said.tool_results[0].state.patch_json = '[{"op":"add","path":"/looks","value":1}]'
+    body = pb.TrajectoryBody(turns=[said], first_state=pb.StateSnapshot(value_json='{"stock":"\x1b[31m"}'))
+    body.last_state.note = "left out: the state has 70000 bytes, limit 65536"
+    text = shown(pb.TrajectorySummary(), body, with_tokens=False)
+    for part in (
+        "reasoning: Is it [bold]the pool[/bold]?",
+        "I look.",
+        'state changed: [{"op":"add","path":"/looks","value":1}]',
+        "state: left out: the state has 70000 bytes, limit 65536",
+        'state: {"stock":',
+    ):
+        assert part in text
+    assert "\x1b[31m" not in text
+    unchanged = pb.TrajectoryBody(last_state=pb.StateSnapshot(patch_json="[]"))
+    assert "state unchanged" in shown(pb.TrajectorySummary(), unchanged)
+    assert "state" not in shown(pb.TrajectorySummary(), pb.TrajectoryBody())
+    large = pb.TrajectoryBody(first_state=pb.StateSnapshot(value_json='"' + "x" * 60_000 + '"'))
+    assert len(shown(pb.TrajectorySummary(), large)) < 10_000

@@ -54,7 +54,7 @@ def page_with(text: str) -> RunPage:
     )
     row = replace(row, episode_id=text, trajectory_id=text)
     missing = replace(row, reward=None, failure=text, episode_id=f"{text} 2")
-    turn = ShownTurn(text, (ShownCall(text, text, text, True, 0.1),), (text,), text)
+    turn = ShownTurn(text, (ShownCall(text, text, text, True, 0.1),), (text,), text, reasoning=text)
     tokens = ShownTurn(text, tokens=(ShownToken(text, -1.0),))
     whole = ShownEpisode(
         row,
@@ -66,6 +66,7 @@ def page_with(text: str) -> RunPage:
         (ShownGrade(0, text, 0.5, 1.0, text),),
         text,
         text,
+        (text,),
     )
     return RunPage(
         header=Header(text, text, text, ((text, text),), (ShownSetting(text, text, text),), (text,)),

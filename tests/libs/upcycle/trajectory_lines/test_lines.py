@@ -112,6 +112,36 @@ def test_a_stored_record_is_a_line_with_tools_ids_run_and_version() -> None:
     ]
 
 
+def test_reasoning_and_states_of_a_record_are_apart_in_its_line(tmp_path: Path) -> None:
+    row = record()
+    first, second = row["body"]["turns"]
+    first["reasoning"] = "Where is it?"
+    row["body"]["first_state"] = {"value_json": '{"pens":1}'}
+    first["tool_results"][0]["state"] = {"patch_json": '[{"op":"replace","path":"/pens","value":2}]'}
+    row["body"]["last_state"] = {"note": "left out"}
+    line = line_of_record(row)
+    assert line["states"] == [
+        {"value": {"pens": 1}, "note": ""},
+        {"value": {"pens": 2}, "note": ""},
+        {"value": None, "note": "left out"},
+    ]
+    assert [turn.get("reasoning") for turn in line["turns"]] == ["Where is it?", None]
+    assert [one["content"] for one in line["messages"] if one["role"] == "assistant"] == [
+        "<think>\nWhere is it?\n</think>\n\nI look.",  # what SFT learns
+        "pen",
+    ]
+    assert run(["view", str(written(tmp_path, line)), "-o", str(tmp_path / "run.html")]) == Exit.OK
+    page = (tmp_path / "run.html").read_text()
+    for part in (
+        "Where is it?",
+        "States of the environment",
+        "state: {&#34;pens&#34;: 2}",
+        "state: left out",
+    ):
+        assert part in page
+    assert second["text"] == "pen"
+
+
 def test_a_record_without_a_grade_has_no_reward() -> None:
     line = line_of_record(record(graded=False))
     assert (line["reward"], line["success"], line["subscores"]) == (None, None, [])

@@ -126,6 +126,10 @@ def _check(given: Sources, report: Report, choice: TaskChoice) -> None:
         raise PlayRefused(
             "--remote is for models that the platform plays", "leave it out: this agent plays here"
         )
+    if choice.deployed:
+        raise PlayRefused(
+            "--deployed is for models that the platform plays", "leave it out: this agent plays here"
+        )
     unused = [path for path in given.values if path not in _USED]
     if unused:
         raise PlayRefused(

@@ -8,6 +8,7 @@ from cyclopts import Parameter
 
 from upcycle.cli.output import human
 from upcycle.cli.tasksets import TasksetSource
+from upcycle.environment.deployed import deployed_path
 from upcycle.errors import UpcycleError
 from upcycle.tasks import Task, Taskset, plain_name
 from upcycle.wording import amount
@@ -40,6 +41,8 @@ class TaskChoice:
     text. May be repeated: all must hold."""
     remote: Annotated[bool, Parameter(negative="")] = False
     """play on the platform. It is the default for registered models and may be left out."""
+    deployed: str = ""
+    """source digest that `upcycle deploy` printed: the environment of TASKS is played as it was sent."""
 
     @property
     def is_asked(self) -> bool:
@@ -47,7 +50,7 @@ class TaskChoice:
         return self.first or self.limit is not None or bool(self.task_ids or self.filter_)
 
     def check(self) -> None:
-        """Raises UnclearChoice."""
+        """Raises UnclearChoice, and SourceRefused for what is no source digest."""
         chosen = "--first" if self.first else "a choice of tasks"
         if self.full and self.is_asked:
             raise UnclearChoice(f"--full plays every task, and {chosen} was given too", "give one of them")
@@ -55,6 +58,8 @@ class TaskChoice:
             raise UnclearChoice(f"--first is --limit 1, and --limit {self.limit} was given too", "give one")
         if self.limit is not None and self.limit < 1:
             raise UnclearChoice(f"--limit is {self.limit}", "give at least 1")
+        if self.deployed:
+            deployed_path(self.deployed)
         for one in self.filter_:
             if not one.partition("=")[0] or "=" not in one:
                 raise UnclearChoice(
@@ -87,7 +92,10 @@ class TaskChoice:
         return Taskset(f"{plain_name(taskset.name)[:150]}-part-{part.digest[:12]}", kept, taskset.split)
 
     async def source_of(self, source: TasksetSource) -> TasksetSource:
-        """The source with the chosen tasks alone; as it is where none is left out."""
+        """The source with the chosen tasks alone, of the environment that was sent where one is named; as it
+        is where neither is asked for. Raises UnclearChoice."""
+        if self.deployed:
+            source = self._sent(source)
         if not self.is_asked:
             return source
         defined = [one for one in source.defined if one.name == source.name]
@@ -98,6 +106,18 @@ class TaskChoice:
         said = f"{len(part)} of the {amount(len(whole), 'task')} of {whole.name}"
         human().print(said, markup=False, soft_wrap=True)
         return TasksetSource(part.name, (part,))
+
+    def _sent(self, source: TasksetSource) -> TasksetSource:
+        from upcycle.deploying import as_deployed
+
+        if not source.defined:
+            raise UnclearChoice(
+                f"--deployed is for tasks of a file, and {source.name!r} is registered: it has its "
+                "environment already",
+                "name the file, or: upcycle sync tasks FILE NAME --deployed DIGEST",
+            )
+        (chosen,) = [one for one in source.defined if one.name == source.name]
+        return TasksetSource(source.name, (as_deployed(chosen, self.deployed),))
 
 
 NO_CHOICE: Final = TaskChoice()

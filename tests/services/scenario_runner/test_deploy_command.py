@@ -64,6 +64,38 @@ async def test_a_sent_environment_plays_though_its_file_is_gone(
     assert done.run.source_digest == digest
 
 
+async def test_an_evaluation_names_the_sent_environment_itself(
+    start_runner: Start, project: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    digest = write_project(project)
+    runner = await start_runner(operator_key=KEY)
+    upcycle = CommandLine(capsys, {"tasksets": runner.address})
+    monkeypatch.setenv("UPCYCLE_OPERATOR_KEY", KEY)
+    assert (await upcycle("deploy", "--json")).status == 0
+    command = ("eval", "tasks.json", "incident", "--deployed", digest, "--first", "--detach", "--json")
+    begun = await upcycle(*command)
+    assert begun.status == 0, begun.err
+    run = json.loads(begun.out.splitlines()[0])
+    assert run["source_digest"] == digest
+    async with sampling(runner, lambda request: play_to_grade(runner, request)):
+        done = await finished(runner, run["run_id"])
+    assert [row.task_slug for row in done.results] == ["t0"]
+
+
+async def test_a_registered_taskset_and_an_agent_of_others_take_no_deployed_environment(
+    project: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    digest = write_project(project)
+    upcycle = CommandLine(capsys, {})
+    for arguments, says in (
+        (("sums", "incident", "--deployed", digest), "'sums' is registered: it has its environment already"),
+        (("tasks.json", "incident", "--deployed", "latest"), "'latest' names no deployed environment"),
+        (("tasks.json", "claude", "--deployed", digest), "--deployed is for models that the platform plays"),
+    ):
+        said = await upcycle("eval", *arguments)
+        assert (said.status, says in said.err) == (2, True), said.err
+
+
 async def test_a_key_that_is_missing_or_another_one_is_refused_by_name(
     start_runner: Start, project: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -5,6 +5,7 @@ data: its trajectories stay in the store, with tokens and log-probabilities.
 """
 
 import asyncio
+import logging
 import uuid
 from collections.abc import Sequence
 from dataclasses import replace
@@ -12,6 +13,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self, TypedDict, Unpack
 
 from upcycle.errors import UpcycleError
+from upcycle.leak_scan import leak_lines
 from upcycle.platform import connected
 from upcycle.results import MIN_COVERAGE, Coverage, Run, coverage_of
 from upcycle.run_client import completed, follow_run, register_taskset, state_word, submit_run
@@ -29,6 +31,8 @@ if TYPE_CHECKING:
     from upcycle.api.trajectory.v1.trajectory_pb2 import TrajectoryBody
     from upcycle.platform import Addresses, Platform
     from upcycle.train.running import TrainedRun
+
+log = logging.getLogger(__name__)
 
 # So many trajectories are read at a time. Each is waited for so long, because the store indexes them a moment
 # after the run's end.
@@ -210,6 +214,8 @@ async def evaluate(
     """
     async with connected(runtime) as platform:
         registered = await register_taskset(platform, taskset)
+        for line in await leak_lines(registered, taskset):
+            log.warning("%s", line)
         run = await submit_run(platform, spec_of(agent, registered.exact_name, group, **options))
         done = await _wait(platform, run.run_id, timeout_s)
         runs = runs_of(done)

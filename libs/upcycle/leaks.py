@@ -23,6 +23,8 @@ def leaked(secrets: Iterable[str], text: str, others: Iterable[str] = ()) -> lis
     """
     flat = _flat(text)
     held = [one for one in dict.fromkeys(secrets) if len(one) >= MIN_SECRET_CHARS and _flat(one) in flat]
+    if not held:
+        return []
     known = {_flat(one) for one in held}
     foreign = {_flat(one) for one in others if len(one) >= MIN_SECRET_CHARS} - known
     return [] if any(one in flat for one in foreign) else held

@@ -20,6 +20,7 @@ from upcycle.playing.errors import PlayRefused
 from upcycle.reporting.episodes import EpisodeRow, EvaluatedRun
 from upcycle.reporting.external_rows import PLANNED, PlannedEvaluation
 from upcycle.reporting.report import report_of
+from upcycle.reporting.shown_answers import TaskSecrets
 from upcycle.reporting.trajectory_files import FOLDER, NAME
 from upcycle.results import Coverage, Run, coverage_of
 from upcycle.run_config import Purpose
@@ -222,6 +223,7 @@ class _Progress:
         self.played: list[ExternalEpisode] = []
         self._lines, self._planned = lines, planned
         self._digests = {task.slug: task.digest for task in taskset.tasks}
+        self._secrets = TaskSecrets({task.slug: task.args for task in taskset.tasks})
         self._counts = EvalCounts()
         self._marks: dict[tuple[str, int], str] = {}
         self._show: ShowEval = lambda progress: None
@@ -240,7 +242,7 @@ class _Progress:
             self._lines.truncate(0)
         slug = played.run.task_slug
         self.played.append(played)
-        self.rows.append(episode_row(played, self._digests[slug]))
+        self.rows.append(episode_row(played, self._digests[slug], self._secrets))
         self._lines.write(
             json.dumps({**played.row, PLANNED: self._planned.to_json()}, ensure_ascii=False) + "\n"
         )

@@ -7,6 +7,7 @@ from upcycle.cli.terminal_text import terminal_text
 from upcycle.reporting.episodes import EvaluatedRun
 from upcycle.reporting.report import EvaluationReport, Score
 from upcycle.reporting.words import number, percent
+from upcycle.wording import amount
 
 MAX_ROWS: Final = 12
 MAX_CLUSTERS: Final = 5
@@ -26,6 +27,7 @@ def report_lines(report: EvaluationReport, run: EvaluatedRun) -> Iterator[str]:
         yield from _subscores(report)
         yield from _failures(report, run)
         yield from _worst(report)
+        yield from _shown_answers(report)
     if run.notice:
         yield one_line(run.notice, 200)
 
@@ -139,6 +141,21 @@ def _worst(report: EvaluationReport) -> Iterator[str]:
                 for one in report.worst
             ]
         )
+
+
+def _shown_answers(report: EvaluationReport) -> Iterator[str]:
+    if not report.shown_answers:
+        return
+    num_tasks = len({one.task for one in report.shown_answers})
+    of_tasks = amount(num_tasks, "task")
+    yield f"a tool's result held the answer word for word: {of_tasks} of those that were read"
+    yield from table(
+        [
+            [f"  {one.count}×", one_line(one.task, 60), one_line(one.tool, 40)]
+            for one in report.shown_answers[:MAX_CLUSTERS]
+        ]
+    )
+    yield from _more(len(report.shown_answers) - MAX_CLUSTERS, "of them")
 
 
 def _more(count: int, what: str) -> Iterator[str]:

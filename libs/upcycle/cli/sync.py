@@ -13,7 +13,7 @@ from upcycle.cli.output import JsonFlag, human, print_json
 from upcycle.cli.report_text import one_line
 from upcycle.cli.taskset_commands import TasksetRefused, diff_lines, read_taskset, refusals, split_word
 from upcycle.cli.taskset_diff import Difference, difference
-from upcycle.cli.tasksets import load_tasksets
+from upcycle.cli.tasksets import load_tasksets, print_leaks
 from upcycle.deploying import as_deployed
 from upcycle.environment.deployed import DEPLOYED
 from upcycle.errors import UpcycleError
@@ -200,7 +200,9 @@ async def _register(platform: Platform, taskset: Taskset) -> int:
     from upcycle.run_client import register_taskset
 
     with refusals():
-        return (await register_taskset(platform, taskset)).revision
+        registered = await register_taskset(platform, taskset)
+    await print_leaks(registered, taskset)
+    return registered.revision
 
 
 def _lines(plan: SyncPlan) -> Iterator[str]:

@@ -9,12 +9,14 @@ from typing import TYPE_CHECKING, Final
 
 import upcycle
 from upcycle.cli.output import human
+from upcycle.cli.terminal_text import terminal_text
 from upcycle.errors import DefinitionError, UpcycleError
 from upcycle.tasks_files import TASKS_FILES
 from upcycle.wording import amount
 
 if TYPE_CHECKING:
     from upcycle.platform import Platform
+    from upcycle.run_client import RegisteredTaskset
     from upcycle.tasks import Taskset
 
 NO_TASKSET: Final = 'make one: tasks = Taskset("name", [scenario.task(argument=...)])'
@@ -52,7 +54,16 @@ class TasksetSource:
             if done.is_new and done.revision > 1:
                 tasks = amount(done.num_tasks, "task")
                 human().print(f"{done.name}: revision {done.revision}, {tasks}", markup=False)
+            await print_leaks(done, taskset)
         return names[self.name]
+
+
+async def print_leaks(registered: "RegisteredTaskset", taskset: "Taskset") -> None:
+    """Warn of new tasks that give away what the agent has to find."""
+    from upcycle.leak_scan import leak_lines
+
+    for line in await leak_lines(registered, taskset):
+        human().print(terminal_text(line), style="yellow", markup=False, soft_wrap=True)
 
 
 def load_source(source: str, name: str = "", *, trains: bool = False) -> TasksetSource:

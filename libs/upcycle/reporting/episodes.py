@@ -18,7 +18,8 @@ class NoEvaluation(UpcycleError, ValueError):
 class EpisodeRow:
     """One planned episode. reward: None where it has none, and `failure` says why; policy_failure: why it is
     0, where the policy caused a failure. ended: how its last turn ended. num_tokens, subscores: as far as the
-    trajectory store has them. first_tool_error, ended: of episodes that were read.
+    trajectory store has them. first_tool_error, ended, answer_shown_by: of episodes that were read; the last
+    is the tool whose result held the answer.
     """
 
     task_slug: str
@@ -37,6 +38,7 @@ class EpisodeRow:
     subscores: Mapping[str, float] = field(default_factory=dict)
     first_tool_error: str = ""
     ended: str = ""
+    answer_shown_by: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Final, Self
 
 from upcycle.reporting.episodes import EpisodeRow
 from upcycle.reporting.reading import MAX_ERROR_CHARS
+from upcycle.reporting.shown_answers import TaskSecrets
 from upcycle.task_rows import canonical_json, task_digest
 
 if TYPE_CHECKING:
@@ -48,7 +49,7 @@ class PlannedEvaluation:
 NOT_KNOWN: Final = PlannedEvaluation()
 
 
-def episode_row(played: "ExternalEpisode", task_digest: str) -> EpisodeRow:
+def episode_row(played: "ExternalEpisode", task_digest: str, secrets: TaskSecrets) -> EpisodeRow:
     """Without a trajectory of the platform; everything that was said is at hand, so each end is known."""
     run, row = played.run, played.row
     return EpisodeRow(
@@ -66,7 +67,15 @@ def episode_row(played: "ExternalEpisode", task_digest: str) -> EpisodeRow:
         subscores=dict(flat_subscores(row["subscores"])),
         first_tool_error=first_tool_error(row["turns"]),
         ended="" if run.is_error else run.policy_failure or str(row["stop_reason"]),
+        answer_shown_by=secrets.shown_by(run.task_slug, tool_results(row["turns"])),
     )
+
+
+def tool_results(turns: Sequence[Mapping[str, Any]]) -> Iterator[tuple[str, str]]:
+    """The name of the tool and the text of each result, in their order."""
+    for turn in turns:
+        for call in turn.get("tool_calls") or ():
+            yield str(call.get("name")), str(call.get("result"))
 
 
 def episode_row_of(row: Mapping[str, Any], name: str) -> EpisodeRow:

@@ -6,13 +6,14 @@ The report never waits for the store: what it does not answer is left out, and `
 import asyncio
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final
 
 from upcycle.errors import UpcycleError
 from upcycle.evaluation import READ_CONCURRENCY, read_results
 from upcycle.reporting.episodes import EpisodeRow, EvaluatedRun, NoEvaluation
+from upcycle.reporting.shown_answers import TaskSecrets
 from upcycle.run_client import is_over, state_word
 from upcycle.tasks import exact_name, plain_name
 from upcycle.wording import amount
@@ -25,6 +26,8 @@ if TYPE_CHECKING:
 
 MAX_READ: Final = 200
 """Trajectories of unsuccessful episodes that are read to say how they ended."""
+MAX_SOLVED_READ: Final = 50
+"""Those of successful ones, to say which tools held the answer, where tasks name it."""
 PAGE: Final = 1000
 CALL_TIMEOUT_S: Final = 30.0
 INDEX_WAIT_S: Final = 5.0
@@ -52,9 +55,11 @@ async def read_evaluation(
 
 async def read_played(platform: "Platform", done: "GetRunResponse") -> EvaluatedRun:
     """The episodes of any run, also of one that goes on, with all that is known of them."""
-    found = _evaluated(done, await _tasks(platform, done.run))
+    tasks = await _tasks(platform, done.run)
+    found = _evaluated(done, tasks)
+    secrets = TaskSecrets.of_json({slug: task.args_json for slug, task in tasks.items()})
     try:
-        return await _with_trajectories(platform, found)
+        return await _with_trajectories(platform, found, secrets)
     except (UpcycleError, TimeoutError) as error:
         return replace(found, notice=f"no subscores, tokens and last turns: {error or 'no answer in time'}")
 
@@ -128,14 +133,16 @@ async def _tasks(platform: "Platform", run: "Run") -> dict[str, "Task"]:
     return {task.slug: task for task in answer.taskset.tasks}
 
 
-async def _with_trajectories(platform: "Platform", found: EvaluatedRun) -> EvaluatedRun:
+async def _with_trajectories(platform: "Platform", found: EvaluatedRun, secrets: TaskSecrets) -> EvaluatedRun:
     graded = {one.trajectory_id for one in found.episodes if one.reward is not None}
     summaries = await _indexed(platform, found.run_id, graded)
     episodes = [_with_summary(one, summaries.get(one.trajectory_id)) for one in found.episodes]
     unsolved = [one for one in episodes if one.reward is not None and not one.success and one.num_turns]
-    chosen = unsolved[:: -(-len(unsolved) // MAX_READ)] if unsolved else []
+    chosen = _evenly(unsolved, MAX_READ)
+    solved = _evenly([one for one in episodes if one.success], MAX_SOLVED_READ) if secrets else []
     limit = asyncio.Semaphore(READ_CONCURRENCY)
-    read = await asyncio.gather(*(_with_ending(platform, one, limit) for one in chosen))
+    reading = (_with_ending(platform, one, limit, secrets) for one in (*chosen, *solved))
+    read = await asyncio.gather(*reading)
     by_id = {one.episode_id: one for one in read}
     missing = len(graded - summaries.keys())
     return replace(
@@ -144,6 +151,10 @@ async def _with_trajectories(platform: "Platform", found: EvaluatedRun) -> Evalu
         num_unread=len(unsolved) - len(chosen),
         notice=f"the trajectory store has not indexed {amount(missing, 'episode')} yet" if missing else "",
     )
+
+
+def _evenly(episodes: Sequence[EpisodeRow], most: int) -> Sequence[EpisodeRow]:
+    return episodes[:: -(-len(episodes) // most)] if episodes else []
 
 
 async def _indexed(platform: "Platform", run_id: str, wanted: set[str]) -> dict[str, "TrajectorySummary"]:
@@ -200,7 +211,9 @@ def flat_subscores(subscores: Sequence["Subscore"], prefix: str = "") -> list[tu
     return found
 
 
-async def _with_ending(platform: "Platform", episode: EpisodeRow, limit: asyncio.Semaphore) -> EpisodeRow:
+async def _with_ending(
+    platform: "Platform", episode: EpisodeRow, limit: asyncio.Semaphore, secrets: TaskSecrets
+) -> EpisodeRow:
     from upcycle.api.trajectory.v1.service_pb2 import GetTrajectoryRequest
     from upcycle.rpc import RemoteError, remote_errors
 
@@ -211,8 +224,19 @@ async def _with_ending(platform: "Platform", episode: EpisodeRow, limit: asyncio
                 answer = await platform.trajectories.GetTrajectory(request, timeout=CALL_TIMEOUT_S)
         except RemoteError:  # its body was removed, or cannot be used
             return episode
-    ended = episode.ended or ending(answer.body)
-    return replace(episode, first_tool_error=first_tool_error(answer.body), ended=ended)
+    return replace(
+        episode,
+        first_tool_error=first_tool_error(answer.body),
+        ended=episode.ended or ending(answer.body),
+        answer_shown_by=secrets.shown_by(episode.task_slug, tool_results(answer.body)),
+    )
+
+
+def tool_results(body: "TrajectoryBody") -> Iterator[tuple[str, str]]:
+    """The name of the tool and the text of each result, in their order."""
+    for turn in body.turns:
+        names = {call.call_id: call.name for call in turn.tool_calls}
+        yield from ((names.get(one.call_id, "?"), one.content) for one in turn.tool_results)
 
 
 def first_tool_error(body: "TrajectoryBody") -> str:

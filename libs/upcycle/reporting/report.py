@@ -7,6 +7,7 @@ from dataclasses import asdict, dataclass
 from typing import Any, Final
 
 from upcycle.reporting.episodes import EpisodeRow, EvaluatedRun
+from upcycle.reporting.shown_answers import ShownAnswer, shown_answers
 from upcycle.statistics.attempts import has_spread, histogram, ks_up_to, pass_at_k, pass_hat_k
 from upcycle.statistics.intervals import Estimate, TaskTotal, mean_estimate, rate_estimate
 
@@ -49,7 +50,8 @@ class FailureCluster:
 @dataclass(frozen=True, slots=True)
 class EvaluationReport:
     """What the end of `upcycle eval` says. bins: ten counts of rewards from 0 to 1, none where
-    bins_refused says why not. num_groups: tasks whose every episode was graded."""
+    bins_refused says why not. num_groups: tasks whose every episode was graded. shown_answers: of the
+    episodes that were read."""
 
     overall: Score
     families: tuple[Score, ...]
@@ -63,6 +65,7 @@ class EvaluationReport:
     worst: tuple[EpisodeRow, ...]
     mean_turns: float
     mean_tokens: float | None
+    shown_answers: tuple[ShownAnswer, ...] = ()
 
     def to_json(self) -> dict[str, Any]:
         """For a JSON line."""
@@ -90,6 +93,7 @@ def report_of(run: EvaluatedRun) -> EvaluationReport | None:
         worst=_worst(graded),
         mean_turns=sum(one.num_turns for one in graded) / max(1, len(graded)),
         mean_tokens=sum(tokens) / len(tokens) if tokens else None,
+        shown_answers=shown_answers(run.episodes),
     )
 
 

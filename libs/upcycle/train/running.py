@@ -1,10 +1,12 @@
 """Training runs on the episodes of evaluations: submits them, waits for them, reports their result."""
 
+import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Final
 
 from upcycle.errors import SourcesRefused, UpcycleError
+from upcycle.leak_scan import leak_lines
 from upcycle.local_runs import is_local_run, why_no_source
 from upcycle.results import Run as Episode
 from upcycle.run_client import follow_run, register_taskset, submit_run
@@ -16,6 +18,8 @@ if TYPE_CHECKING:
     from upcycle.api.taskset.v1.taskset_pb2 import Run
     from upcycle.platform import Platform
     from upcycle.run_config import RunSpec
+
+log: Final = logging.getLogger(__name__)
 
 SUBMIT_TIMEOUT_S: Final = 60.0
 _PAUSE_S: Final = 0.5
@@ -95,6 +99,8 @@ async def _taskset(
     """follows: the run takes the newest revision for its next groups, instead of keeping one."""
     if isinstance(taskset, Taskset):
         registered = await register_taskset(platform, taskset)
+        for line in await leak_lines(registered, taskset):
+            log.warning("%s", line)
         return registered.name if follows else registered.exact_name
     return await taskset_of(platform, run_id) if taskset is None else taskset
 

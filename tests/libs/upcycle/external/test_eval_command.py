@@ -216,3 +216,23 @@ def test_a_key_that_is_refused_in_the_middle_ends_with_one_line(
         status = run(["eval", "tasks.py", "--agent", f"openai:{server.url}/v1#{MODEL}"])
     assert status == 1
     assert "answered 403: no; the key is not accepted" in capsys.readouterr().err.splitlines()[-1]
+
+
+def test_the_report_names_a_tool_whose_result_held_the_answer(
+    claude: Any, shop: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("ANTHROPIC_API_KEY", KEY)
+    stock, wanted = (
+        ('{"tea": "3", "milk": "5"}', '{"tea": "three tins", "milk": "none"}'),
+        ("wanted", "expected"),
+    )
+    for name, words in (("env.py", stock), ("env.py", wanted), ("tasks.py", wanted)):
+        text = (shop / name).read_text()
+        (shop / name).write_text(text.replace(*words))
+    text = (shop / "tasks.py").read_text()
+    (shop / "tasks.py").write_text(text.replace('"3"', '"three tins"').replace('"5"', '"five tins"'))
+    assert run(["eval", "tasks.py", "claude", "--json"]) == 0
+    done = json.loads(capsys.readouterr().out.splitlines()[-1])
+    assert done["report"]["shown_answers"] == [{"task": "tea", "tool": "stock", "count": 1}]
+    shown = {one["task_slug"]: one["answer_shown_by"] for one in done["evaluation"]["episodes"]}
+    assert shown == {"tea": "stock", "milk": ""}, "the tool told milk's episode what tea's is to find"

@@ -1,5 +1,6 @@
 """An evaluation read over gRPC from a planner and a trajectory store."""
 
+import json
 from typing import Any
 
 import grpc
@@ -16,11 +17,13 @@ from upcycle.api.trajectory.v1.service_pb2_grpc import (
     TrajectoryServiceServicer,
     add_TrajectoryServiceServicer_to_server,
 )
+from upcycle.cli.report_text import report_lines
 from upcycle.platform import Addresses, Platform
 from upcycle.reporting import reading
 from upcycle.reporting.episodes import NoEvaluation
 from upcycle.reporting.reading import read_evaluation
 from upcycle.reporting.report import report_of
+from upcycle.reporting.shown_answers import ShownAnswer
 
 
 class Judge(Planner):
@@ -111,6 +114,62 @@ async def test_results_get_what_the_store_and_the_taskset_know(planner: Judge) -
     assert (unread.first_tool_error, unread.ended) == ("", "")
     assert (missing.reward, missing.failure, missing.num_tokens) == (None, "timeout", None)
     assert report_of(found) is not None
+
+
+class RevealingStore(Store):
+    """Its tool says to each what the agent of task b has to find."""
+
+    async def GetTrajectory(self, request: Any, context: Any) -> store_pb.GetTrajectoryResponse:
+        call = pb.ToolCall(call_id="1", name="read")
+        result = pb.ToolResult(call_id="1", content="The cause: Bad\n  deploy.")
+        turn = pb.Turn(tool_calls=[call], tool_results=[result])
+        return store_pb.GetTrajectoryResponse(body=pb.TrajectoryBody(turns=[turn]))
+
+
+class Secret(Judge):
+    """expected: what each task is to find."""
+
+    def __init__(self, expected: dict[str, str]) -> None:
+        super().__init__()
+        self.expected = expected
+
+    async def GetTaskset(self, request: Any, context: Any) -> planner_pb.GetTasksetResponse:
+        args = {slug: json.dumps({"expected": secret}) for slug, secret in self.expected.items()}
+        tasks = [ts.Task(slug=slug, args_json=text) for slug, text in args.items()]
+        return planner_pb.GetTasksetResponse(taskset=ts.Taskset(name=request.name, tasks=tasks))
+
+
+@pytest.mark.parametrize(
+    ("expected", "shown"),
+    [
+        ({"a": "pool exhausted", "b": "bad deploy"}, (ShownAnswer("b", "read", 2),)),
+        ({"a": "bad deploy", "b": "bad deploy"}, (ShownAnswer("b", "read", 2), ShownAnswer("a", "read", 1))),
+        ({"a": "cause", "b": "bad deploy"}, ()),  # a text that names several lists candidates
+        ({"a": "", "b": ""}, ()),
+    ],
+)
+async def test_a_tool_whose_result_held_the_answer_is_named_with_its_task(
+    planner: Judge, expected: dict[str, str], shown: tuple[ShownAnswer, ...]
+) -> None:
+    said = Secret(expected)  # type: ignore[abstract]
+    said.runs, said.results = planner.runs, planner.results
+    server = GrpcServer("127.0.0.1", 0, grace_s=0.1).add(
+        add_TrajectoryServiceServicer_to_server, RevealingStore()
+    )  # type: ignore[abstract]
+    await server.start()
+    try:
+        async with serving(said) as addresses:
+            peers = {**addresses.peers, "trajectories": server.address}
+            async with Platform(Addresses(peers, "the test")) as platform:
+                found = await read_evaluation(platform, "run-e")
+    finally:
+        await server.stop()
+    report = report_of(found)
+    assert report is not None
+    assert report.shown_answers == shown
+    lines = "\n".join(report_lines(report, found))
+    assert ("a tool's result held the answer word for word: " in lines) == bool(shown)
+    assert all(f"{one.count}×  {one.task}" in lines for one in shown)
 
 
 async def test_without_the_store_the_results_stand_and_the_notice_says_what_is_missing(

@@ -153,9 +153,8 @@ async def test_a_tool_whose_result_held_the_answer_is_named_with_its_task(
 ) -> None:
     said = Secret(expected)  # type: ignore[abstract]
     said.runs, said.results = planner.runs, planner.results
-    server = GrpcServer("127.0.0.1", 0, grace_s=0.1).add(
-        add_TrajectoryServiceServicer_to_server, RevealingStore()
-    )  # type: ignore[abstract]
+    store = RevealingStore()  # type: ignore[abstract]
+    server = GrpcServer("127.0.0.1", 0, grace_s=0.1).add(add_TrajectoryServiceServicer_to_server, store)
     await server.start()
     try:
         async with serving(said) as addresses:

@@ -133,6 +133,8 @@ def failures() -> str:
 
         An episode that a budget of turns or tokens, or the model's context, cut off after a turn is neither:
         its scenario grades an empty answer, on the state that the turns left.
+
+        [The time of an episode](../understand/time-of-an-episode.md) has the limits, along the line of time.
         """
     ), ""]  # fmt: skip
     for heading, rows in (("Missing", MISSING), ("Attributable", ATTRIBUTABLE)):

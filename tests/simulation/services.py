@@ -137,16 +137,18 @@ class Infrastructure:
         return f"{prefix}-{self.rng.getrandbits(48):012x}"
 
     def latest_version(self, model: str) -> int:
-        """The newest published version of a model."""
+        """The newest version that the trainer of a model published, also where the stream lost that."""
+        return max(self._on_stream(model), self._kept_beside_files(model))
+
+    def _on_stream(self, model: str) -> int:
         stream = self.server.streams[EVENTS]
         newest = stream.last_on(UPCYCLE.fact_subject(PolicyPublished, model))
         return (
             int(json.loads(stream.messages[newest].data)["version"]) if newest else self.heads[model].version
         )
 
-    def kept_version(self, model: str) -> int:
-        """The newest version whose fact its trainer kept: the registry takes it from there where the stream
-        lost it."""
+    def _kept_beside_files(self, model: str) -> int:
+        """The registry takes the fact from there where the stream lost it."""
         kept = (key for key in self.objects if key.endswith(objects.PUBLISHED))
         parsed = (objects.parse_policy_fact(key, objects.PUBLISHED) for key in kept)
         return max((one.version for one in parsed if one is not None and one.model == model), default=0)
@@ -273,7 +275,7 @@ class StubEngines:
     async def version_now(self, wanted: Any) -> int:
         if wanted.pinned_version is not None:
             return int(wanted.pinned_version)
-        return max(self._given.latest_version(wanted.model), self._given.kept_version(wanted.model))
+        return self._given.latest_version(wanted.model)
 
     async def chat_format(self, model: str, version: int) -> int:
         return version

@@ -9,7 +9,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
-from upcycle.environment.forking import can_fork
 from upcycle.leaks import leaked, secret_arguments
 from upcycle.probes import idle_arguments
 from upcycle.wording import amount
@@ -51,7 +50,7 @@ async def leaks_of(taskset: "Taskset", limits: ScanLimits = ScanLimits()) -> tup
     """Leaks of the tasks whose arguments name what is to be found. Empty where none do, and where the
     environment cannot be played here: a served one, or one that fails, of which others tell."""
     telling = [task for task in taskset.tasks if secret_arguments(task.args)]
-    if not telling or taskset.environment.url or not can_fork():
+    if not telling or taskset.environment.url or not _can_fork():
         return ()
     count = min(limits.max_tasks, len(telling))
     chosen = [telling[at * len(telling) // count] for at in range(count)]
@@ -62,6 +61,12 @@ async def leaks_of(taskset: "Taskset", limits: ScanLimits = ScanLimits()) -> tup
     except Exception as error:
         log.debug("taskset %s is not searched for leaks: %s", taskset.name, error)
     return tuple(dict.fromkeys(found))
+
+
+def _can_fork() -> bool:
+    from upcycle.environment.forking import can_fork  # its module needs the C library of a Unix
+
+    return can_fork()
 
 
 async def leak_lines(registered: "RegisteredTaskset", taskset: "Taskset") -> list[str]:

@@ -99,8 +99,13 @@ class _Sender:
         if self._gone:  # asked once: the others would wait as long
             self.left[self._gone] += 1
             return
+        try:
+            message = self._message(played)
+        except (TypeError, ValueError) as error:  # no message can hold it, such as half an emoji of a tool
+            self.left[f"{played.run.task_slug}: {type(error).__name__}: {str(error)[:200]}"] += 1
+            return
         request = ImportTrajectoriesRequest(
-            run_id=self._evaluation.run_id, agent=self._evaluation.agent, trajectories=[self._message(played)]
+            run_id=self._evaluation.run_id, agent=self._evaluation.agent, trajectories=[message]
         )
         try:
             with remote_errors():

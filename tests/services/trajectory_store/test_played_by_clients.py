@@ -4,6 +4,7 @@ import asyncio
 import json
 import logging
 from collections.abc import Iterator
+from copy import deepcopy
 from dataclasses import replace
 from pathlib import Path
 
@@ -22,6 +23,7 @@ from upcycle.cli.main import run as upcycle_command
 from upcycle.external.evaluating import ExternalEpisode, evaluate_tasks
 from upcycle.external.naming import external_model
 from upcycle.external.sending import PlayedEvaluation, send_to_found
+from upcycle.harness import ToolOutcome
 from upcycle.platform import PEERS
 from upcycle.train.inputs import InputInvalid, input_to_wire
 
@@ -91,11 +93,15 @@ async def test_the_conversation_is_stored_as_it_was_and_a_reward_that_cannot_be_
     await evaluate_tasks(tasks.tasks, external_model(agent), run_id=RUN, on_episode=played.append)
     tea, milk = sorted(played, key=lambda one: one.run.task_slug, reverse=True)
     odd = replace(milk, run=replace(milk.run, reward=1.5))
+    half = deepcopy(milk)
+    half.played.turns[0].outcomes[0] = ToolOutcome("half an emoji: \ud83d")
     missing = replace(milk, run=replace(milk.run, failure="timeout"), attempt=1)
-    sent = await send_to_found(PlayedEvaluation(RUN, agent, tasks, 2, [tea, odd, missing]))
+    sent = await send_to_found(PlayedEvaluation(RUN, agent, tasks, 2, [half, tea, odd, missing]))
     assert sent is not None
     assert list(sent.ids) == [tea.run.episode_id]
-    assert sent.why_left == (
+    of_text, of_reward = sent.why_left.split("; ", 1)
+    assert of_text.startswith("1 episode is not sent to the platform: milk: ")
+    assert of_reward == (
         "1 episode is not sent to the platform: trajectories[0] ('milk', attempt 0): reward is 1.5, outside "
         "[0, 1]; rescale it, for example score / max_score"
     )

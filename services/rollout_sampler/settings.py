@@ -34,7 +34,7 @@ class RolloutSamplerSettings(ServiceSettings):
     """Longest request to an engine."""
     tool_timeout_s: float = Field(60.0, gt=0)
     """Longest call of a tool."""
-    open_timeout_s: float = Field(60.0, gt=0)
+    open_timeout_s: float = Field(120.0, gt=0)
     """Longest start of an environment."""
     environment_retry_s: float = Field(10.0, gt=0)
     """How long a replica that holds a lease may be unreachable before the environment counts as lost."""

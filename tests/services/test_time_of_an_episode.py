@@ -20,6 +20,7 @@ from rollout_sampler.settings import RolloutSamplerSettings
 from rollout_sampler.usecases import turns
 from scenario_runner.domain import peer_facts
 from scenario_runner.settings import ScenarioRunnerSettings
+from scenario_runner.usecases.leases import GRADER_WAIT_S
 from scenario_runner.usecases.overdue import MARGIN_S
 from service_kit.settings import ServiceSettings
 from upcycle.run_config import MAX_EPISODE_DEADLINE_S, RunSpec
@@ -46,6 +47,7 @@ OTHERS: Final[Mapping[str, float]] = {
     "episode_deadline_s": DEADLINE_S,
     "MAX_EPISODE_DEADLINE_S": MAX_EPISODE_DEADLINE_S,
     "MARGIN_S": MARGIN_S,
+    "GRADER_WAIT_S": GRADER_WAIT_S,
     "_MAX_DEADLINES": peer_facts._MAX_DEADLINES,
     "ASKING_S": ASKING_S,
     "MAX_PAUSE_S": MAX_PAUSE_S,
@@ -66,7 +68,11 @@ LONGEST_WAIT_S: Final = peer_facts._MAX_DEADLINES * DEADLINE_S
 """How long the planner waits for a grader that works."""
 
 RULES: Final[Mapping[str, tuple[float, float]]] = {
-    "a scenario's start ends before the sampler's call": (START_S, SAMPLER["ROLLOUT_SAMPLER_OPEN_TIMEOUT_S"]),
+    "an import and a scenario's start end before the sampler's call": (
+        FLEET["SCENARIO_RUNNER_IMPORT_TIMEOUT_S"] + START_S,
+        SAMPLER["ROLLOUT_SAMPLER_OPEN_TIMEOUT_S"],
+    ),
+    "the grader waits no longer for a replica than its environment lives": (GONE_S, GRADER_WAIT_S),
     "a tool's limit, and the time to say so, end before the sampler's call": (
         FLEET["SCENARIO_RUNNER_TOOL_TIMEOUT_S"] + environment_client._ANSWER_MARGIN_S,
         TOOL_S,
@@ -134,9 +140,8 @@ def test_the_page_has_the_limits_that_the_code_has() -> None:
 
 def test_what_the_page_adds_up_is_what_is_left() -> None:
     text = PAGE.read_text()
-    assert f"the rest of the lease, with the defaults {LEASE_S - DEADLINE_S:g} s" in text
-    assert f"above {LEASE_S - GONE_S:g} s leaves its grader less" in text
-    assert f"from {LEASE_S:g} s on nothing" in text
+    assert f"the rest of the lease, at least {min(LEASE_S - DEADLINE_S, GRADER_WAIT_S):g} s" in text
+    assert f"has its environment for {GRADER_WAIT_S:g} s more" in text
     judge_wait_s = GRADER["REWARD_GRADER_JUDGE_GONE_AFTER_S"]
     shortest_s = judge_wait_s / peer_facts._MAX_DEADLINES
     assert f"A judge that is away is waited for longer ({judge_wait_s:g} s) than ten deadlines" in text

@@ -45,6 +45,8 @@ log = logging.getLogger(__name__)
 MAX_LEASES_PER_EPISODE = 2
 MAX_ANSWER_S = 3600.0
 """The longest that a caller may take for a judge's answer."""
+GRADER_WAIT_S = 60.0
+"""How long an environment waits for its grader at least, also for an answer in the episode's last second."""
 _DRAIN_POLL_S = 0.05
 _EMPTY_TRAJECTORY = {"turns": [{"text": "", "tool_calls": []}]}
 """Of an empty answer: a scenario that reads the last turn finds one."""
@@ -53,7 +55,7 @@ _EMPTY_TRAJECTORY = {"turns": [{"text": "", "tool_calls": []}]}
 @dataclass(frozen=True, slots=True)
 class LeaseRules:
     """capacity: environments alive at once. ttl_s: seconds that a lease lasts, unless the episode's own
-    deadline is later."""
+    deadline and GRADER_WAIT_S after it are later."""
 
     capacity: int
     ttl_s: float
@@ -136,7 +138,8 @@ class Leases:
         finally:
             self._starting -= 1
         self._alive += 1
-        expires_at = max(episode.deadline, self._now() + timedelta(seconds=self._rules.ttl_s))
+        last_answer = episode.deadline + timedelta(seconds=GRADER_WAIT_S)
+        expires_at = max(last_answer, self._now() + timedelta(seconds=self._rules.ttl_s))
         lease = _Lease(self._new_id("lease"), episode, environment, expires_at)
         self._leases[lease.lease_id] = lease
         self._opened.append(episode_id)

@@ -24,7 +24,7 @@ _MAX_NAME_CHARS: Final = 512
 _DIGEST: Final = re.compile("[0-9a-f]{64}")
 _OF_TOKENS: Final = ("new_prompt_ids", "sampled_ids", "sampled_logprobs", "sampled_texts", "versions")
 _KEPT: Final = ("stop_reason", "answer", "tools_json", "source_digest")
-_KEPT_WHOLE: Final = ("started_at", "ended_at", "failure")
+_KEPT_WHOLE: Final = ("started_at", "ended_at", "failure", "first_state", "last_state")
 
 
 def imports_from_wire(request: pb.ImportTrajectoriesRequest) -> list[ClientEpisode]:

@@ -82,9 +82,11 @@ class Fleet:
         source: Any = HOSTILE,
         episode: str = "",
         digest: str = "",
+        deadline_s: float = 0.0,
     ) -> Opened:
+        """With the default deadline the lease lasts its 60 s."""
         episode = episode or f"episode-{next(self._ids)}"
-        deadline = self.clock.now + timedelta(seconds=30)
+        deadline = self.clock.now + timedelta(seconds=deadline_s)
         self.episodes.rows[episode] = EpisodeToPlay(
             episode, source, scenario, args, deadline, source_digest=digest
         )

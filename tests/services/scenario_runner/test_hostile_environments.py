@@ -265,6 +265,13 @@ async def test_a_lapsed_lease_ends_its_environment(fleet: Fleet) -> None:
     assert fleet.leases.num_alive == 0
 
 
+async def test_the_grader_has_a_minute_for_an_answer_in_an_episodes_last_second(fleet: Fleet) -> None:
+    opened = await fleet.open("sum", '{"a": 1, "b": 1}', source=ARITH, deadline_s=14_400)
+    fleet.clock.now += timedelta(seconds=14_459)
+    assert await fleet.leases.expire() == 0
+    assert (await fleet.grade(opened, "2")).reward == 1.0
+
+
 async def test_a_lease_keeps_its_grade_and_nothing_of_its_environment(
     fleet: Fleet, monkeypatch: pytest.MonkeyPatch
 ) -> None:

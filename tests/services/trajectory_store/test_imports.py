@@ -81,6 +81,19 @@ async def test_what_a_client_graded_is_shown_where_it_is_asked_for_and_counted_n
     assert (await store.ledger("")) == (await store.ledger(RUN)) == pb.GetLedgerResponse()
 
 
+async def test_states_and_reasoning_of_a_clients_episode_are_kept(store: Store) -> None:
+    given = said(0)
+    given.body.first_state.value_json = '{"open": 1}'
+    given.body.turns[0].tool_results[0].state.patch_json = '[{"op": "replace", "path": "/open", "value": 0}]'
+    given.body.turns[1].reasoning = "the log says so"
+    given.body.last_state.note = "it has no state any more"
+    request = importing(given, run="here-1123456789ab")
+    (name,) = (await store.api.ImportTrajectories(request)).trajectory_ids
+    body = (await store.api.GetTrajectory(pb.GetTrajectoryRequest(trajectory_id=name))).body
+    assert (body.first_state, body.last_state) == (given.body.first_state, given.body.last_state)
+    assert body.turns == given.body.turns
+
+
 async def test_a_repeated_import_changes_nothing_and_another_one_of_its_ids_is_refused(store: Store) -> None:
     first = await store.api.ImportTrajectories(importing(said(0), said(1)))
     assert await store.api.ImportTrajectories(importing(said(0), said(1))) == first

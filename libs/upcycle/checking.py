@@ -190,9 +190,8 @@ class _Check:
         try:
             async with play_deadline(self._limits.play_s):
                 await play.start()
-                uses = [await self._use(name, arguments) for name, arguments in probe.calls]
-                turns = (Turn("", tuple(uses)), Turn(probe.answer)) if uses else (Turn(probe.answer),)
-                return await play.grade(Answer(probe.answer, Transcript(turns)))
+                transcript = await self._transcript(probe)
+                return await play.grade(Answer(probe.answer, transcript))
         except TimeoutError:
             self._overdue(task, f"{probe.name}: not graded")
         except UpcycleError as error:
@@ -203,6 +202,20 @@ class _Check:
         finally:
             await play.close()
         return None
+
+    async def _transcript(self, probe: Probe) -> Transcript:
+        """Of its calls, with the states that an episode would have."""
+        states, uses = self._environment.new_states(), []
+        if states is not None:
+            await states.first()
+        for name, arguments in probe.calls:
+            uses.append(await self._use(name, arguments))
+            if states is not None:
+                await states.next()
+        if states is not None:
+            await states.next()
+        turns = (Turn("", tuple(uses)), Turn(probe.answer)) if uses else (Turn(probe.answer),)
+        return Transcript(turns, states.values if states is not None else ())
 
     async def _use(self, name: str, arguments: Any) -> ToolUse:
         result = await self._environment.call_tool(name, arguments)

@@ -4,7 +4,7 @@ import asyncio
 import json
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from upcycle.cli.exits import Exit
 from upcycle.cli.output import JsonFlag, result_console
@@ -12,8 +12,13 @@ from upcycle.errors import UpcycleError
 from upcycle.wording import amount
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from upcycle.checking import Validation
     from upcycle.tasks import Taskset
+
+DEADLINE_S: Final = 120
+"""Of an episode, where its run says no other."""
 
 
 def check(
@@ -37,6 +42,7 @@ def check(
     :param timeout_s: seconds for a taskset; what is left then is not played, and the first line says so.
     :param as_json: one JSON line per taskset.
     """
+    from upcycle.cli.tool_limits import limits_of
     from upcycle.environment import load_environment
 
     _require_limits(limit, max_cheat, timeout_s)
@@ -51,7 +57,7 @@ def check(
         environment = load_environment(where.path, where.name)
         checked = environment.validate(chosen.tasks, max_cheat=max_cheat, max_tasks=limit, total_s=timeout_s)
         seen = asyncio.run(checked)  # not earlier: a tasks file may have a loop of its own
-        _say(chosen, seen, as_json)
+        _say(chosen, seen, as_json, limits_of(environment))
         is_clean = is_clean and seen.is_clean
     return Exit.OK if is_clean else Exit.FAILED
 
@@ -77,13 +83,15 @@ def _chosen(tasks: Path, taskset: str) -> "list[Taskset]":
     return [found[taskset]] if taskset else list(found.values())
 
 
-def _say(taskset: "Taskset", seen: "Validation", as_json: bool) -> None:
+def _say(taskset: "Taskset", seen: "Validation", as_json: bool, limits: "Mapping[str, float]") -> None:
+    """limits: of the tools that say how long a call may take."""
     if as_json:
         row: dict[str, Any] = {
             "kind": "check",
             "taskset": taskset.name,
             **asdict(seen),
             "spread": seen.spread,
+            "tool_limits": dict(limits),
         }
         print(json.dumps(row, ensure_ascii=False))
         return
@@ -97,6 +105,9 @@ def _say(taskset: "Taskset", seen: "Validation", as_json: bool) -> None:
     line(f"{taskset.name}: {_looked_at(seen)}, {gold}, spread {seen.spread:.3g}")
     cheats = ", ".join(f"{name} {earned:.3g}" for name, earned in seen.cheats.items())
     line(f"  the best that a cheat earned: {cheats}")
+    for name, limit_s in limits.items():
+        if limit_s > DEADLINE_S:
+            line(f"  tool {name} may take {limit_s:g} s: its runs need an --episode-deadline-s above that")
     for finding in seen.findings:
         line(f"  {finding.kind}: {finding}")
     if seen.is_clean:

@@ -79,9 +79,11 @@ async def evaluate(
 
 async def _submit(asked: RunFile, choice: TaskChoice, report: Report) -> int:
     from upcycle.cli.tasksets import load_source
+    from upcycle.cli.tool_limits import refuse_long_tools
     from upcycle.run_client import submit_run
 
     source = await choice.source_of(load_source(asked.taskset, asked.taskset_name))
+    refuse_long_tools(source, asked.run.episode_deadline_s)
     model = asked.policy.model
     with _naming_agents(model):
         connected = Platform()

@@ -85,9 +85,12 @@ async def train(
         return await train_sft(model, sft, _sft_call(given, view))
     run = _run(given)
     from upcycle.cli.tasksets import load_source
+    from upcycle.cli.tool_limits import refuse_long_tools
 
     of_source = run.taskset == _OF_FIRST_SOURCE
     source = None if of_source else load_source(run.taskset, run.taskset_name, trains=True)
+    if source is not None:
+        refuse_long_tools(source, run.run.episode_deadline_s)
     async with Platform() as platform:
         run_id = await _launched(platform, await _registered(platform, run, source), view)
         return Exit.OK if view.detach else await _follow(platform, run_id, view)

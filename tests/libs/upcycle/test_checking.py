@@ -315,3 +315,32 @@ def test_a_file_that_runs_a_loop_of_its_own_is_checked(
     monkeypatch.chdir(tmp_path)
     assert run(["check", "capitals.py"]) == 0
     assert "tasks: 2 of 2 tasks, " in capsys.readouterr().out
+
+
+async def test_graders_read_the_states_that_an_episode_would_have() -> None:
+    env = Environment("with-states")
+    looks: list[int] = []
+
+    @env.state()
+    def looked() -> int:
+        return len(looks)
+
+    @env.tool()
+    def look() -> str:
+        looks.append(1)
+        return "nothing"
+
+    @env.scenario()
+    async def ask(expected: str) -> Play:
+        answer = yield "Which one?"
+        states = answer.trajectory.states
+        looked_at_all = states[-1] > states[0]  # without a state this would raise
+        yield float(answer == expected and looked_at_all)
+
+    @ask.gold
+    def solved(expected: str) -> Reference:
+        return Reference(expected, (("look", {}),))
+
+    seen = await env.validate([ask.task(expected=one) for one in FINDINGS])
+    assert details(seen, "raises") == ""
+    assert set(seen.gold.values()) == {1.0}

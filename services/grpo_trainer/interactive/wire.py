@@ -157,7 +157,7 @@ def conversation_of_body(body: trajectory.TrajectoryBody) -> ConversationInput:
 def _tools(name: str, tools_json: str) -> tuple[Mapping[str, Any], ...]:
     try:
         tools = json.loads(tools_json or "[]")
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise InvalidInput(f"{name}: tools_json is not JSON: {error}") from error
     if not isinstance(tools, list) or not all(isinstance(tool, dict) for tool in tools):
         raise InvalidInput(f"{name}: tools_json is not a list of objects")

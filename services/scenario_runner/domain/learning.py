@@ -59,8 +59,7 @@ def why_no_steps(outcomes: Mapping[str, int], training: Training) -> NoSteps | N
     A stale group may well have had a gradient: it says nothing about what there is to learn. So once as many
     were stale as a step takes, the run lacks fresh episodes, whatever the other groups were.
     """
-    num_stale = outcomes.get(_STALE, 0)
-    if max(num_stale, sum(outcomes.values()) - num_stale) < training.max_no_step_groups:
+    if max(outcomes.get(_STALE, 0), num_not_stale(outcomes)) < training.max_no_step_groups:
         return None
     return NoSteps.TOO_OLD if lacks_fresh(outcomes, training) else NoSteps.NOTHING_TO_LEARN
 
@@ -68,6 +67,11 @@ def why_no_steps(outcomes: Mapping[str, int], training: Training) -> NoSteps | N
 def lacks_fresh(outcomes: Mapping[str, int], training: Training) -> bool:
     """Whether as many groups were stale as a step takes."""
     return outcomes.get(_STALE, 0) >= training.prompts_per_step
+
+
+def num_not_stale(outcomes: Mapping[str, int]) -> int:
+    """Groups that were settled without a step for another reason than their age."""
+    return sum(outcomes.values()) - outcomes.get(_STALE, 0)
 
 
 def all_too_old(outcomes: Mapping[str, int], step: int, run_id: str) -> str:

@@ -2,14 +2,20 @@
 old to train."""
 
 import logging
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Set
 from dataclasses import replace
 
-from episodes import GroupOutcome
+from episodes import GroupOutcome, GroupReason
 from scenario_runner.adapters.sql_plan import PlanUnit
 from scenario_runner.domain import plan
 from scenario_runner.domain.facts import Fact, GroupSettled
-from scenario_runner.domain.learning import NoSteps, all_too_old, nothing_to_learn, why_no_steps
+from scenario_runner.domain.learning import (
+    NoSteps,
+    all_too_old,
+    nothing_to_learn,
+    num_not_stale,
+    why_no_steps,
+)
 from scenario_runner.domain.runs import (
     FAILED,
     LOST,
@@ -64,21 +70,22 @@ def _pause_itself(unit: PlanUnit, run: RunRecord, text: str) -> None:
     unit.update_run(replace(run, state=RunState.PAUSED, failure=text))
 
 
-def settled_without_step(facts: Iterable[Fact]) -> set[str]:
-    """Runs of which these facts settle a group that was not trained on."""
-    return {
-        fact.run_id
-        for fact in facts
-        if isinstance(fact, GroupSettled) and fact.outcome != GroupOutcome.TRAINED
-    }
+def settled_without_step(facts: Iterable[Fact]) -> dict[str, set[str]]:
+    """Runs of which these facts settle groups that were not trained on, and why they were not."""
+    reasons: dict[str, set[str]] = {}
+    for fact in facts:
+        if isinstance(fact, GroupSettled) and fact.outcome != GroupOutcome.TRAINED:
+            reasons.setdefault(fact.run_id, set()).add(fact.reason)
+    return reasons
 
 
-def end_if_nothing_to_learn(unit: PlanUnit, run_id: str) -> None:
+def end_if_nothing_to_learn(unit: PlanUnit, run_id: str, reasons: Set[str]) -> None:
     """End a training run with a step limit after too many groups in a row without a step.
 
     Before its first step it fails. After one it ends early, with a final checkpoint: it may have solved its
     tasks. A run whose groups are too old to train pauses instead: nothing is known about what there is to
-    learn. Called after a whole batch of facts, so that a step which the batch completes counts.
+    learn. Called after a whole batch of facts, so that a step which the batch completes counts. reasons: of
+    the groups that the batch settled without a step.
     """
     run = unit.run(run_id)
     if run is None or run.state not in OPEN_RUN_STATES:
@@ -91,7 +98,8 @@ def end_if_nothing_to_learn(unit: PlanUnit, run_id: str) -> None:
     if why is None or unit.num_in_step(run_id, run.step):
         return
     if why is NoSteps.TOO_OLD:
-        _pause_if_too_old(unit, run, training, outcomes)
+        if GroupReason.STALE in reasons or num_not_stale(outcomes) >= training.max_no_step_groups:
+            _pause_if_too_old(unit, run, training, outcomes)
         return
     num_waiting = _num_waiting(unit.unsettled(run_id))
     reason = nothing_to_learn(unit.without_step(run_id, run.step), run.step, num_waiting)
@@ -104,7 +112,8 @@ def end_if_nothing_to_learn(unit: PlanUnit, run_id: str) -> None:
 def _pause_if_too_old(
     unit: PlanUnit, run: RunRecord, training: Training, outcomes: Mapping[str, int]
 ) -> None:
-    """Unless the run was resumed a moment ago: as many episodes may then end as paused it the first time."""
+    """Unless the run was resumed a moment ago: as many episodes may then end as paused it the first time, as
+    far as their ends are remembered."""
     num_awaited = min(NUM_RECENT, training.max_no_step_groups * run.spec.group_size)
     if run.state is RunState.RUNNING and len(run.recent_ends) >= num_awaited:
         _pause_itself(unit, run, all_too_old(outcomes, run.step, run.run_id))

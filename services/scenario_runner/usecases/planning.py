@@ -116,8 +116,8 @@ def apply_facts(unit: PlanUnit, facts: Iterable[Fact]) -> set[str]:
             continue
         _apply(unit, run, fact)
         touched.add(run.run_id)
-    for run_id in sorted(settled_without_step(facts)):
-        end_if_nothing_to_learn(unit, run_id)
+    for run_id, reasons in sorted(settled_without_step(facts).items()):
+        end_if_nothing_to_learn(unit, run_id, reasons)
     for run_id in sorted(touched):
         pause_if_failing(unit, run_id)
         conclude(unit, run_id)

@@ -10,7 +10,7 @@ from tests.services.scenario_runner.test_nothing_to_learn import settle, train
 from episodes import Purpose
 from scenario_runner.domain.explain import explain
 from scenario_runner.domain.learning import NoSteps, why_no_steps
-from scenario_runner.domain.runs import RunState
+from scenario_runner.domain.runs import NUM_RECENT, RunState
 from upcycle.run_config import PolicyChoice, Training
 
 ZERO, STALE = "excluded(zero_spread)", "excluded(stale)"
@@ -80,6 +80,21 @@ async def test_a_run_that_nothing_mended_pauses_again(planner: PlannerHarness) -
     await planner.resume()
     await planner.plan_all()
     await settle_stale(planner, 2, 3)
+    assert (await planner.run()).state is RunState.PAUSED
+
+
+async def test_a_resumed_run_is_not_paused_by_groups_that_are_fresh(planner: PlannerHarness) -> None:
+    """What it lacks is known by then, and a step may take more episodes than the plan remembers ends of."""
+    await planner.begin(train_spec(prompts=1, no_step_groups=40), num_tasks=3)
+    await settle_stale(planner, *range(40))
+    assert (await planner.run()).state is RunState.PAUSED
+    await planner.resume()
+    await planner.plan_all()
+    for group in range(40, 40 + NUM_RECENT // 2 + 2):
+        await settle(planner, group, (0.0, 0.0))
+    run = await planner.run()
+    assert (len(run.recent_ends), run.state, run.failure) == (NUM_RECENT, RunState.RUNNING, "")
+    await settle_stale(planner, run.next_position - 1)
     assert (await planner.run()).state is RunState.PAUSED
 
 

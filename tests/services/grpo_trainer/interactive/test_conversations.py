@@ -99,6 +99,13 @@ def test_an_observation_weight_that_is_none_is_refused(weight: float) -> None:
         inputs_from_wire(pb.Batch(inputs=[pb.TrainingInput(conversation=given)]))
 
 
+@pytest.mark.parametrize("text", ["[", "[" * 500_000])
+def test_tools_that_cannot_be_read_are_refused_by_name(text: str) -> None:
+    given = pb.Conversation(name="c", tools_json=text)
+    with pytest.raises(InvalidInput, match="c: tools_json is not JSON"):
+        inputs_from_wire(pb.Batch(inputs=[pb.TrainingInput(conversation=given)]))
+
+
 def test_a_prompt_that_repeats_all_earlier_tokens_continues_the_row() -> None:
     one, two, three = (
         Sample([1, 2], [3], [-0.1]),

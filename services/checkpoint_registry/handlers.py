@@ -32,25 +32,20 @@ def registry_router(
     router = EventRouter()
     subscriber = router.subscriber(CHECKPOINT_REGISTRY)
 
-    async def prove(said: Announcement) -> None:
-        """One that is recorded was proven, and its files may have been removed since."""
-        if await versions.unpublished([PolicyFolder(said.model, said.version)]):
-            await files.prove(said)
-
     @subscriber(filter=Carries(PolicyPublished))
     async def on_policy_published(event: PolicyPublished) -> None:
         """Record the version."""
-        with _false_ones_are_poison():
+        with _refusals_are_poison():
             published = wire.version_from_wire(event)
-            await prove(wire.announcement(event))
+            await _prove(wire.announcement(event), versions, files)
             await versions.record(published)
 
     @subscriber(filter=Carries(CheckpointSaved))
     async def on_checkpoint_saved(event: CheckpointSaved) -> None:
         """Record a candidate for the gate, then wake the gate."""
-        with _false_ones_are_poison():
+        with _refusals_are_poison():
             candidate = wire.candidate_from_wire(event)
-            await prove(wire.announcement(event))
+            await _prove(wire.announcement(event), versions, files)
             await gate.record(candidate, _traceparent(), keeps_head=event.keeps_head)
         wake_gate([event.model])
 
@@ -59,20 +54,24 @@ def registry_router(
         """Store the results of an evaluation, then wake the gate. Training runs carry no evaluation."""
         if event.purpose != common_pb2.PURPOSE_EVAL:
             return
-        try:
+        with _refusals_are_poison():
             await evidence.collect(event.run_id)
-        except PeerRefused as error:
-            raise PoisonMessage(str(error)) from error
         wake_gate([event.model])
 
     return router
 
 
+async def _prove(said: Announcement, versions: SqlVersionStore, files: KeptAnnouncements) -> None:
+    """One that is recorded was proven, and its files may have been removed since."""
+    if await versions.unpublished([PolicyFolder(said.model, said.version)]):
+        await files.prove(said)
+
+
 @contextmanager
-def _false_ones_are_poison() -> Iterator[None]:
+def _refusals_are_poison() -> Iterator[None]:
     try:
         yield
-    except (FalseAnnouncement, UnknownModel, VersionConflict) as error:
+    except (FalseAnnouncement, UnknownModel, VersionConflict, PeerRefused) as error:
         raise PoisonMessage(str(error)) from error
 
 

@@ -77,6 +77,8 @@ def environment_file(place: Path) -> Path:
                 f"{place.absolute()} has no {ENTRY}: {said}", "name the file: upcycle deploy FILE"
             )
         return place / ENTRY
+    if not place.exists():
+        raise DeployRefused(f"no such file or folder: {place}", "name the file that declares the Environment")
     if place.suffix != ".py" or not place.is_file():
         raise DeployRefused(f"{place} is no Python file", "name the file that declares the Environment")
     return place

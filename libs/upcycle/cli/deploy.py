@@ -1,5 +1,7 @@
 """`upcycle deploy`."""
 
+import os
+import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -80,6 +82,7 @@ def _say(made: PackedEnvironment, done: Deployed | None, as_json: bool) -> None:
 
 
 def _tasks_beside(made: PackedEnvironment) -> str:
+    """The tasks file of the environment's folder, as a shell in the working directory names it."""
     folder = (made.files.root / made.files.entry).parent
-    found = [f"tasks{ending}" for ending in TASKS_FILES if (folder / f"tasks{ending}").is_file()]
-    return found[0] if found else "FILE"
+    found = [folder / f"tasks{ending}" for ending in TASKS_FILES if (folder / f"tasks{ending}").is_file()]
+    return shlex.quote(os.path.relpath(found[0])) if found else "FILE"

@@ -40,6 +40,17 @@ async def resolve_run(platform: Platform, run: str) -> str:
     return str(listed.runs[0].run_id)
 
 
+def refuse_local_run(run: str) -> None:
+    """Raises NoSuchRun for an evaluation in one process: the planner does not know it."""
+    from upcycle.local_runs import is_local_run
+
+    if is_local_run(run):
+        raise NoSuchRun(
+            f"{run!r:.80} was played in the process of its command: it is no run of the platform",
+            f"read it with `upcycle view {run:.80}` or `upcycle trajectories list --run {run:.80}`",
+        )
+
+
 async def check_run(platform: Platform, run: str) -> None:
     """Raises NoSuchRun, with the platform's own words, for an id that no run has."""
     from upcycle.api.taskset.v1.service_pb2 import GetRunRequest
@@ -80,6 +91,8 @@ async def runs(
         action, run = "cancel", cancel
     if action != "list" and run is None:
         raise NoSuchRun(f"`upcycle runs {action}` needs a run", "name its id, or `last`")
+    if run is not None:
+        refuse_local_run(run)
     async with Platform() as platform:
         if run is None:
             listed = await _listed(platform, model, limit)

@@ -1,6 +1,6 @@
 """`upcycle train`."""
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -73,6 +73,7 @@ async def train(
 
     :param model: slug of the model; its weights advance in place.
     """
+    _refuse_lone_options(sft)
     given = sources_of(Purpose.TRAIN, flags, config, arguments={"policy.model": ("MODEL", model)})
     if view.attach is not None:
         _refuse_sources(given)
@@ -110,6 +111,19 @@ def _nothing_to_train_on(model: str | None, config: Path | None) -> UnclearTrain
         "give MODEL with --taskset, --from, --sft or --sft-from (MODEL before --from), a --config that "
         "names them, or --attach RUN",
     )
+
+
+def _refuse_lone_options(sft: SftOptions) -> None:
+    """Raises UnclearTraining for options of SFT beside no conversations: a run would ignore them."""
+    if sft.is_asked:
+        return
+    changed = [one.name for one in fields(sft) if getattr(sft, one.name) != getattr(NO_SFT, one.name)]
+    if changed:
+        flags = ", ".join(f"--{name.replace('_', '-')}" for name in changed)
+        raise UnclearTraining(
+            f"{flags}: for SFT, and no conversations are named",
+            "name them with --sft FILE or --sft-from RUN, or leave it out",
+        )
 
 
 def _refuse_sources(given: Sources) -> None:
@@ -245,7 +259,8 @@ def _print_done(run: "Run", as_json: bool) -> None:
     reward, _, episodes = scores(run)
     has_own = run.counts.requested or not run.spec.no_sampling
     sampled = f"reward {reward}, {episodes}" if has_own else "no episodes of its own"
-    steps = f"{amount(run.step, 'step')}{early}, v{run.policy_version}"
+    newest = f"v{run.policy_version}" if run.policy_version else "no new version"
+    steps = f"{amount(run.step, 'step')}{early}, {newest}"
     print(f"{run.run_id}: {steps}, {sampled}{terminal_text(outcome)}")
     for line in (str(usage_of(run.usage)), groups_text(run), *map(source_text, run.sources)):
         if line:

@@ -12,8 +12,9 @@ async def why(run: str = "last", *, as_json: JsonFlag = False) -> int:
     :param as_json: print one JSON line instead of text.
     """
     from upcycle.api.taskset.v1.service_pb2 import ExplainRunRequest
-    from upcycle.cli.runs import resolve_run
+    from upcycle.cli.runs import refuse_local_run, resolve_run
 
+    refuse_local_run(run)
     async with Platform() as platform:
         run_id = await resolve_run(platform, run)
         answer = await platform.tasksets.ExplainRun(ExplainRunRequest(run_id=run_id), timeout=5)

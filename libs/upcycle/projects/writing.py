@@ -21,7 +21,7 @@ from upcycle.tasks import MAX_TASKS
 PRESETS: Final = ("blank", "incident", "mcp", "sheet")
 NAME: Final = re.compile(r"[a-z0-9][a-z0-9._-]{0,63}")
 _PLACEHOLDER: Final = "my-agent"
-_NAMES: Final[Mapping[str, str]] = {"mcp.json": ".mcp.json"}
+_NAMES: Final[Mapping[str, str]] = {"gitignore": ".gitignore", "mcp.json": ".mcp.json"}
 _BORROWED: Final[Mapping[str, tuple[str, ...]]] = {"mcp": ("incident/names.py", "incident/world.py")}
 """Templates of other presets that a preset takes as they are."""
 _TEMPLATES: Final = files("upcycle.projects") / "templates"

@@ -124,7 +124,7 @@ def test_a_link_that_leaves_the_folder_is_refused(folder: Path) -> None:
         ({"env.py": "x = 1\n"}, (), "env.py declares 0 environments"),
         ({"env.py": "from upcycle import Environment\ne = Environment('e')\n"}, (), "declares no scenario"),
         ({"notes.txt": "x"}, ("notes.txt",), "notes.txt is no Python file"),
-        ({}, ("absent.py",), "absent.py is no Python file"),
+        ({}, ("absent.py",), "no such file or folder: absent.py"),
     ],
 )
 def test_what_is_no_environment_is_refused_before_anything_is_sent(

@@ -75,6 +75,7 @@ def test_a_new_project_plays_passes_its_test_and_has_its_demonstrations(
     assert all(one.task and one.messages[-1]["role"] == "assistant" for one in conversations)
     servers = json.loads((folder / ".mcp.json").read_text())["mcpServers"]
     assert servers == {"upcycle": {"command": "upcycle", "args": ["docs", "mcp"]}}
+    assert {".upcycle/", "model/"} <= set((folder / ".gitignore").read_text().splitlines())
     texts = {path: path.read_text() for path in folder.rglob("*") if path.suffix in TEXTS}
     assert len(texts) > 10
     assert not [path for path, text in texts.items() if "my-agent" in text or "<!--" in text]

@@ -54,6 +54,10 @@ async def test_a_sent_environment_plays_though_its_file_is_gone(
     assert f"upcycle sync tasks tasks.json NAME --deployed {digest}\n" in sent.out
     synced = await upcycle("sync", "tasks", "tasks.json", "sums", "--deployed", digest)
     assert (synced.status, synced.err) == (0, "")
+    monkeypatch.chdir(project.parent)
+    above = await upcycle("deploy", project.name)
+    assert f"upcycle sync tasks {project.name}/tasks.json NAME --deployed {digest}\n" in above.out
+    monkeypatch.chdir(project)
     again = await upcycle("sync", "tasks", "tasks.json", "sums", "--deployed", digest)
     assert "sums@1 is the same" in again.out
     (project / "env.py").unlink()

@@ -1,6 +1,7 @@
 """ImportTrajectories: what a client says it played -> episodes that can be stored. Raises InvalidRequest."""
 
 import json
+import math
 import re
 from collections.abc import Iterator
 from typing import Final
@@ -19,6 +20,8 @@ from upcycle.api.trajectory.v1.trajectory_pb2 import StopReason, Subscore, Traje
 
 MAX_TRAJECTORIES: Final = 64
 MAX_BYTES: Final = 8 * 1024 * 1024
+MAX_GRADE_BYTES: Final = 128 * 1024
+"""Of subscores and failure, which every list shows: a page of them must fit into a message."""
 _MAX_POSITION: Final = 1_000_000
 _MAX_NAME_CHARS: Final = 512
 _DIGEST: Final = re.compile("[0-9a-f]{64}")
@@ -91,6 +94,9 @@ def _body(given: TrajectoryBody, identity: EpisodeIdentity) -> TrajectoryBody:
 def _sizes(given: pb.ClientTrajectory) -> Iterator[str]:
     if (size := given.ByteSize()) > MAX_BYTES:
         yield f"it has {size} bytes, limit {MAX_BYTES}"
+    grade = given.failure.ByteSize() + sum(one.ByteSize() for one in given.subscores)
+    if grade > MAX_GRADE_BYTES:
+        yield f"its subscores and failure have {grade} bytes, limit {MAX_GRADE_BYTES}; shorten their texts"
 
 
 def _names(given: pb.ClientTrajectory) -> Iterator[str]:
@@ -117,6 +123,8 @@ def _grade(given: pb.ClientTrajectory) -> Iterator[str]:
         left += one.children
         if not 0 <= one.value <= 1:
             yield f"subscore {one.name!r:.80} is {one.value:g}, outside [0, 1]"
+        if not math.isfinite(one.weight):
+            yield f"the weight of subscore {one.name!r:.80} is {one.weight:g}, expected a finite number"
 
 
 def _content(body: TrajectoryBody) -> Iterator[str]:

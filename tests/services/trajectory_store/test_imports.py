@@ -11,7 +11,7 @@ from tests.services.trajectory_store import events
 from tests.services.trajectory_store.running_store import Store
 from tests.support.waiting import until
 
-from trajectory_store.wire.imports import MAX_BYTES, MAX_TRAJECTORIES
+from trajectory_store.wire.imports import MAX_BYTES, MAX_GRADE_BYTES, MAX_TRAJECTORIES
 from upcycle.api.common.v1 import common_pb2
 from upcycle.api.trajectory.v1 import service_pb2 as pb
 from upcycle.api.trajectory.v1 import trajectory_pb2 as trajectory
@@ -129,6 +129,9 @@ def _of_tokens(one: pb.ClientTrajectory) -> None:
         (lambda one: setattr(one, "reward", -0.1), "reward is -0.1, outside [0, 1]"),
         (lambda one: setattr(one, "reward", math.nan), "reward is nan, outside [0, 1]"),
         (lambda one: setattr(one.subscores[0], "value", 2.0), "subscore 'service' is 2, outside [0, 1]"),
+        (lambda one: setattr(one.subscores[0], "weight", math.nan), "weight of subscore 'service' is nan"),
+        (lambda one: setattr(one.subscores[0], "info", "x" * MAX_GRADE_BYTES), f"limit {MAX_GRADE_BYTES}"),
+        (lambda one: setattr(one.failure, "detail", "x" * MAX_GRADE_BYTES), f"limit {MAX_GRADE_BYTES}"),
         (lambda one: setattr(one.body, "answer", "x" * MAX_BYTES), f"bytes, limit {MAX_BYTES}"),
         (lambda one: setattr(one, "task_position", 0), "attempt 0 of 'task-1' twice: traj-"),
         (lambda one: setattr(one, "attempt", 1), "attempt is 1 of 1; attempts count from 0"),

@@ -16,6 +16,7 @@ from upcycle.cli.live_view import BoundedLines, redraws
 from upcycle.cli.output import human, print_json
 from upcycle.cli.sparkline import sparkline
 from upcycle.errors import UpcycleError
+from upcycle.local_runs import is_local_run
 from upcycle.platform import Platform
 from upcycle.wording import amount
 
@@ -112,6 +113,9 @@ async def train_sft(model: str, options: SftOptions, call: SftCall) -> int:
 def _check(options: SftOptions) -> None:
     if options.sft is not None and options.sft_from is not None:
         raise SftRefused("--sft and --sft-from name two sources", "give one of them")
+    if is_local_run(options.sft_from or ""):
+        where = f".upcycle/evaluations/{options.sft_from:.80}/trajectories.jsonl"
+        raise SftRefused("--sft-from names an evaluation in one process", f"give its file: --sft {where}")
     if not 0.0 <= options.observation_weight <= 1.0:
         raise SftRefused(f"--observation-weight is {options.observation_weight:g}", "use 0 to 1")
     if options.observation_weight and options.sft is None:

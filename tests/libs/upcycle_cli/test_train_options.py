@@ -26,6 +26,12 @@ def test_options_of_sft_without_conversations_are_refused(
     assert said in capsys.readouterr().err
 
 
+def test_sft_from_an_evaluation_in_one_process_names_its_file(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["train", "m", "--sft-from", "here-138167a6c382"]) == 2
+    said = " ".join(capsys.readouterr().err.split())
+    assert "--sft .upcycle/evaluations/here-138167a6c382/trajectories.jsonl" in said
+
+
 @pytest.mark.parametrize("command", [("why",), ("runs", "stop"), ("runs", "cancel")])
 def test_an_evaluation_in_one_process_is_no_run_that_waits_or_is_steered(
     capsys: pytest.CaptureFixture[str], command: tuple[str, ...]

@@ -40,7 +40,7 @@ def unpack_source(packed: bytes, root: Path, limits: SourceLimits = LIMITS) -> S
                     f"a packed source has {len(rows)} files of {total} bytes, limits {limits.num_files} and "
                     f"{limits.total_bytes}"
                 )
-            files = {_safe(row.filename): archive.read(row) for row in rows}
+            files = {_safe(row): archive.read(row) for row in rows}
     except _DAMAGED as error:
         if isinstance(error, SourceRefused):
             raise
@@ -60,8 +60,11 @@ def write_source(source: SourceFiles) -> None:
         path.write_bytes(content)
 
 
-def _safe(name: str) -> str:
-    path = PurePosixPath(name)
+def _safe(row: zipfile.ZipInfo) -> str:
+    """Its name. Other methods than those of `pack_source` may take any amount of memory for a few bytes."""
+    name, path = row.filename, PurePosixPath(row.filename)
+    if row.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
+        raise SourceRefused(f"the packed file {name!r:.200} is compressed by method {row.compress_type}")
     if path.is_absolute() or ".." in path.parts or str(path) != name or "\\" in name or "\0" in name:
         raise SourceRefused(f"a packed source names the file {name!r:.200}, outside its root")
     return name

@@ -15,9 +15,9 @@ SOURCE = SourceFiles(
 )
 
 
-def archive(comment: str, *names: str) -> bytes:
+def archive(comment: str, *names: str, method: int = zipfile.ZIP_STORED) -> bytes:
     packed = io.BytesIO()
-    with zipfile.ZipFile(packed, "w") as opened:
+    with zipfile.ZipFile(packed, "w", method) as opened:
         opened.comment = comment.encode()
         for name in names:
             opened.writestr(name, "x")
@@ -49,6 +49,8 @@ def test_a_written_source_is_read_as_the_same(tmp_path: Path) -> None:
         (archive("entry a", "a", "a//b"), "outside its root"),
         (archive("entry b", "a"), "does not hold its environment's file 'b'"),
         (archive("", "a"), "does not hold its environment's file ''"),
+        (archive("entry a", "a", method=zipfile.ZIP_LZMA), "'a' is compressed by method 14"),
+        (archive("entry a", "a", method=zipfile.ZIP_BZIP2), "'a' is compressed by method 12"),
     ],
 )
 def test_an_archive_that_is_no_source_is_refused(packed: bytes, why: str) -> None:

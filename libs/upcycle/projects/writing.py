@@ -31,6 +31,16 @@ _SKILL: Final = ".agents/skills/upcycle-environment"
 _SKILL_LINK: Final = ".claude/skills/upcycle-environment"
 _ROWS: Final = "<!-- files of the preset -->\n"
 DEMONSTRATIONS_LIMIT_S: Final = 600.0
+_COPYING: Final = "--learning-rate 2e-3 --observation-weight 0.5"
+_SFT: Final[Mapping[str, str]] = {
+    "blank": "--epochs 4 --batch 16 --learning-rate 3e-3",
+    "incident": f"--epochs 8 --batch 16 {_COPYING}",
+    "mcp": f"--epochs 12 --batch 16 {_COPYING}",
+    "sheet": f"--epochs 6 --batch 16 {_COPYING}",
+}
+"""What a tiny model needs before its attempts at a task differ; see NUM_DEMONSTRATIONS."""
+NUM_DEMONSTRATIONS: Final[Mapping[str, int]] = {"blank": 400, "incident": 1000, "mcp": 1000, "sheet": 400}
+"""In incident and mcp it has to copy names that it has never seen, which 400 demonstrations do not teach."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,7 +138,7 @@ def next_commands(project: NewProject) -> list[tuple[str, str]]:
         ("upcycle models create model --tiny --text demonstrations.jsonl", "a tiny model that knows nothing"),
         (f"upcycle up --model {name} --model-dir model", "start the platform, in another terminal"),
         (
-            f"upcycle train {name} --sft demonstrations.jsonl --epochs 4 --batch 16 --learning-rate 3e-3",
+            f"upcycle train {name} --sft demonstrations.jsonl {_SFT[project.preset]}",
             "learn from the demonstrations (SFT)",
         ),
         ("upcycle train --config run.toml", "learn from rewards (GRPO), and promote what is better"),

@@ -74,10 +74,9 @@ def record(
     """
     found, slug = _named(source)
     recording = _Recording(checked_person(person), found.name, output or file_for(found.name), max_turns)
-    if limit is not None and limit < 1:
-        raise PlayRefused(f"--limit is {limit}", "give at least 1")
-    if max_turns < 1:
-        raise PlayRefused(f"--max-turns is {max_turns}", "give at least 1")
+    for flag, number in (("--limit", limit), ("--max-turns", max_turns)):
+        if number is not None and number < 1:
+            raise PlayRefused(f"{flag} is {number}", "give at least 1")
     if not sys.stdin.isatty():
         raise PlayRefused("no person plays: standard input is no terminal", "start it at a terminal")
     check_can_append(recording.path)

@@ -15,6 +15,9 @@ from service_kit.groups import S3Settings
 
 NatsFactory = Callable[[], NatsServer]
 _MAX_BUCKET_CHARS = 63
+_SMALL_VOLUMES = ("-master.volumeSizeLimitMB", "64")
+"""Each bucket has volumes of its own, of which there are as many as fit on the free disk: 30 of 1 GB, its
+default on a large disk, are fewer than there are modules with a bucket."""
 # No test reads the profile of the person who runs it.
 os.environ["XDG_CONFIG_HOME"] = f"{tempfile.gettempdir()}/upcycle-tests-without-a-profile"
 
@@ -65,7 +68,7 @@ async def own_nats_url(nats_server: NatsFactory) -> str:
 @pytest.fixture(scope="session")
 def s3_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[S3Server]:
     """A real SeaweedFS for the session (1.5 s). A test that kills or fills one starts its own."""
-    with S3Server(tmp_path_factory.mktemp("s3")) as server:
+    with S3Server(tmp_path_factory.mktemp("s3"), extra_args=_SMALL_VOLUMES) as server:
         yield server
         server.kill()  # its own shutdown takes 10 s, and nothing in it is needed any more
 

@@ -1,6 +1,5 @@
 """The states of an episode: what the environment's `@env.state()` returned, from the prompt to the grade."""
 
-import asyncio
 import inspect
 import json
 import logging
@@ -98,6 +97,8 @@ class StateLog:
         return self._kept(text)
 
     async def _read(self) -> str:
+        import asyncio  # here: who declares an environment needs no event loop
+
         try:
             async with asyncio.timeout(STATE_S):
                 value: Any = self._function()

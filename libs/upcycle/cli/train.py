@@ -259,7 +259,7 @@ def _print_done(run: "Run", as_json: bool) -> None:
     reward, _, episodes = scores(run)
     has_own = run.counts.requested or not run.spec.no_sampling
     sampled = f"reward {reward}, {episodes}" if has_own else "no episodes of its own"
-    newest = f"v{run.policy_version}" if run.policy_version else "no new version"
+    newest = f"v{run.policy_version}" if run.step else "no new version"
     steps = f"{amount(run.step, 'step')}{early}, {newest}"
     print(f"{run.run_id}: {steps}, {sampled}{terminal_text(outcome)}")
     for line in (str(usage_of(run.usage)), groups_text(run), *map(source_text, run.sources)):

@@ -1,6 +1,5 @@
 """`Environment`: the one object an environment's author declares tools and scenarios on."""
 
-import asyncio
 import logging
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -235,6 +234,8 @@ class Environment:
 
         Raises UnknownName for a tool that does not exist, and ToolFailed when the outside world failed.
         """
+        import asyncio  # here: who declares an environment needs no event loop
+
         tool = self.tools.get(name)
         if tool is None:
             raise UnknownName(

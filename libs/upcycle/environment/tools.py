@@ -1,6 +1,5 @@
 """Tools: typed functions an agent may call, and how their results become text."""
 
-import asyncio
 import dataclasses
 import inspect
 import json
@@ -103,6 +102,8 @@ class FunctionTool:
 
     async def call(self, arguments: Mapping[str, Any]) -> ToolResult:
         """Check the arguments, run the function, render what it returned."""
+        import asyncio  # here: who declares an environment needs no event loop
+
         checked = self.schema.check(arguments)
         try:
             value: Any = self.function(**checked)
@@ -122,6 +123,8 @@ def no_result_within(name: str, limit_s: float | None) -> str:
 
 def _is_asked_for() -> bool:
     """Whether the call was cancelled; else its function raised CancelledError by itself."""
+    import asyncio
+
     task = asyncio.current_task()
     return task is None or task.cancelling() > 0
 

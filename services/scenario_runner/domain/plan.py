@@ -89,10 +89,20 @@ def tasks_from(seed: int, num_tasks: int, position: int, count: int) -> Iterator
         yield at, order[at % num_tasks]
 
 
-def episode_seed(base: int, episode_id: str) -> int:
-    """The sampling seed of one episode: 63 bits, different for every attempt."""
-    digest = hashlib.sha256(f"{base}/{episode_id}".encode()).digest()
+def episode_seed(base: int, task: str, visit: int, attempt: int, replay: int) -> int:
+    """The sampling seed of one episode, 63 bits, from what is played and not from the run that plays it.
+
+    base: of the run. task: slug. visit: of the run to the task. attempt: at the task, from 0. replay: of an
+    attempt that failed without the policy's doing.
+    """
+    digest = hashlib.sha256(f"{base}/{task}/{visit}/{attempt}/{replay}".encode()).digest()
     return int.from_bytes(digest[:8], "big") >> 1
+
+
+def visit_of(run: RunRecord, position: int) -> int:
+    """Which visit of the run to a task the group at this position is: training comes back to it in each
+    epoch, with other seeds; an evaluation plays it once, so that a repeated one samples the same."""
+    return position if run.spec.training is not None else 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,8 +14,8 @@ from episodes import (
     policy_failure,
 )
 from episodes.identity import PURPOSE_NUMBERS, SPLIT_NUMBERS
-from identities.entities import trajectory_id
-from scenario_runner.domain.plan import episode_seed
+from identities.entities import parse_group_id, trajectory_id
+from scenario_runner.domain.plan import episode_seed, visit_of
 from scenario_runner.domain.runs import Counts, EpisodeRow, GroupRow, RunRecord, RunState
 from scenario_runner.domain.sources import Offer
 from scenario_runner.domain.tasksets import RunnableTask
@@ -157,7 +157,7 @@ def episode_requested(
 ) -> taskset_events.EpisodeRequested:
     """The command to samplers and the fact episode.requested: two messages with one body."""
     sampling = run_config.sampling_to_wire(run.spec.sampling)
-    sampling.seed = episode_seed(run.spec.sampling.seed, episode.episode_id)
+    sampling.seed = _seed(run, episode, task)
     return taskset_events.EpisodeRequested(
         episode=episode_identity(run, episode, task),
         attempt=episode.attempt,
@@ -167,6 +167,12 @@ def episode_requested(
         requested_at=timestamp(now),
         failures_are_missing=run.spec.failures_are_missing,
     )
+
+
+def _seed(run: RunRecord, episode: EpisodeRow, task: RunnableTask) -> int:
+    group = parse_group_id(episode.group_id)
+    visit = visit_of(run, group.position if group is not None else 0)
+    return episode_seed(run.spec.sampling.seed, task.slug, visit, episode.member, episode.attempt)
 
 
 def episode_cancelled(

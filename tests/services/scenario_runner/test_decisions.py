@@ -120,8 +120,8 @@ def test_groups_are_opened_up_to_the_limit_unless_evaluations_bring_enough(
 
 def test_the_order_of_an_epoch_and_the_seed_of_an_episode_are_the_same_in_every_release() -> None:
     assert [plan.epoch_order(7, 5, epoch) for epoch in (0, 1)] == [[1, 4, 3, 0, 2], [2, 3, 4, 1, 0]]
-    # sha256 of "1/x" begins with cf2ae21ad027cb22; a seed is its first 64 bits without the last.
-    assert plan.episode_seed(1, "x") == 0xCF2AE21AD027CB22 >> 1
+    # sha256 of "1/x/0/2/0" begins with a7b0183b758d4d5f; a seed is its first 64 bits without the last.
+    assert plan.episode_seed(1, "x", 0, 2, 0) == 0xA7B0183B758D4D5F >> 1
 
 
 def test_positions_go_through_epoch_after_epoch() -> None:

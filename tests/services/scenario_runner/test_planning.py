@@ -227,10 +227,3 @@ def test_each_epoch_is_a_permutation_and_epochs_differ() -> None:
     assert len({tuple(epoch) for epoch in epochs}) == 3
     resumed = [index for _, index in decisions.tasks_from(seed=7, num_tasks=50, position=70, count=20)]
     assert resumed == order[70:90]
-
-
-def test_every_attempt_samples_with_its_own_seed() -> None:
-    seeds = {decisions.episode_seed(1, f"g-e000-a{attempt}") for attempt in range(100)}
-    assert len(seeds) == 100
-    assert all(0 <= seed < 2**63 for seed in seeds)
-    assert decisions.episode_seed(1, "x") == decisions.episode_seed(1, "x") != decisions.episode_seed(2, "x")

@@ -38,3 +38,9 @@ def _expansion(z: float, freedom: int) -> float:
     second = (5 * z**5 + 16 * z**3 + 3 * z) / 96
     third = (3 * z**7 + 19 * z**5 + 17 * z**3 - 15 * z) / 384
     return z + first / freedom + second / freedom**2 + third / freedom**3
+
+
+def t_tail(t: float, freedom: int) -> float:
+    """P(T >= t). freedom: degrees of freedom, at least 1."""
+    above = (1 - _within(math.atan(abs(t) / math.sqrt(freedom)), freedom)) / 2
+    return above if t >= 0 else 1 - above

@@ -1,0 +1,204 @@
+"""The promotion gate's decision on what was played so far of a candidate and of head, side by side.
+
+`decide` replays the looks on the attempts that each of them orders, so it keeps no state and gives the same
+answer for the same outcomes, in one call or look by look.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from enum import StrEnum
+from typing import Final
+
+from upcycle.gate.baseline import Baseline
+from upcycle.gate.evidence import Evidence, TaskPlay, plays_at
+from upcycle.gate.families import FamilyRisk, FamilySums, critical_risk, family_risk, family_sums
+from upcycle.gate.gain import Gain, SampleNeeded, against_version, gain_of, needed_for
+from upcycle.gate.outcomes import Outcomes, TaskCount
+from upcycle.gate.rule import GateRule
+from upcycle.gate.spending import look_levels
+
+_FUTILITY_LEVEL: Final = 0.10
+
+
+class Verdict(StrEnum):
+    """CONTINUE: play what `more` says and ask again. The others are final."""
+
+    PROMOTE = "promote"
+    HOLD = "hold"
+    INCONCLUSIVE = "inconclusive"
+    CONTINUE = "continue"
+
+
+class Ground(StrEnum):
+    """Why, for programs; `words.reason_of` says it to people."""
+
+    GAIN_SHOWN = "gain_shown"
+    NEXT_LOOK = "next_look"
+    FAMILIES_AT_RISK = "families_at_risk"
+    NO_GAIN_IN_SIGHT = "no_gain_in_sight"
+    GAIN_NOT_SHOWN = "gain_not_shown"
+    FAMILY_LOST = "family_lost"
+    CRITICAL_NOT_PROVEN = "critical_not_proven"
+    EVIDENCE_INCOMPLETE = "evidence_incomplete"
+    TOO_FEW_TASKS = "too_few_tasks"
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """A verdict with what was shown at which level."""
+
+    verdict: Verdict
+    ground: Ground
+    attempts: int  # of the last look at all tasks; 0 before the first
+    level: float  # of this candidate in its run
+    gain: Gain | None = None  # against head, at the nominal level of that look; None before the first
+    families: tuple[FamilyRisk, ...] = ()  # against head, or the best head so far where that is more at risk
+    base: Gain | None = None  # against the model's base version; decides nothing
+    missing: int = 0  # attempts of either side that infrastructure lost
+    played: int = 0  # attempts of both sides that the decision rests on
+    more: Mapping[str, int] = field(default_factory=dict)  # task to its attempts per side; CONTINUE only
+    needed: SampleNeeded | None = None  # INCONCLUSIVE only
+
+    @property
+    def unproven(self) -> tuple[str, ...]:
+        """Families whose margin is not proven: a promotion lists them, and the watch looks at them."""
+        return tuple(one.family for one in self.families if not one.is_proven)
+
+
+def decide(
+    outcomes: Outcomes,
+    rule: GateRule,
+    level: float,
+    best: Mapping[str, Baseline] | None = None,
+    base: Mapping[str, TaskCount] | None = None,
+) -> Decision:
+    """The verdict on a candidate.
+
+    level: of this candidate, from `AlphaWealth.next_level`, the same at each call. best: by family, where the
+    best head so far is not head. base: of the model's base version, by task.
+    """
+    return _Replay(outcomes, rule, level, best or {}, base or {}).decision()
+
+
+class _Replay:
+    def __init__(
+        self,
+        outcomes: Outcomes,
+        rule: GateRule,
+        level: float,
+        best: Mapping[str, Baseline],
+        base: Mapping[str, TaskCount],
+    ) -> None:
+        self._outcomes, self._rule, self._level, self._best, self._base = outcomes, rule, level, best, base
+        self._attempts = dict.fromkeys((task.family for task in outcomes.tasks), 0)
+
+    def decision(self) -> Decision:
+        rule = self._rule
+        if len(self._outcomes.tasks) < 2:
+            return Decision(Verdict.HOLD, Ground.TOO_FEW_TASKS, 0, self._level)
+        last = Decision(Verdict.CONTINUE, Ground.NEXT_LOOK, 0, self._level)
+        for look, nominal in zip(rule.looks, look_levels(self._level, rule.looks), strict=True):
+            self._attempts = dict.fromkeys(self._attempts, look)
+            more = self._lacking()
+            if more:
+                return replace(last, more=more)
+            evidence = plays_at(self._outcomes, self._attempts)
+            last = self._seen(evidence, look, nominal)
+            if gain_of(evidence.worst, nominal).is_above(rule.min_gain):
+                return self._families_decide(last)
+            if self._is_futile(evidence):
+                return replace(last, verdict=Verdict.HOLD, ground=Ground.NO_GAIN_IN_SIGHT)
+        return self._without_gain(last, evidence)
+
+    def _lacking(self) -> dict[str, int]:
+        wanted = {task.task: self._attempts[task.family] for task in self._outcomes.tasks}
+        return {t.task: wanted[t.task] for t in self._outcomes.tasks if t.played < wanted[t.task]}
+
+    def _seen(self, evidence: Evidence, look: int, nominal: float) -> Decision:
+        return Decision(
+            Verdict.CONTINUE,
+            Ground.NEXT_LOOK,
+            look,
+            self._level,
+            gain=gain_of(evidence.seen, nominal) if len(evidence.seen) > 1 else None,
+            families=self._risks(evidence.seen),
+            base=against_version(evidence.seen, self._base, self._rule.alpha),
+            missing=evidence.missing,
+            played=evidence.played,
+        )
+
+    def _is_futile(self, evidence: Evidence) -> bool:
+        if len(evidence.seen) < 2:
+            return False
+        return gain_of(evidence.seen, _FUTILITY_LEVEL).upper < self._rule.min_gain + self._rule.futility_gain
+
+    def _without_gain(self, last: Decision, evidence: Evidence) -> Decision:
+        gain = last.gain
+        if gain is None or (evidence.missing and gain.is_above(self._rule.min_gain)):
+            return replace(last, verdict=Verdict.HOLD, ground=Ground.EVIDENCE_INCOMPLETE)
+        needed = needed_for(evidence.seen, self._rule.min_gain, gain.level)
+        return replace(last, verdict=Verdict.INCONCLUSIVE, ground=Ground.GAIN_NOT_SHOWN, needed=needed)
+
+    def _families_decide(self, last: Decision) -> Decision:
+        """After the gain was shown: more attempts at families at risk, until all are proven or at the cap."""
+        while True:
+            evidence = plays_at(self._outcomes, self._attempts)
+            risks = self._risks(evidence.worst)
+            last = replace(
+                last, families=self._risks(evidence.seen), missing=evidence.missing, played=evidence.played
+            )
+            at_risk = {one.family for one in risks if not one.is_proven}
+            raised = {f: self._next(f) for f in at_risk if self._next(f) > self._attempts[f]}
+            if not raised:
+                return self._at_the_end(last, risks)
+            self._attempts |= raised
+            more = self._lacking()
+            if more:
+                return replace(last, ground=Ground.FAMILIES_AT_RISK, more=more)
+
+    def _next(self, family: str) -> int:
+        """More attempts at this family: the next look, doubled beyond the last, its cap at most."""
+        now = self._attempts[family]
+        later = [look for look in self._rule.looks if look > now]
+        return min(later[0] if later else 2 * now, max(now, self._rule.attempts(family)))
+
+    def _at_the_end(self, last: Decision, risks: Sequence[FamilyRisk]) -> Decision:
+        def blocking(families: Sequence[FamilyRisk]) -> Ground | None:
+            if any(one.is_lost for one in families if one.family not in self._rule.critical):
+                return Ground.FAMILY_LOST
+            if any(not one.is_proven for one in families if one.family in self._rule.critical):
+                return Ground.CRITICAL_NOT_PROVEN
+            return None
+
+        ground = blocking(last.families) or (blocking(risks) and Ground.EVIDENCE_INCOMPLETE)
+        if ground is not None:
+            return replace(last, verdict=Verdict.HOLD, ground=ground)
+        return replace(last, verdict=Verdict.PROMOTE, ground=Ground.GAIN_SHOWN)
+
+    def _risks(self, plays: Sequence[TaskPlay]) -> tuple[FamilyRisk, ...]:
+        """Of each family, against head or the best head so far, whichever is more at risk."""
+        head = family_sums((play.family, play.difference) for play in plays)
+        best = family_sums(self._against_best(plays)) if self._best else {}
+        risks = []
+        for family, sums in head.items():
+            found = [self._risk(sums, tuple(head.values()), "")]
+            if family in self._best:
+                found.append(self._risk(best[family], tuple(best.values()), self._best[family].checkpoint))
+            risks.append(max(found, key=lambda one: one.risk))
+        return tuple(risks)
+
+    def _against_best(self, plays: Sequence[TaskPlay]) -> list[tuple[str, float]]:
+        """Differences to the best head so far; to head where that is the best, or where the best was not
+        played on a task."""
+        differences = []
+        for play in plays:
+            baseline = self._best.get(play.family)
+            known = baseline.tallies.get(play.task) if baseline else None
+            differences.append((play.family, play.rate - known.rate if known else play.difference))
+        return differences
+
+    def _risk(self, sums: FamilySums, everything: Sequence[FamilySums], against: str) -> FamilyRisk:
+        margin = self._rule.margin(sums.family)
+        if sums.family in self._rule.critical:
+            return critical_risk(sums, margin, against)
+        return family_risk(sums, everything, margin, against)

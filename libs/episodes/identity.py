@@ -16,7 +16,13 @@ class Split(StrEnum):
 
     TRAIN = "train"
     HELD_OUT = "held_out"
+    AUDIT = "audit"
     UNASSIGNED = "unassigned"
+
+    @property
+    def never_trains(self) -> bool:
+        """Held out for the gate, or for audits. An unassigned task may still be put on any side."""
+        return self in (Split.HELD_OUT, Split.AUDIT)
 
 
 class MalformedIdentity(ValueError):
@@ -27,6 +33,7 @@ PURPOSES: Final = {common_pb2.PURPOSE_TRAIN: Purpose.TRAIN, common_pb2.PURPOSE_E
 SPLITS: Final = {
     common_pb2.SPLIT_TRAIN: Split.TRAIN,
     common_pb2.SPLIT_HELD_OUT: Split.HELD_OUT,
+    common_pb2.SPLIT_AUDIT: Split.AUDIT,
     common_pb2.SPLIT_UNASSIGNED: Split.UNASSIGNED,
 }
 CHANNELS: Final = {

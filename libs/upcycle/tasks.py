@@ -3,7 +3,7 @@
 Files are `tasks.py`, `.json`, `.jsonl` and `.csv` (upcycle.task_tables).
 JSON: {"name", "split", "environment"?, "tasks": [row…]}. JSONL:
 the same object without "tasks" on the first line, then one row per line. A row is {"slug", "scenario",
-"args", "family", "environment"?}; split is train, held_out or unassigned.
+"args", "family", "environment"?}; split is train, held_out, audit or unassigned.
 """
 
 import hashlib
@@ -58,7 +58,10 @@ _SHOWN: Final = 5
 
 Choice = Callable[[Task], object] | Iterable[str]
 """Which tasks: a function of the task, or their slugs."""
-Split = Literal["train", "held_out", "unassigned"]
+Split = Literal["train", "held_out", "audit", "unassigned"]
+
+KEPT_APART: Final = ("held_out", "audit")
+"""Splits whose tasks never train."""
 
 # A limit of the platform. It is checked here too, so that the author sees the error before uploading.
 MAX_TASKS = 100_000
@@ -72,8 +75,9 @@ _HEADER_FIELDS = frozenset({"name", "split", "environment", "tasks"})
 class Taskset:
     """Tasks in order, with unique slugs, all of one environment.
 
-    split: "train", "held_out", or "unassigned" (no run trains on the tasks and no gate uses them, until
-    another taskset puts them into one of the two splits).
+    split: "train", "held_out" (for the gate), "audit" (neither trains nor gates: it is measured at the end of
+    a run, a few times, to check what the gate says), or "unassigned" (no run trains on the tasks and no gate
+    uses them, until another taskset puts them into one of the other splits).
     """
 
     name: str
@@ -159,6 +163,7 @@ class Taskset:
         environment = EnvironmentRef(source.name, path=source.python.path, url=source.tcp.url)
         splits: dict[int, Split] = {
             common_pb2.SPLIT_HELD_OUT: "held_out",
+            common_pb2.SPLIT_AUDIT: "audit",
             common_pb2.SPLIT_UNASSIGNED: "unassigned",
         }
         tasks = [
@@ -247,7 +252,7 @@ class Taskset:
         if self.split not in get_args(Split):
             raise TasksetInvalid(
                 f"taskset {self.name!r}: split {self.split!r} is unknown",
-                "use 'train' or 'held_out', or 'unassigned' for neither",
+                "use 'train', 'held_out' or 'audit', or 'unassigned' for none of them",
             )
         if not 0 < len(self.tasks) <= MAX_TASKS:
             raise TasksetInvalid(
@@ -282,7 +287,7 @@ class Taskset:
 
 
 def taskset_digest(split: str, task_digests: Iterable[str]) -> str:
-    """sha256 (hex) over the split ("train", "held_out" or "unassigned") and the task digests in order."""
+    """sha256 (hex) over the split (such as "train" or "held_out") and the task digests, in order."""
     return hashlib.sha256("\n".join([split, *task_digests]).encode()).hexdigest()
 
 

@@ -8,6 +8,7 @@ from upcycle.usage import Usage
 SPLITS: dict[Split, "common_pb2.Split.ValueType"] = {
     "train": common_pb2.SPLIT_TRAIN,
     "held_out": common_pb2.SPLIT_HELD_OUT,
+    "audit": common_pb2.SPLIT_AUDIT,
     "unassigned": common_pb2.SPLIT_UNASSIGNED,
 }
 

@@ -269,6 +269,14 @@ def run_from_wire(response: taskset_service_pb2.GetRunResponse) -> EvaluationRun
     )
 
 
+def pinned_by(spec: taskset_pb2.RunSpec) -> list[tuple[str, int]]:
+    """(model, version) of what a run is pinned to: two where versions play side by side."""
+    policy = spec.policy
+    pinned = [policy.pinned_version] if policy.WhichOneof("at") == "pinned_version" else []
+    against = [spec.against_version] if spec.HasField("against_version") else []
+    return [(policy.model, version) for version in pinned + against]
+
+
 def profile_from_wire(message: taskset_pb2.SamplingConfig) -> SamplingProfile:
     """With the defaults of the run configuration."""
     sampling = run_config.sampling_from_wire(message)

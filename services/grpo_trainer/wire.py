@@ -35,6 +35,8 @@ _TRACE_HEADERS: Final = ("traceparent", "tracestate")
 _IDENTITY: Final = attrgetter("trajectory_id", "run_id", "group_id", "member", "task_digest")
 """What a fact and the stored body must agree about."""
 
+_NEVER_TRAINS: Final = (common.SPLIT_HELD_OUT, common.SPLIT_AUDIT)
+
 
 def is_training(submitted: RunSubmitted) -> bool:
     """Whether the run asks for gradients."""
@@ -47,7 +49,7 @@ def spec_from_wire(submitted: RunSubmitted) -> TrainingSpec:
         run = run_config.spec_from_wire(submitted.spec)
     except RunConfigInvalid as error:
         raise InvalidTrainingSpec(f"run {submitted.run_id}: {error}") from error
-    return spec_of_run(submitted.run_id, run, held_out_split=submitted.split == common.SPLIT_HELD_OUT)
+    return spec_of_run(submitted.run_id, run, held_out_split=submitted.split in _NEVER_TRAINS)
 
 
 def graded_from_wire(

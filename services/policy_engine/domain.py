@@ -160,21 +160,21 @@ class LeaseFacts:
 class PinRequests:
     """Which runs need which version, in the order in which they were submitted."""
 
-    _version_of_run: dict[str, int] = field(default_factory=dict)
+    _versions_of_run: dict[str, tuple[int, ...]] = field(default_factory=dict)
 
-    def pin(self, run_id: str, version: int) -> None:
-        """An evaluation run pins a version."""
-        self._version_of_run[run_id] = version
+    def pin(self, run_id: str, *versions: int) -> None:
+        """An evaluation run pins a version, or two that it plays side by side."""
+        self._versions_of_run[run_id] = versions
 
     def unpin(self, run_id: str) -> None:
         """It needs it no more."""
-        self._version_of_run.pop(run_id, None)
+        self._versions_of_run.pop(run_id, None)
 
     @property
     def runs(self) -> list[str]:
         """Runs whose pins are kept."""
-        return list(self._version_of_run)
+        return list(self._versions_of_run)
 
     def versions(self) -> list[int]:
         """Needed versions, each once, longest waiting first."""
-        return list(dict.fromkeys(self._version_of_run.values()))
+        return list(dict.fromkeys(one for versions in self._versions_of_run.values() for one in versions))

@@ -62,9 +62,9 @@ def _follow_pins(router: EventRouter, model: str, pins: PinRequests, look_now: C
 
     @runs(RunSubmitted)
     async def on_run_submitted(event: RunSubmitted, _: Delivery[Any]) -> None:
-        """An evaluation may pin a version."""
-        if (version := wire.pinned_by(event.spec)) is not None:
-            pins.pin(event.run_id, version)
+        """An evaluation may pin a version, or two."""
+        if versions := wire.pinned_by(event.spec):
+            pins.pin(event.run_id, *versions)
             look_now()
 
     @runs(RunFinished)

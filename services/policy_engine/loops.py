@@ -92,8 +92,8 @@ class PlannedPins:
 
     async def _pin_open_runs(self) -> None:
         for run in await self._planner.open_runs(self._model):
-            version = wire.pinned_by(run.spec)
-            if version is not None and run.run_id not in self._pins.runs:
-                log.info("pin_of_open_run", extra={"run_id": run.run_id, "version": version})
-                self._pins.pin(run.run_id, version)
+            versions = wire.pinned_by(run.spec)
+            if versions and run.run_id not in self._pins.runs:
+                log.info("pin_of_open_run", extra={"run_id": run.run_id, "versions": versions})
+                self._pins.pin(run.run_id, *versions)
                 self._look_now()

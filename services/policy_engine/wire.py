@@ -59,11 +59,12 @@ def canary_of(manifest: PolicyManifest) -> tuple[CanaryRow, ...]:
     return tuple(CanaryRow(tuple(row.token_ids), tuple(row.logprobs)) for row in manifest.canary)
 
 
-def pinned_by(spec: RunSpec) -> int | None:
-    """The version that an evaluation run pins, None for every other run."""
+def pinned_by(spec: RunSpec) -> tuple[int, ...]:
+    """The versions that an evaluation run pins: two where versions play side by side, none in other runs."""
     if spec.purpose != common_pb2.PURPOSE_EVAL or spec.policy.WhichOneof("at") != "pinned_version":
-        return None
-    return spec.policy.pinned_version
+        return ()
+    against = (spec.against_version,) if spec.HasField("against_version") else ()
+    return spec.policy.pinned_version, *against
 
 
 def lease_to_wire(who: EngineIdentity, facts: LeaseFacts) -> registry_pb2.EngineLease:

@@ -146,7 +146,7 @@ def _add_planner(
         bus_alarms=bus.alarms,
         failing=lambda run_id: [*planning_fails.of(run_id), *sweeping_fails.of(run_id)],
     )
-    submit = _submit(plan, registry, hosts, sources, loop)
+    submit = _submit(settings, plan, registry, hosts, sources, loop)
     reading = _reading(database, bus)
     bus.include_router(plan_router(plan, reading, wake=loop.wake))
     service.add(Worker("reading", reading.run))
@@ -168,10 +168,22 @@ def _reading(database: Database, bus: EventBus) -> SoleHolder:
 
 
 def _submit(
-    plan: SqlPlan, registry: Peer, hosts: Hosts, sources: SourceStore, loop: PlannerLoop
+    settings: ScenarioRunnerSettings,
+    plan: SqlPlan,
+    registry: Peer,
+    hosts: Hosts,
+    sources: SourceStore,
+    loop: PlannerLoop,
 ) -> SubmitRun:
     keep = KeepSource(hosts.files_now, sources.keep)
-    return SubmitRun(plan, GrpcRegistry(registry), new_id=new_id, wake=loop.wake, keep_source=keep)
+    return SubmitRun(
+        plan,
+        GrpcRegistry(registry),
+        new_id=new_id,
+        wake=loop.wake,
+        keep_source=keep,
+        max_audits=settings.max_audits,
+    )
 
 
 def _prices(settings: ScenarioRunnerSettings) -> Prices:

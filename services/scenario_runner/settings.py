@@ -60,6 +60,8 @@ class ScenarioRunnerSettings(ServiceSettings):
     """Names of variables passed on to environments, as JSON list; all others are scrubbed."""
     eval_episodes_in_flight: int = Field(256, ge=1)
     """Episodes of one evaluation run that may be in flight."""
+    max_audits: int = Field(20, ge=1)
+    """Runs on one taskset of split audit: what is looked at more often selects, and audits nothing."""
     stop_grace_s: float = Field(600.0, gt=0)
     """How long graded episodes of a run that ends early wait for its trainer to settle them."""
     cancel_grace_s: float = Field(60.0, gt=0)

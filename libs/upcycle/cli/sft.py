@@ -209,15 +209,15 @@ async def _summaries(platform: Platform, run_id: str) -> "Any":
 
 def successes(summaries: "Iterable[TrajectorySummary]", run_id: str) -> "list[TrajectorySummary]":
     """The trajectories that succeeded and may train, sorted by id. Raises SftRefused if there is none."""
-    from upcycle.api.common.v1.common_pb2 import SPLIT_HELD_OUT
+    from upcycle.api.common.v1.common_pb2 import SPLIT_AUDIT, SPLIT_HELD_OUT
 
     listed = list(summaries)
     graded = [one for one in listed if one.graded and one.success and not one.quarantine_reason]
-    allowed = [one for one in graded if one.episode.split != SPLIT_HELD_OUT]
+    allowed = [one for one in graded if one.episode.split not in (SPLIT_HELD_OUT, SPLIT_AUDIT)]
     if not allowed:
         raise SftRefused(
             f"none of the {amount(len(listed), 'trajectory', 'trajectories')} of {run_id} can train: "
-            f"{len(graded)} succeeded, {len(graded) - len(allowed)} of these are of held-out tasks, "
+            f"{len(graded)} succeeded, {len(graded) - len(allowed)} of these are of held-out or audit tasks, "
             "which never train",
             "name a run over a taskset of split train, or over tasks that no taskset holds",
         )

@@ -123,9 +123,10 @@ async def delete(name: str, *, as_json: JsonFlag = False) -> int:
     if as_json:
         print_json("deleted_taskset", {"name": name, "revisions": [fields_of(one) for one in gone]})
         return Exit.OK
-    held_out = gone[-1].splits["held_out"]
+    held_out, audited = gone[-1].splits["held_out"], gone[-1].splits["audit"]
     staying = amount(held_out, "held-out task stays", "held-out tasks stay")
     kept = f"; its {staying} held out" if held_out else ""
+    kept += f"; its {amount(audited, 'audit task stays', 'audit tasks stay')} for audits" if audited else ""
     revisions = amount(len(gone), "revision")
     print(f"{name} is deleted: {revisions}, {amount(gone[-1].num_tasks, 'task')} in the newest{kept}")
     return Exit.OK

@@ -9,7 +9,7 @@ from upcycle.cli.taskset_selection import Selected, Selection, UnclearSelection
 from upcycle.reporting.episodes import EpisodeRow, EvaluatedRun
 from upcycle.reporting.trajectory_files import TrajectoryLines, read_file
 from upcycle.task_rows import Task, task_from_json
-from upcycle.tasks import Split, Taskset
+from upcycle.tasks import KEPT_APART, Split, Taskset
 
 _SPLITS: Final[Mapping[str, Split]] = {one: one for one in get_args(Split)}
 _WHOLE: Final = ("slug", "scenario", "args", "environment")
@@ -47,7 +47,7 @@ def _select(whole: Taskset, run: EvaluatedRun, which: Selection) -> Selected:
     for one in run.episodes:
         if one.reward is not None:
             graded[one.task_slug].append(one)
-    if whole.split == "held_out":
+    if whole.split in KEPT_APART:
         return Selected((), len(whole), 0, len(whole))
     chosen = tuple(slug for slug, rows in graded.items() if rows and which.holds(rows))
     return Selected(chosen, 0, sum(not rows for rows in graded.values()), len(whole))

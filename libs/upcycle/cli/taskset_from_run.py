@@ -27,7 +27,8 @@ async def from_run(
 
     RUN may be the trajectories.jsonl of an evaluation in one process, its folder or its id.
 
-    Held-out tasks are left out and counted. So are tasks without a graded episode: nothing is known of them.
+    Held-out tasks, and those for audits, are left out and counted. So are tasks without a graded episode:
+    nothing is known of them.
 
     :param run: id of a run, `last`, or a trajectories.jsonl.
     :param name: of the taskset in the file; default: that of the run's and `-failed` or the like.
@@ -85,11 +86,11 @@ def select(
     holds: "Callable[[Sequence[EpisodeResult]], bool]",
 ) -> Selected:
     """taskset: with the side of each task."""
-    from upcycle.api.common.v1.common_pb2 import SPLIT_HELD_OUT
+    from upcycle.api.common.v1.common_pb2 import SPLIT_AUDIT, SPLIT_HELD_OUT
 
     episodes = _graded(results)
     sides = [(task.slug, side) for task, side in zip(taskset.taskset.tasks, taskset.task_splits, strict=True)]
-    free = [slug for slug, side in sides if side != SPLIT_HELD_OUT]
+    free = [slug for slug, side in sides if side not in (SPLIT_HELD_OUT, SPLIT_AUDIT)]
     graded = [slug for slug in free if episodes.get(slug)]
     chosen = tuple(slug for slug in graded if holds(episodes[slug]))
     return Selected(chosen, len(sides) - len(free), len(free) - len(graded), len(sides))

@@ -59,7 +59,7 @@ async def import_file(
     :param file: rows: .csv (its first line names the columns), .jsonl or .parquet.
     :param environment: its file (`env.py`, or `env.py:name` of several), or where it is served (`tcp://…`).
     :param scenario: of the environment.
-    :param split: `train`, `held_out` or `unassigned`.
+    :param split: `train`, `held_out`, `audit` or `unassigned`.
     :param limit: take so many rows, the first ones; 0: all, at most 100,000.
     :param name: of the taskset; default: that of FILE.
     :param as_json: one JSON line.

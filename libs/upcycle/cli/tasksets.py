@@ -74,11 +74,13 @@ def load_source(source: str, name: str = "", *, trains: bool = False) -> Taskset
     path = Path(source)
     if path.suffix not in TASKS_FILES:
         return TasksetSource(source)
+    from upcycle.tasks import KEPT_APART
+
     found = load_tasksets(path)
     if not found:
         raise DefinitionError(f"{path} defines no taskset", NO_TASKSET)
     if not name and len(found) > 1:
-        usable = " | ".join(one.name for one in found.values() if not trains or one.split != "held_out")
+        usable = " | ".join(one.name for one in found.values() if not trains or one.split not in KEPT_APART)
         flag = "--taskset-name" if trains else "--taskset"
         raise AmbiguousTaskset(f"{path} defines {len(found)} tasksets", f"name one: {flag} {usable}")
     chosen = name or next(iter(found))

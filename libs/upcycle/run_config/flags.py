@@ -36,7 +36,7 @@ ALSO: Final[Mapping[Purpose, Mapping[str, str]]] = {
     Purpose.EVAL: {"group_size": "group-size", "sampling.max_turns": "max-steps"},
 }
 """A second name of a flag, by path: what other tools call it. A step of an evaluation is a turn."""
-_WITHOUT: Final = ("purpose", "policy.model", "training.loss_config")
+_WITHOUT: Final = ("purpose", "policy.model", "training.loss_config", "against_version", "families", "draws")
 """Said by the command, by its argument MODEL, and by --set or a file alone."""
 _ABSENT: Final = {
     Purpose.TRAIN: ("policy.", "trainable", "max_concurrent"),

@@ -288,6 +288,14 @@ class RunSpec:
     max_concurrent: Annotated[Whole, Limit(1, LARGEST)] | None = None
     """episodes of an evaluation in flight at once, at least its group size; without it what the planner
     allows."""
+    against_version: Annotated[Whole, Limit(0, 2**62)] | None = None
+    """a second version that an evaluation of a pinned one plays side by side: members 2k and 2k + 1 of a
+    group are attempt k of both, with one seed, so that the group size is twice the attempts."""
+    families: tuple[Annotated[str, Text(1, 200)], ...] = ()
+    """families whose tasks alone an evaluation plays; empty: all tasks."""
+    draws: Annotated[Whole, Limit(1, 1_000_000)] | None = None
+    """groups of an evaluation, each of a task drawn at random with replacement; without it every task is
+    played once."""
 
     @model_validator(mode="after")
     def _check(self) -> RunSpec:
@@ -295,6 +303,23 @@ class RunSpec:
             object.__setattr__(self, "training", Training())
         keep_rules(self, RUN_RULES)
         return self
+
+    @property
+    def num_sides(self) -> int:
+        """Versions that play each attempt: 2 in an evaluation of a pair."""
+        return 1 if self.against_version is None else 2
+
+    def policy_of(self, member: int) -> PolicyChoice:
+        """Which weights play a member of a group."""
+        if self.against_version is None or member % 2 == 0:
+            return self.policy
+        return PolicyChoice(self.policy.model, pinned_version=self.against_version)
+
+    @property
+    def pinned_versions(self) -> tuple[int, ...]:
+        """The versions that the run needs, whatever becomes of the channels."""
+        found = (self.policy.pinned_version, self.against_version)
+        return tuple(version for version in found if version is not None)
 
     @property
     def failures_are_missing(self) -> bool:

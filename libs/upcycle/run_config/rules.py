@@ -124,6 +124,39 @@ def _trainable(spec: RunSpec, say: Say) -> Iterator[str]:
         )
 
 
+def _choice_of_tasks(spec: RunSpec, say: Say) -> Iterator[str]:
+    for family in [family for family, count in Counter(spec.families).items() if count > 1][:1]:
+        yield f"{say('families')} names {family!r} twice"
+    given = {
+        "against_version": spec.against_version is not None,
+        "families": bool(spec.families),
+        "draws": spec.draws is not None,
+    }
+    for name in (name for name, is_given in given.items() if is_given and spec.purpose is Purpose.TRAIN):
+        yield f"{say(name)} is for purpose EVAL only; this run has purpose TRAIN"
+
+
+def _pair(spec: RunSpec, say: Say) -> Iterator[str]:
+    """Two versions side by side."""
+    against, pinned = spec.against_version, spec.policy.pinned_version
+    if against is None or spec.purpose is Purpose.TRAIN:
+        return
+    if pinned is None:
+        yield f"{say('against_version')} {against} needs a version to stand against: set pinned_version"
+    if pinned == against:
+        yield f"{say('against_version')} is {against}, as the pinned version: a version is not its own rival"
+    if spec.group_size % 2:
+        yield (
+            f"{say('group_size')} must be even where two versions play, got {spec.group_size}: half of its "
+            "members are of each"
+        )
+    if spec.trainable:
+        yield (
+            f"{say('trainable')} does not go with {say('against_version')}: rewards are compared among "
+            "rollouts of one policy"
+        )
+
+
 def _sources(spec: RunSpec, say: Say) -> Iterator[str]:
     limit = 64
     if len(spec.source_runs) > limit:
@@ -157,5 +190,7 @@ RUN_RULES: Final[tuple[Rule, ...]] = (
     _policy_of_training,
     _trainable,
     _concurrent,
+    _choice_of_tasks,
+    _pair,
     _sources,
 )

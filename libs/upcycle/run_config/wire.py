@@ -48,6 +48,9 @@ def spec_to_wire(spec: RunSpec) -> taskset_pb2.RunSpec:
         no_sampling=spec.no_sampling,
         trainable=spec.trainable,
         max_concurrent=spec.max_concurrent,
+        against_version=spec.against_version,
+        families=spec.families,
+        draws=spec.draws,
     )
 
 

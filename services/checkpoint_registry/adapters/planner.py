@@ -54,10 +54,7 @@ class GrpcTasksets:
         """(model, version) that runs which are not over are pinned to."""
         with _peer_errors("list the runs that are not over"):
             response = await self._stub.ListRuns(service_pb2.ListRunsRequest(unfinished=True))
-        policies = [run.spec.policy for run in response.runs]
-        return {
-            (one.model, one.pinned_version) for one in policies if one.WhichOneof("at") == "pinned_version"
-        }
+        return {pinned for run in response.runs for pinned in wire.pinned_by(run.spec)}
 
 
 class _NotThere(PeerRefused):

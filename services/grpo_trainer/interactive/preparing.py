@@ -82,9 +82,10 @@ class Preparer:
             found = await self._within_wait(given, loss)
         except UnusableTrajectory as error:
             raise InvalidInput(str(error)) from error
-        if found.split is Split.HELD_OUT:
+        if found.split.never_trains:
+            kind = "a held-out" if found.split is Split.HELD_OUT else "an audit"
             raise HeldOutInput(
-                f"{given.trajectory_id} is of a held-out task, which must never train; "
+                f"{given.trajectory_id} is of {kind} task, which must never train; "
                 "take trajectories of a training taskset"
             )
         reward = found.reward if given.reward is None else given.reward

@@ -101,7 +101,21 @@ def choices_among(leases: Leases, wanted: PolicyWanted) -> list[EngineChoice]:
         name = _name_on(lease, wanted)
         if name is not None and _serves(lease) and lease.model == wanted.model:
             found.append(EngineChoice(lease.engine_id, lease.base_url, name, lease))
-    return found
+    return found or _of_head(leases, wanted)
+
+
+def _of_head(leases: Leases, wanted: PolicyWanted) -> list[EngineChoice]:
+    """Where no engine holds the pinned version beside another: those of head, while it is head. So the two
+    versions of a pair play on two engines, candidate and head."""
+    return [
+        EngineChoice(lease.engine_id, lease.base_url, wanted.model, lease)
+        for lease in leases
+        if lease.channel == common_pb2.CHANNEL_HEAD
+        and wanted.pinned_version is not None
+        and lease.version == wanted.pinned_version
+        and _serves(lease)
+        and lease.model == wanted.model
+    ]
 
 
 def _serves(lease: registry_pb2.EngineLease) -> bool:

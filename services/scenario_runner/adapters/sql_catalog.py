@@ -69,6 +69,12 @@ class Catalog:
             ):
                 yield TasksetUser(run_id, model, is_gone=is_gone, is_gated=True)
 
+    def num_audits(self, name: str) -> int:
+        """How many runs have opened a taskset for audits, in any of its revisions."""
+        is_of_name = owned(TASKSET, storage_key=RUN.c.taskset, name=name)
+        opened = sa.select(sa.func.count()).select_from(RUN).join(TASKSET, is_of_name)
+        return int(self._sql.execute(opened.where(owned(RUN, split=Split.AUDIT.value))).scalar_one())
+
     def newest_runs(self, limit: int) -> list[str]:
         """Their ids, newest first."""
         order = RUN.c.submitted_at.desc(), RUN.c.run_id.desc()

@@ -93,6 +93,18 @@ class SqlTasksets:
             rows = self._sql.execute(statements.TASKS_AT, wanted)
         return {row["position"]: task_of(row) for row in rows.mappings()}
 
+    def positions_of(self, key: str, families: Collection[str]) -> list[int]:
+        """Positions of the tasks of these families (none: of all) in the revision with this key, in order."""
+        wanted = sa.select(TASK.c.position).where(owned(TASK, taskset=key)).order_by(TASK.c.position)
+        if families:
+            wanted = wanted.where(TASK.c.family.in_(sorted(families)))
+        return list(self._sql.execute(wanted).scalars())
+
+    def families(self, key: str) -> list[str]:
+        """Of the revision with this key, by name."""
+        wanted = sa.select(TASK.c.family).where(owned(TASK, taskset=key)).distinct()
+        return sorted(self._sql.execute(wanted).scalars())
+
     def splits(self, digests: Collection[str]) -> Mapping[str, Split]:
         """Which side each of these tasks is on."""
         found = dict.fromkeys(digests, Split.UNASSIGNED)

@@ -19,6 +19,7 @@ from scenario_runner.domain.peer_facts import SessionFact
 from scenario_runner.domain.run_facts import RunFacts, WaitReason
 from scenario_runner.domain.runs import FINAL_RUN_STATES, OPEN_RUN_STATES, RunState
 from scenario_runner.domain.sources import in_words
+from upcycle.run_config import PolicyChoice
 from upcycle.wording import amount
 
 _OF_ENVIRONMENT = frozenset(
@@ -165,9 +166,15 @@ def _no_queue(facts: RunFacts) -> Iterator[WaitReason]:
 
 
 def _engine_problem(facts: RunFacts) -> tuple[str, str] | None:
-    policy = facts.view.run.spec.policy
     if facts.engines is None:
         return "checkpoint_registry does not answer, so no engine can be found", "start checkpoint_registry"
+    spec = facts.view.run.spec
+    problems = (_problem_of(facts, spec.policy_of(side)) for side in range(spec.num_sides))
+    return next((problem for problem in problems if problem is not None), None)
+
+
+def _problem_of(facts: RunFacts, policy: PolicyChoice) -> tuple[str, str] | None:
+    assert facts.engines is not None  # noqa: S101 - asked before
     if policy.pinned_version is not None:
         where = f"version {policy.pinned_version}"
         fitting = [

@@ -101,8 +101,16 @@ def episode_seed(base: int, task: str, visit: int, attempt: int, replay: int) ->
 
 def visit_of(run: RunRecord, position: int) -> int:
     """Which visit of the run to a task the group at this position is: training comes back to it in each
-    epoch, with other seeds; an evaluation plays it once, so that a repeated one samples the same."""
-    return position if run.spec.training is not None else 0
+    epoch, with other seeds, and so do draws with replacement; any other evaluation plays it once, so that a
+    repeated one samples the same."""
+    comes_back = run.spec.training is not None or run.spec.draws is not None
+    return position if comes_back else 0
+
+
+def draws_from(seed: int, num_tasks: int, position: int, count: int) -> Iterator[tuple[int, int]]:
+    """(position, task index) of the next `count` groups, each drawn at random with replacement."""
+    for at in range(position, position + count):
+        yield at, random.Random(f"{seed}/draw/{at}").randrange(num_tasks)  # noqa: S311 - no secret
 
 
 @dataclass(frozen=True, slots=True)

@@ -45,7 +45,7 @@ def why_unfit(group: EndedGroup, rules: DrawRules) -> str:
 def _reasons(group: EndedGroup, rules: DrawRules) -> Sequence[tuple[str, bool]]:
     size, batch = rules.group_size, rules.group_size * rules.prompts_per_step
     return (
-        (GroupReason.HELD_OUT, rules.split is Split.HELD_OUT),
+        (GroupReason.HELD_OUT, rules.split.never_trains),
         (GroupReason.UNASSIGNED, rules.split is Split.UNASSIGNED),
         (GroupReason.OTHER_ENVIRONMENT, not rules.is_same_environment),
         (GroupReason.INCOMPLETE_GROUP, group.outcome != "evaluated" or group.num_members < size),

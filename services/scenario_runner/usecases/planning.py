@@ -56,6 +56,7 @@ from scenario_runner.usecases.futile_runs import (
     pause_if_failing,
     settled_without_step,
 )
+from scenario_runner.usecases.next_tasks import next_tasks
 from scenario_runner.usecases.offering import add_waiting, settle_offer
 from scenario_runner.usecases.overdue import OVERDUE, dispatched_too_long_ago
 from scenario_runner.usecases.revisions import take_revision
@@ -218,7 +219,6 @@ def _dispatch_lost(unit: PlanUnit, run: RunRecord, none_queued_before: datetime)
 
 
 def _add_groups(unit: PlanUnit, run: RunRecord, count: int) -> None:
-    seed = plan.run_seed(run)
     groups = [
         GroupRow(
             group_id=group_id(run.run_id, position),
@@ -228,7 +228,7 @@ def _add_groups(unit: PlanUnit, run: RunRecord, count: int) -> None:
             expected_members=run.spec.group_size,
             taskset=run.taskset,
         )
-        for position, task_position in plan.tasks_from(seed, run.num_tasks, run.next_position, count)
+        for position, task_position in next_tasks(unit, run, count)
     ]
     unit.add_groups(groups)
     members = range(run.spec.group_size)

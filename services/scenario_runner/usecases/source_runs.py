@@ -62,16 +62,17 @@ def check_source(unit: PlanUnit, spec: RunSpec, source_run_id: str) -> RunRecord
 
 def _check_split(unit: PlanUnit, source: RunRecord) -> None:
     taskset = source.spec.taskset
-    if source.split is Split.HELD_OUT:
+    if source.split.never_trains:
+        what = "held out" if source.split is Split.HELD_OUT else "for audits"
         raise Refused(
-            f"source run {source.run_id} played taskset {taskset!r}, which is held out: it never trains; "
+            f"source run {source.run_id} played taskset {taskset!r}, which is {what}: it never trains; "
             "evaluate a taskset of split train"
         )
     splits = set(unit.source_groups.splits_of_source(source.run_id).values())
     if splits and Split.TRAIN not in splits:
         way_out = (
             "held out, and never train; evaluate other tasks"
-            if splits == {Split.HELD_OUT}
+            if all(split.never_trains for split in splits)
             else "in no taskset of split train; register them in one"
         )
         raise Refused(f"source run {source.run_id} played taskset {taskset!r}, whose tasks are {way_out}")

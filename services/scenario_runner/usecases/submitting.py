@@ -1,5 +1,6 @@
 """Runs: asked for, looked at, paused, ended."""
 
+import logging
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -20,6 +21,7 @@ from scenario_runner.domain.runs import (
 from scenario_runner.domain.tasksets import RegisteredTaskset, RunnableTask
 from scenario_runner.ports import Registry
 from scenario_runner.usecases.ending import conclude, end_run, stop_early
+from scenario_runner.usecases.next_tasks import num_groups
 from scenario_runner.usecases.planning import pause, resume
 from scenario_runner.usecases.registering import no_such_taskset
 from scenario_runner.usecases.source_runs import take_sources
@@ -27,6 +29,8 @@ from scenario_runner.usecases.views import RunViews, find_run, view_of
 from service_kit.errors import InvalidRequest
 from upcycle.environment.source_files import SourceFiles
 from upcycle.run_config import RunSpec, reasons_of
+
+log = logging.getLogger(__name__)
 
 FilesNow = Callable[[EnvironmentSource], Awaitable[SourceFiles | None]]
 
@@ -87,7 +91,10 @@ class SubmitRun:
         new_id: Callable[[str], str],
         wake: Callable[[], None],
         keep_source: Callable[[EnvironmentSource], Awaitable[str]] = unknown_source,
+        max_audits: int = 20,
     ) -> None:
+        """max_audits: runs on one taskset of split audit."""
+        self._max_audits = max_audits
         self._plan = plan
         self._registry = registry
         self._keep_source = keep_source
@@ -105,7 +112,8 @@ class SubmitRun:
         known = await self._plan.read(lambda unit: _known_run(unit, request_id, spec))
         if known is not None:
             return known
-        await self._registry.check_policy(spec.policy)
+        for member in range(spec.num_sides):
+            await self._registry.check_policy(spec.policy_of(member))
         head = await self._registry.head_version(spec.policy.model) if spec.source_runs else 0
         asked = _Asked(self._new_id("run"), request_id, trace, head, await self._kept_source(spec))
         view = await self._plan.transact(lambda unit: self._add(unit, asked, spec))
@@ -128,6 +136,8 @@ class SubmitRun:
             return known
         taskset = check_tasksets(unit, spec)
         _refuse_second_training(unit, spec)
+        if taskset.split is Split.AUDIT:
+            _open_audit(unit, taskset, self._max_audits, asked.run_id)
         spec = _in_steps(spec, taskset.num_tasks)
         run = RunRecord(
             run_id=asked.run_id,
@@ -139,7 +149,7 @@ class SubmitRun:
             taskset_digest=taskset.digest,
             state=RunState.RUNNING,
             submitted_at=unit.now,
-            num_tasks=taskset.num_tasks,
+            num_tasks=num_groups(unit, spec, taskset),
             source_digest=asked.source_digest,
             trace_id=trace.trace_id,
             trace=trace.headers,
@@ -267,14 +277,20 @@ def check_tasksets(unit: PlanUnit, spec: RunSpec) -> RegisteredTaskset:
             f"taskset {taskset.name!r} is unassigned: it neither trains nor judges; register its tasks under "
             "another name with split train"
         )
+    if spec.purpose is Purpose.TRAIN and taskset.split is Split.AUDIT:
+        raise Refused(
+            f"taskset {taskset.name!r} is for audits: it neither trains nor gates; train on a taskset of "
+            "split train"
+        )
     if spec.purpose is Purpose.TRAIN and taskset.split is not Split.TRAIN:
         raise Refused(
             f"taskset {taskset.name!r} is held out: it never trains; measure it: "
             f"upcycle eval {taskset.name} {spec.policy.model}, or name it in --gate"
         )
-    if spec.trainable and taskset.split is Split.HELD_OUT:
+    if spec.trainable and taskset.split.never_trains:
+        what = "held out" if taskset.split is Split.HELD_OUT else "for audits"
         raise Refused(
-            f"taskset {taskset.name!r} is held out: its episodes never train; leave spec.trainable out"
+            f"taskset {taskset.name!r} is {what}: its episodes never train; leave spec.trainable out"
         )
     judges = _registered(unit, spec.gate.taskset) if spec.gate is not None else None
     if judges is not None and judges.split is not Split.HELD_OUT:
@@ -290,6 +306,18 @@ def _registered(unit: PlanUnit, name: str) -> RegisteredTaskset:
     if taskset is None:
         raise no_such_taskset(unit, name)
     return taskset
+
+
+def _open_audit(unit: PlanUnit, taskset: RegisteredTaskset, limit: int, run_id: str) -> None:
+    """Whoever looks often enough at the same tasks, and keeps what looks best, has selected on them."""
+    num_before = unit.catalog.num_audits(taskset.name)
+    if num_before >= limit:
+        raise Refused(
+            f"taskset {taskset.name!r} is for audits and was opened {num_before} times, limit {limit}: what "
+            "is looked at so often selects, and audits nothing any more; register other tasks under another "
+            "name with split audit, or raise SCENARIO_RUNNER_MAX_AUDITS"
+        )
+    log.info("audit_opened", extra={"taskset": taskset.name, "opening": num_before + 1, "run_id": run_id})
 
 
 def _known_run(unit: PlanUnit, request_id: str, spec: RunSpec) -> RunView | None:

@@ -1,4 +1,5 @@
-"""Claims: a task is claimed once, as training data or as held out, and the claim is never taken back.
+"""Claims: a task is claimed once, as training data, as held out or for audits, and the claim is never taken
+back.
 
 Claims are made in the transaction that registers a taskset, and before an interactive pass takes a gradient.
 """
@@ -15,7 +16,7 @@ from service_kit.errors import InvalidRequest
 from upcycle.task_rows import MAX_CLAIMED, MAX_NAME_CHARS
 
 _DIGEST: Final = re.compile(r"[0-9a-f]{64}")
-_SIDES: Final = {Split.TRAIN: "training data", Split.HELD_OUT: "held out"}
+_SIDES: Final = {Split.TRAIN: "training data", Split.HELD_OUT: "held out", Split.AUDIT: "for audits"}
 
 
 class ClaimTasks:
@@ -59,8 +60,8 @@ def _claim(unit: PlanUnit, digests: set[str], claimed_by: str, source_run_ids: s
     against = unit.claim(digests, Split.TRAIN, f"gradient of {claimed_by}")
     if against is not None:
         raise Refused(
-            f"task {against.digest[:12]}… is held out: {against.claimed_by} claimed it, and it must never "
-            "train; leave its trajectories out"
+            f"task {against.digest[:12]}… is {_SIDES[against.split]}: {against.claimed_by} claimed it, and "
+            "it must never train; leave its trajectories out"
         )
     return sum(split is Split.UNASSIGNED for split in before.values())
 

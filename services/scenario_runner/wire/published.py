@@ -161,7 +161,7 @@ def episode_requested(
     return taskset_events.EpisodeRequested(
         episode=episode_identity(run, episode, task),
         attempt=episode.attempt,
-        policy=run_config.policy_to_wire(run.spec.policy),
+        policy=run_config.policy_to_wire(run.spec.policy_of(episode.member)),
         sampling=sampling,
         deadline=timestamp(now + timedelta(seconds=run.spec.episode_deadline_s)),
         requested_at=timestamp(now),
@@ -172,7 +172,8 @@ def episode_requested(
 def _seed(run: RunRecord, episode: EpisodeRow, task: RunnableTask) -> int:
     group = parse_group_id(episode.group_id)
     visit = visit_of(run, group.position if group is not None else 0)
-    return episode_seed(run.spec.sampling.seed, task.slug, visit, episode.member, episode.attempt)
+    attempt = episode.member // run.spec.num_sides  # equal for both sides of a pair
+    return episode_seed(run.spec.sampling.seed, task.slug, visit, attempt, episode.attempt)
 
 
 def episode_cancelled(

@@ -42,7 +42,7 @@ def taskset_from_wire(message: taskset_pb2.Taskset) -> RegisteredTaskset:
         RunnableTask(row.slug, row.scenario, row.args_json or "{}", row.family or "default", row.digest)
         for row in message.tasks
     )
-    known = "SPLIT_TRAIN, SPLIT_HELD_OUT or SPLIT_UNASSIGNED"
+    known = "SPLIT_TRAIN, SPLIT_HELD_OUT, SPLIT_AUDIT or SPLIT_UNASSIGNED"
     split = _named(SPLITS, message.split, "taskset.split", known)
     source = source_from_wire(message.environment)
     return RegisteredTaskset(message.name, message.digest, split, source, len(tasks), tasks)

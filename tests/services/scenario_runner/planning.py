@@ -2,7 +2,8 @@
 
 import itertools
 from collections import Counter
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Any, TypeVar
 
@@ -19,6 +20,7 @@ from scenario_runner.domain.runs import FINAL_RUN_STATES, EpisodeRow, EpisodeSta
 from scenario_runner.domain.tasksets import RegisteredTaskset, RunnableTask
 from scenario_runner.handlers import FACTS
 from scenario_runner.usecases.ending import conclude, end_run, stop_early
+from scenario_runner.usecases.next_tasks import num_groups
 from scenario_runner.usecases.overdue import overdue
 from scenario_runner.usecases.planning import PlanRules, apply_facts, pause, plan_more, resume, sweep
 from scenario_runner.wire import received
@@ -45,7 +47,15 @@ class PlannerHarness:
         return await self.plan.transact(work)
 
     async def submit(self, spec: RunSpec, num_tasks: int) -> None:
-        tasks = tuple(RunnableTask(f"t{n}", "s", "{}", "default", f"{n:064d}") for n in range(num_tasks))
+        await self.submit_families({"default": num_tasks}, spec)
+
+    async def submit_families(self, sizes: Mapping[str, int], spec: RunSpec) -> None:
+        """A run over a taskset of so many tasks of each family, in order."""
+        families = [family for family, size in sizes.items() for _ in range(size)]
+        num_tasks = len(families)
+        tasks = tuple(
+            RunnableTask(f"t{n}", "s", "{}", family, f"{n:064d}") for n, family in enumerate(families)
+        )
         source = PythonEnvironment("e", "/e.py")
         taskset = RegisteredTaskset("ts", "0" * 64, Split.TRAIN, source, num_tasks, tasks)
         run = RunRecord(
@@ -54,7 +64,7 @@ class PlannerHarness:
 
         def add(unit: PlanUnit) -> None:
             unit.add_taskset(taskset)
-            unit.add_run(run)
+            unit.add_run(replace(run, num_tasks=num_groups(unit, spec, taskset)))
 
         await self.do(add)
 

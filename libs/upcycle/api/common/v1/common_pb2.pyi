@@ -76,6 +76,8 @@ class _SplitEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_Split.ValueType
     """refused where the trainer draws"""
     SPLIT_UNASSIGNED: _Split.ValueType  # 3
     """no named taskset holds the task: it neither trains in runs nor judges a candidate"""
+    SPLIT_AUDIT: _Split.ValueType  # 4
+    """neither trains nor judges: opened at the end of a run, a few times, to check what the gate says"""
 
 class Split(_Split, metaclass=_SplitEnumTypeWrapper):
     """Which side of the line a task is on. A task is on one side only, whatever tasksets hold it."""
@@ -86,6 +88,8 @@ SPLIT_HELD_OUT: Split.ValueType  # 2
 """refused where the trainer draws"""
 SPLIT_UNASSIGNED: Split.ValueType  # 3
 """no named taskset holds the task: it neither trains in runs nor judges a candidate"""
+SPLIT_AUDIT: Split.ValueType  # 4
+"""neither trains nor judges: opened at the end of a run, a few times, to check what the gate says"""
 Global___Split: _TypeAlias = Split  # noqa: Y015
 
 @_typing.final

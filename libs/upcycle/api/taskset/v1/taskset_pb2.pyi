@@ -697,6 +697,9 @@ class RunSpec(_message.Message):
     NO_SAMPLING_FIELD_NUMBER: _builtins.int
     TRAINABLE_FIELD_NUMBER: _builtins.int
     MAX_CONCURRENT_FIELD_NUMBER: _builtins.int
+    AGAINST_VERSION_FIELD_NUMBER: _builtins.int
+    FAMILIES_FIELD_NUMBER: _builtins.int
+    DRAWS_FIELD_NUMBER: _builtins.int
     taskset: _builtins.str
     """name of a registered taskset"""
     purpose: _common_pb2.Purpose.ValueType
@@ -712,6 +715,12 @@ class RunSpec(_message.Message):
     """purpose EVAL only: a running training run of the same model and taskset may draw its groups"""
     max_concurrent: _builtins.int
     """episodes of this run in flight at once, at least group_size; absent: the planner's limit"""
+    against_version: _builtins.int
+    """Purpose EVAL with a pinned version only: this version plays too, side by side. Members 2k and 2k + 1 of a group are
+    attempt k of the pinned version and of this one, with one seed; group_size is twice the attempts.
+    """
+    draws: _builtins.int
+    """Purpose EVAL only: so many groups, each of a task drawn at random with replacement, in place of every task once."""
     @_builtins.property
     def policy(self) -> _common_pb2.PolicySelector: ...
     @_builtins.property
@@ -727,6 +736,10 @@ class RunSpec(_message.Message):
     @_builtins.property
     def source_runs(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """purpose TRAIN only: finished evaluations whose groups are the first batches"""
+
+    @_builtins.property
+    def families(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """purpose EVAL only: tasks of these families alone; empty: all"""
 
     def __init__(
         self,
@@ -744,15 +757,26 @@ class RunSpec(_message.Message):
         no_sampling: _builtins.bool = ...,
         trainable: _builtins.bool = ...,
         max_concurrent: _builtins.int | None = ...,
+        against_version: _builtins.int | None = ...,
+        families: _abc.Iterable[_builtins.str] | None = ...,
+        draws: _builtins.int | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_episode_deadline_s", b"_episode_deadline_s", "_max_concurrent", b"_max_concurrent", "episode_deadline_s", b"episode_deadline_s", "gate", b"gate", "max_concurrent", b"max_concurrent", "policy", b"policy", "sampling", b"sampling", "training", b"training"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_against_version", b"_against_version", "_draws", b"_draws", "_episode_deadline_s", b"_episode_deadline_s", "_max_concurrent", b"_max_concurrent", "against_version", b"against_version", "draws", b"draws", "episode_deadline_s", b"episode_deadline_s", "gate", b"gate", "max_concurrent", b"max_concurrent", "policy", b"policy", "sampling", b"sampling", "training", b"training"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_episode_deadline_s", b"_episode_deadline_s", "_max_concurrent", b"_max_concurrent", "episode_deadline_s", b"episode_deadline_s", "gate", b"gate", "group_size", b"group_size", "label", b"label", "max_concurrent", b"max_concurrent", "no_sampling", b"no_sampling", "policy", b"policy", "purpose", b"purpose", "sampling", b"sampling", "source_runs", b"source_runs", "taskset", b"taskset", "trainable", b"trainable", "training", b"training"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_against_version", b"_against_version", "_draws", b"_draws", "_episode_deadline_s", b"_episode_deadline_s", "_max_concurrent", b"_max_concurrent", "against_version", b"against_version", "draws", b"draws", "episode_deadline_s", b"episode_deadline_s", "families", b"families", "gate", b"gate", "group_size", b"group_size", "label", b"label", "max_concurrent", b"max_concurrent", "no_sampling", b"no_sampling", "policy", b"policy", "purpose", b"purpose", "sampling", b"sampling", "source_runs", b"source_runs", "taskset", b"taskset", "trainable", b"trainable", "training", b"training"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__against_version: _TypeAlias = _typing.Literal["against_version"]  # noqa: Y015
+    _WhichOneofArgType__against_version: _TypeAlias = _typing.Literal["_against_version", b"_against_version"]  # noqa: Y015
+    _WhichOneofReturnType__draws: _TypeAlias = _typing.Literal["draws"]  # noqa: Y015
+    _WhichOneofArgType__draws: _TypeAlias = _typing.Literal["_draws", b"_draws"]  # noqa: Y015
     _WhichOneofReturnType__episode_deadline_s: _TypeAlias = _typing.Literal["episode_deadline_s"]  # noqa: Y015
     _WhichOneofArgType__episode_deadline_s: _TypeAlias = _typing.Literal["_episode_deadline_s", b"_episode_deadline_s"]  # noqa: Y015
     _WhichOneofReturnType__max_concurrent: _TypeAlias = _typing.Literal["max_concurrent"]  # noqa: Y015
     _WhichOneofArgType__max_concurrent: _TypeAlias = _typing.Literal["_max_concurrent", b"_max_concurrent"]  # noqa: Y015
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__against_version) -> _WhichOneofReturnType__against_version | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__draws) -> _WhichOneofReturnType__draws | None: ...
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__episode_deadline_s) -> _WhichOneofReturnType__episode_deadline_s | None: ...
     @_typing.overload

@@ -14,6 +14,7 @@ from upcycle.cli.eval_view import EvalCounts, EvalProgress, ShowEval, eval_view,
 from upcycle.cli.exits import Exit
 from upcycle.cli.failures_text import failure_examples, failures_json, failures_text
 from upcycle.cli.output import human, print_json
+from upcycle.cli.report_text import report_lines
 from upcycle.cli.run_flags import eval_defaults
 from upcycle.cli.task_choice import NO_CHOICE, TaskChoice
 from upcycle.playing.errors import PlayRefused
@@ -269,40 +270,48 @@ def _say(
     evaluated: EvaluatedRun, runs: list[Run], path: Path, report: Report, sent: "SentTrajectories | None"
 ) -> int:
     """Print the result; the exit status that it deserves."""
-    coverage, failures = coverage_of(runs), failure_examples(runs)
-    usage = total_usage(run.usage for run in runs)
-    reward, success, mean = _means(coverage, runs)
+    coverage = coverage_of(runs)
     if report.as_json:
-        share = {**asdict(coverage), "share": coverage.share}
-        result = {"reward_mean": mean, "success_rate": coverage.success_rate, "usage": asdict(usage)}
-        names = {"run_id": evaluated.run_id, "trajectories": str(path)}
-        found = report_of(evaluated)
-        read = {"report": found.to_json() if found else None, "evaluation": evaluated.to_json()}
-        read |= anchor_json(anchor_of(evaluated))
-        print_json(
-            "done",
-            {
-                **names,
-                **_sent_json(sent),
-                **result,
-                "coverage": share,
-                "failures": failures_json(failures),
-                **read,
-            },
-        )
+        print_json("done", {**_done(evaluated, runs, coverage, path), **_sent_json(sent)})
     else:
-        print(f"{evaluated.run_id}: success {success}, reward {reward}, {coverage}")
-        print(usage)
-        for line in anchor_lines(anchor_of(evaluated)):
-            print(line)
-        if failures:
-            print(failures_text(failures))
-        print(f"read them in: {path}")
+        _print_report(evaluated, runs, coverage, path)
         _say_sent(evaluated.run_id, sent)
     unmet = unmet_bars(coverage, report)
     for bar in unmet:
         human().print(bar, style="red", markup=False, soft_wrap=True)
     return Exit.GATE_UNMET if unmet else Exit.OK
+
+
+def _done(evaluated: EvaluatedRun, runs: list[Run], coverage: Coverage, path: Path) -> dict[str, Any]:
+    found = report_of(evaluated)
+    return {
+        "run_id": evaluated.run_id,
+        "trajectories": str(path),
+        "reward_mean": _means(coverage, runs)[2],
+        "success_rate": coverage.success_rate,
+        "usage": asdict(total_usage(run.usage for run in runs)),
+        "coverage": {**asdict(coverage), "share": coverage.share},
+        "failures": failures_json(failure_examples(runs)),
+        "report": found.to_json() if found else None,
+        "evaluation": evaluated.to_json(),
+        **anchor_json(anchor_of(evaluated)),
+    }
+
+
+def _print_report(evaluated: EvaluatedRun, runs: list[Run], coverage: Coverage, path: Path) -> None:
+    """As of a model of the platform: the same lines."""
+    reward, success, _ = _means(coverage, runs)
+    print(f"{evaluated.run_id}: success {success}, reward {reward}, {coverage}")
+    print(total_usage(run.usage for run in runs))
+    if (found := report_of(evaluated)) is not None:
+        elsewhere = None if path == FOLDER / evaluated.run_id / NAME else path
+        for line in report_lines(found, evaluated, elsewhere):
+            print(line)
+    for line in anchor_lines(anchor_of(evaluated)):
+        print(line)
+    if failures := failure_examples(runs):
+        print(failures_text(failures))
+    print(f"read them in: {path}")
 
 
 def _say_sent(run_id: str, sent: "SentTrajectories | None") -> None:

@@ -1,6 +1,8 @@
 """The report of an evaluation as plain text: no colours, nothing of an agent's text as control characters."""
 
+import shlex
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 from typing import Final
 
 from upcycle.cli.terminal_text import terminal_text
@@ -14,8 +16,9 @@ MAX_CLUSTERS: Final = 5
 _BARS: Final = "▁▂▃▄▅▆▇█"
 
 
-def report_lines(report: EvaluationReport, run: EvaluatedRun) -> Iterator[str]:
-    """Everything below the first line of the result."""
+def report_lines(report: EvaluationReport, run: EvaluatedRun, file: Path | None = None) -> Iterator[str]:
+    """Everything below the first line of the result. file: that holds the episodes, where it is none that
+    `upcycle trajectories show` finds by itself."""
     overall = report.overall
     if overall.num_graded:
         yield f"95 % intervals, clustered by task: {_clustered(overall)}"
@@ -26,7 +29,7 @@ def report_lines(report: EvaluationReport, run: EvaluatedRun) -> Iterator[str]:
         yield from _families(report)
         yield from _subscores(report)
         yield from _failures(report, run)
-        yield from _worst(report)
+        yield from _worst(report, file)
         yield from _shown_answers(report)
     if run.notice:
         yield one_line(run.notice, 200)
@@ -59,7 +62,8 @@ def _clustered(overall: Score) -> str:
 def _work(report: EvaluationReport, run: EvaluatedRun) -> str:
     tokens = f"{report.mean_tokens:.0f}" if report.mean_tokens is not None else "–"
     took = f"{run.duration_s:.0f} s from submit to end"
-    return f"per episode {report.mean_turns:.1f} turns, {tokens} tokens; {took}"
+    in_all = f" ({report.num_tokens:,} in all)" if report.num_tokens else ""
+    return f"per episode {report.mean_turns:.1f} turns, {tokens} tokens{in_all}; {took}"
 
 
 def _attempts(report: EvaluationReport) -> Iterator[str]:
@@ -128,7 +132,8 @@ def _failures(report: EvaluationReport, run: EvaluatedRun) -> Iterator[str]:
     yield from _more(len(report.failures) - MAX_CLUSTERS, "kinds")
 
 
-def _worst(report: EvaluationReport) -> Iterator[str]:
+def _worst(report: EvaluationReport, file: Path | None) -> Iterator[str]:
+    of_file = f" --file {shlex.quote(one_line(str(file), 200))}" if file is not None else ""
     if report.worst:
         yield "worst:"
         yield from table(
@@ -136,7 +141,7 @@ def _worst(report: EvaluationReport) -> Iterator[str]:
                 [
                     f"  {one.reward:.3f}",
                     one_line(one.task_slug, 60),
-                    f"upcycle trajectories show {one.trajectory_id}",
+                    f"upcycle trajectories show {shlex.quote(one.show_name)}{of_file}",
                 ]
                 for one in report.worst
             ]

@@ -2,11 +2,13 @@
 
 import json
 import sys
+from pathlib import Path
 from typing import TYPE_CHECKING, Final, Literal
 
 from upcycle.cli.exits import Exit
 from upcycle.cli.output import JsonFlag, human, print_json, result_console
 from upcycle.cli.trajectory_choice import ALL, TrajectoryChoice, UnclearFilter
+from upcycle.local_runs import is_local_run
 from upcycle.platform import Platform
 from upcycle.wording import amount
 
@@ -56,16 +58,25 @@ async def list_trajectories(
     return Exit.OK
 
 
-async def show(trajectory: str, *, tokens: bool = True, as_json: JsonFlag = False) -> int:
+async def show(
+    trajectory: str, *, file: Path | None = None, tokens: bool = True, as_json: JsonFlag = False
+) -> int:
     """One trajectory: turns, tool calls with results, reward tree, tokens coloured by log-probability.
 
+    An episode of an evaluation in one process (`here-…`) is read from its trajectories.jsonl, without a
+    platform.
+
     :param trajectory: trajectory or episode id, or `last`.
+    :param file: trajectories.jsonl that holds it.
     :param tokens: show the sampled tokens with their log-probabilities.
     :param as_json: the whole record as one JSON line.
     """
     from upcycle.api.trajectory.v1.service_pb2 import GetTrajectoryRequest
     from upcycle.cli.trajectory_view import render
 
+    if file is not None or is_local_run(trajectory):
+        _show_line(file, trajectory, as_json)
+        return Exit.OK
     async with Platform() as platform:
         trajectory_id = await _resolve(platform, trajectory)
         request = GetTrajectoryRequest(trajectory_id=trajectory_id)
@@ -76,6 +87,21 @@ async def show(trajectory: str, *, tokens: bool = True, as_json: JsonFlag = Fals
     else:
         result_console().print(render(record.summary, record.body, with_tokens=tokens, failure=failure))
     return Exit.OK
+
+
+def _show_line(file: Path | None, episode: str, as_json: bool) -> None:
+    """Of a trajectories file; by default that of the episode's evaluation."""
+    from upcycle.cli.line_view import episode_in, render_line
+    from upcycle.reporting.trajectory_files import file_of
+
+    path = file_of(str(file or episode.partition("/")[0]))
+    if path is None:
+        raise UnclearFilter(f"--file {file} is no trajectories file", "give a .jsonl")
+    shown, line = episode_in(path, episode)
+    if as_json:
+        print_json("trajectory", line)
+    else:
+        result_console().print(render_line(shown, line))
 
 
 async def _failure_of(platform: Platform, summary: "TrajectorySummary") -> str:

@@ -40,6 +40,11 @@ class EpisodeRow:
     ended: str = ""
     answer_shown_by: str = ""
 
+    @property
+    def show_name(self) -> str:
+        """What `upcycle trajectories show` calls it."""
+        return self.trajectory_id or self.episode_id
+
 
 @dataclass(frozen=True, slots=True)
 class EvaluatedRun:

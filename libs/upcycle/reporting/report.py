@@ -38,7 +38,7 @@ class AttemptScore:
 
 @dataclass(frozen=True, slots=True)
 class FailureCluster:
-    """Graded episodes without success that ended alike; example: the trajectory of the first."""
+    """Graded episodes without success that ended alike; example: what shows the first."""
 
     family: str
     first_tool_error: str
@@ -50,7 +50,8 @@ class FailureCluster:
 @dataclass(frozen=True, slots=True)
 class EvaluationReport:
     """What the end of `upcycle eval` says. bins: ten counts of rewards from 0 to 1, none where
-    bins_refused says why not. num_groups: tasks whose every episode was graded. shown_answers: of the
+    bins_refused says why not. num_groups: tasks whose every episode was graded. num_tokens:
+    of all episodes of which it is known. shown_answers: of the
     episodes that were read."""
 
     overall: Score
@@ -65,6 +66,7 @@ class EvaluationReport:
     worst: tuple[EpisodeRow, ...]
     mean_turns: float
     mean_tokens: float | None
+    num_tokens: int
     shown_answers: tuple[ShownAnswer, ...] = ()
 
     def to_json(self) -> dict[str, Any]:
@@ -93,6 +95,7 @@ def report_of(run: EvaluatedRun) -> EvaluationReport | None:
         worst=_worst(graded),
         mean_turns=sum(one.num_turns for one in graded) / max(1, len(graded)),
         mean_tokens=sum(tokens) / len(tokens) if tokens else None,
+        num_tokens=sum(one.num_tokens or 0 for one in run.episodes),
         shown_answers=shown_answers(run.episodes),
     )
 
@@ -185,7 +188,7 @@ def _failures(graded: Iterable[EpisodeRow]) -> tuple[FailureCluster, ...]:
         if not one.success:
             key = (one.family, one.first_tool_error, one.ended)
             alike[key] += 1
-            first.setdefault(key, one.trajectory_id)
+            first.setdefault(key, one.show_name)
     return tuple(FailureCluster(*key, count, first[key]) for key, count in alike.most_common())
 
 

@@ -2,6 +2,7 @@
 
 import json
 import os
+import shlex
 import signal
 import time
 from collections.abc import Iterator
@@ -50,7 +51,7 @@ def test_claude_evaluates_a_taskset(
     lines = printed.out.splitlines()
     assert "success 50.0%, reward 0.500, graded 4 of 4 episodes of 2 tasks" in lines[0]
     assert lines[1] == "tokens 800 read, 80 written, cost 1.6"
-    path = shop / lines[2].removeprefix("read them in: ")
+    path = shop / next(line for line in lines if line.startswith("read them in: "))[len("read them in: ") :]
     rows = [json.loads(line) for line in path.read_text().splitlines()]
     assert sorted((row["task"]["slug"], row["reward"]) for row in rows) == [
         ("milk", 0.0),
@@ -60,6 +61,46 @@ def test_claude_evaluates_a_taskset(
     ]
     assert (rows[0]["agent"], rows[0]["prompt_tokens"], rows[0]["cost"]) == (f"claude#{MODEL}", 200, 0.4)
     assert KEY not in path.read_text() + printed.out + printed.err
+
+
+def test_the_report_of_an_agent_of_others_is_the_whole_one_and_what_it_names_can_be_shown(
+    claude: Any, shop: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("ANTHROPIC_API_KEY", KEY)
+    assert run(["eval", "tasks.py", "claude", "--group", "2"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    intervals = next(line for line in lines if line.startswith("95 % intervals"))
+    assert "success 50.0% [" in intervals
+    assert "per episode 2.0 turns, 20 tokens (80 in all);" in "\n".join(lines)
+    assert "pass@k, one of k succeeds  50.0%  50.0%" in lines
+    assert "0 of 2 whole groups (0%) have spread at --group 2: only those would train" in lines
+    command = lines[lines.index("worst:") + 1].partition("upcycle ")[2]
+    assert command.startswith("trajectories show here-")
+    assert run(command.split()) == 0
+    shown = capsys.readouterr().out
+    assert "How much milk?" in shown
+    assert '→ stock({"item": "tea"})' in shown
+    assert "← 3" in shown
+    assert "reward 0.000 no success" in shown
+    assert run([*command.split(), "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["task"]["slug"] == "milk"
+
+
+def test_an_episode_of_a_file_elsewhere_is_shown_and_another_one_is_not_found(
+    claude: Any, shop: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("ANTHROPIC_API_KEY", KEY)
+    assert run(["eval", "tasks.py", "claude", "--trajectories", "my own.jsonl"]) == 0
+    worst = next(line for line in capsys.readouterr().out.splitlines() if line.endswith(".jsonl'"))
+    command = shlex.split(worst.partition("upcycle ")[2])
+    assert command[-2:] == ["--file", "my own.jsonl"]
+    assert run(command) == 0
+    assert "How much milk?" in capsys.readouterr().out
+    assert run(["trajectories", "show", "last", "--file", "my own.jsonl"]) == 0
+    assert run(["trajectories", "show", command[2].replace("milk", "mulk"), "--file", "my own.jsonl"]) == 2
+    assert f"it has {command[2]}" in capsys.readouterr().err
+    assert run(["trajectories", "show", "here-0"]) == 2
+    assert "there is no file .upcycle/evaluations/here-0/trajectories.jsonl" in capsys.readouterr().err
 
 
 def test_json_lines_say_the_same(

@@ -77,7 +77,7 @@ def test_the_text_has_everything_and_moves_no_cursor() -> None:
     lines = list(report_lines(report(), RUN))
     text = "\n".join(lines)
     assert lines[0].startswith("95 % intervals, clustered by task: success 50.0% [")
-    assert lines[1] == "per episode 2.4 turns, 20 tokens; 12 s from submit to end"
+    assert lines[1] == "per episode 2.4 turns, 20 tokens (80 in all); 12 s from submit to end"
     assert "pass@k, one of k succeeds  50.0%  66.7%" in lines
     assert "pass^k, all k succeed      50.0%  33.3%" in lines
     assert "rewards 0 ▄▁▄▁▁▁▁▁▁█ 1  (0–0.1: 1, 0.2–0.3: 1, 0.9–1: 3)" in lines

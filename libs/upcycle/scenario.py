@@ -5,12 +5,14 @@
 """
 
 import inspect
+import traceback
 from collections.abc import AsyncGenerator, Awaitable, Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import PurePath
 from typing import Any
 
 from upcycle.environment.schema import CallSchema, call_schema
-from upcycle.errors import DefinitionError, RewardInvalid, ScenarioError
+from upcycle.errors import ArgumentsInvalid, DefinitionError, RewardInvalid, ScenarioError
 from upcycle.rewards import EvaluationResult, evaluation_result
 from upcycle.task_rows import EnvironmentRef, Task, canonical_json
 from upcycle.transcripts import Answer
@@ -43,16 +45,23 @@ class Scenario:
     environment: EnvironmentRef = field(repr=False, compare=False)
     _golds: list[ReferenceFunction] = field(default_factory=list, repr=False, compare=False)
 
-    def __call__(self, **arguments: Any) -> Task:
-        return self.task(**arguments)
+    def __call__(self, *unnamed: Any, **arguments: Any) -> Task:
+        return self.task(*unnamed, **arguments)
 
-    def task(self, *, slug: str | None = None, family: str | None = None, **arguments: Any) -> Task:
+    def task(
+        self, *unnamed: Any, slug: str | None = None, family: str | None = None, **arguments: Any
+    ) -> Task:
         """One runnable task.
 
         slug: unique name in a taskset, by default derived from the content. family: the group of tasks over
         which regressions are counted, by default the scenario's name. Raises ArgumentsInvalid,
         TasksetInvalid.
         """
+        if unnamed:
+            names = ", ".join(f"{name}=…" for name in self.schema.annotations)
+            raise ArgumentsInvalid(
+                f"{self.name}: argument {unnamed[0]!r:.80} has no name", f"write {self.name}({names})"
+            )
         self.schema.check(arguments)
         return Task(self.environment, self.name, canonical_json(arguments), slug or "", family or self.name)
 
@@ -112,7 +121,7 @@ class ScenarioPlay:
         none.
         """
         value = await self._advance(None, "before its first yield (the prompt)")
-        return prompt_of(value, self.name)
+        return prompt_of(value, self._named())
 
     async def grade(self, answer: Answer) -> EvaluationResult:
         """Resume the scenario with the answer, return the reward that it yields, and run it to its end.
@@ -123,8 +132,9 @@ class ScenarioPlay:
         try:
             result = evaluation_result(value)
         except RewardInvalid as error:
+            named = self._named()
             await self.close()
-            raise RewardInvalid(f"scenario {self.name!r}: {error.message}", error.hint) from error
+            raise RewardInvalid(f"{named}: {error.message}", error.hint) from error
         await self._finish()
         return result
 
@@ -136,20 +146,17 @@ class ScenarioPlay:
             else:
                 self._generator.close()
         except Exception as error:
-            raise ScenarioError(
-                f"scenario {self.name!r} raised while closing: {_described(error)}"
-            ) from error
+            raise ScenarioError(f"{self._named(error)} raised while closing: {_described(error)}") from error
 
     async def _advance(self, sent: Any, where: str) -> Any:
         try:
             return await self._step(sent)
         except (StopAsyncIteration, StopIteration) as error:
             raise ScenarioError(
-                f"scenario {self.name!r} ended {where}",
-                "a scenario yields twice: the prompt, then the reward",
+                f"{self._named()} ended {where}", "a scenario yields twice: the prompt, then the reward"
             ) from error
         except Exception as error:
-            raise ScenarioError(f"scenario {self.name!r} raised {where}: {_described(error)}") from error
+            raise ScenarioError(f"{self._named(error)} raised {where}: {_described(error)}") from error
 
     async def _finish(self) -> None:
         try:
@@ -158,12 +165,21 @@ class ScenarioPlay:
             return
         except Exception as error:
             raise ScenarioError(
-                f"scenario {self.name!r} raised after its second yield: {_described(error)}"
+                f"{self._named(error)} raised after its second yield: {_described(error)}"
             ) from error
+        named = self._named()
         await self.close()
-        raise ScenarioError(
-            f"scenario {self.name!r} yielded a third time", "yield the prompt, then the reward"
-        )
+        raise ScenarioError(f"{named} yielded a third time", "yield the prompt, then the reward")
+
+    def _named(self, error: BaseException | None = None) -> str:
+        """`scenario 'ask' (env.py:12)`: where it raised, where it yielded, or, of one that ended, where it
+        is declared."""
+        kind = "ag" if isinstance(self._generator, AsyncGenerator) else "gi"
+        code, frame = (getattr(self._generator, f"{kind}_{part}") for part in ("code", "frame"))
+        line = code.co_firstlineno if frame is None else frame.f_lineno
+        for raised in traceback.walk_tb(error.__traceback__ if error is not None else None):
+            line = raised[1] if raised[0].f_code is code else line
+        return f"scenario {self.name!r} ({PurePath(code.co_filename).name}:{line})"
 
     def _step(self, sent: Any) -> Awaitable[Any]:
         if isinstance(self._generator, AsyncGenerator):
@@ -179,9 +195,9 @@ async def _stepped(generator: Generator[Any, Any, Any], sent: Any) -> Any:
         raise StopAsyncIteration from ended
 
 
-def prompt_of(value: Any, name: str) -> Prompt:
-    """Check that a yielded value is a prompt: text, or messages `[{"role", "content"}]`. Raises
-    ScenarioError.
+def prompt_of(value: Any, named: str) -> Prompt:
+    """Check that a yielded value is a prompt: text, or messages `[{"role", "content"}]`. named: its scenario.
+    Raises ScenarioError.
     """
     if isinstance(value, str):
         return value
@@ -190,7 +206,7 @@ def prompt_of(value: Any, name: str) -> Prompt:
     if messages and len(messages) == len(rows):
         return messages
     raise ScenarioError(
-        f"scenario {name!r}: first yield is of type {type(value).__name__}, not a prompt",
+        f"{named}: first yield is of type {type(value).__name__}, not a prompt",
         "yield a str or a list of {'role': …, 'content': …}",
     )
 

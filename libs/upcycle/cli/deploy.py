@@ -7,9 +7,8 @@ from typing import TYPE_CHECKING
 
 from upcycle.cli.exits import Exit
 from upcycle.cli.output import JsonFlag, human, print_json
-from upcycle.cli.tasksets import place_of
+from upcycle.cli.tasksets import naming_lines
 from upcycle.deploying import Deployed, PackedEnvironment, deploy, environment_file, package
-from upcycle.errors import DefinitionError, UpcycleError
 from upcycle.platform import Platform
 from upcycle.tasks_files import TASKS_FILES
 from upcycle.wording import amount
@@ -50,14 +49,8 @@ def _loaded(file: Path, name: str | None) -> "Environment":
     """Raises DefinitionError, which names file and line, and UnknownName."""
     from upcycle.environment import load_environment
 
-    try:
+    with naming_lines("it has to import here before it is sent"):
         return load_environment(file, name)
-    except Exception as error:
-        if isinstance(error, UpcycleError):
-            raise
-        raise DefinitionError(
-            f"{place_of(error)}: {type(error).__name__}: {error}", "it has to import here before it is sent"
-        ) from error
 
 
 def _say(made: PackedEnvironment, done: Deployed | None, as_json: bool) -> None:

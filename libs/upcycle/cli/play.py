@@ -122,13 +122,15 @@ def person_at(view: "PlayView") -> "ChatPlayer":
 
 def host_of(task: "Task", in_process: bool) -> "EnvironmentHost":
     """What runs the environment of a task."""
+    from upcycle.cli.tasksets import naming_lines
     from upcycle.environment import load_environment
     from upcycle.playing.hosting import ForkedHost, SameProcessHost, ServedHost
 
     where = task.environment
     if where.url:
         return ServedHost(where.url)
-    environment = load_environment(where.path, where.name)
+    with naming_lines():
+        environment = load_environment(where.path, where.name)
     can_fork = hasattr(os, "fork") and not in_process
     return ForkedHost(environment) if can_fork else SameProcessHost(environment)
 

@@ -3,6 +3,8 @@
 import os
 import sysconfig
 import traceback
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
@@ -94,19 +96,31 @@ def load_tasksets(path: Path) -> "dict[str, Taskset]":
     from upcycle.tasks import Taskset, tasksets_in
 
     if path.suffix == ".py":
-        try:
+        with naming_lines():
             return tasksets_in(path)
-        except Exception as error:
-            if isinstance(error, UpcycleError):
-                raise
-            raise DefinitionError(f"{place_of(error)}: {type(error).__name__}: {error}") from error
     taskset = Taskset.load(path)
     return {taskset.name: taskset}
 
 
-def place_of(error: Exception) -> str:
-    """`mine/raises.py:3`: the newest line of the user's own files."""
+@contextmanager
+def naming_lines(hint: str = "") -> Iterator[None]:
+    """What a file of the user raises while it is loaded names file and line. hint: for what is no error of
+    ours. Raises UpcycleError of any kind."""
+    try:
+        yield
+    except UpcycleError as error:
+        if place := _place_of(error):
+            error.message = f"{place}: {error.message}"
+        raise
+    except Exception as error:
+        place = _place_of(error) or "nowhere"
+        raise DefinitionError(f"{place}: {type(error).__name__}: {error}", hint) from error
+
+
+def _place_of(error: Exception) -> str:
+    """`mine/raises.py:3`: the newest line of the user's own files; "" where none is in it."""
+    if isinstance(error, SyntaxError):
+        return f"{os.path.relpath(error.filename or '')}:{error.lineno}"
     frames = traceback.extract_tb(error.__traceback__)
-    own = [(one.filename, one.lineno) for one in frames if not one.filename.startswith(_NOT_OWN)]
-    name, line = (error.filename, error.lineno) if isinstance(error, SyntaxError) else own[-1]
-    return f"{os.path.relpath(name or '')}:{line}"
+    own = [one for one in frames if not one.filename.startswith(_NOT_OWN)]
+    return f"{os.path.relpath(own[-1].filename)}:{own[-1].lineno}" if own else ""

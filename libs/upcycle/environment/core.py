@@ -1,5 +1,6 @@
 """`Environment`: the one object an environment's author declares tools and scenarios on."""
 
+import inspect
 import logging
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -109,6 +110,7 @@ class Environment:
             raise DefinitionError("@env.tool is missing its parentheses", "write @env.tool()")
 
         def register(function: F) -> F:
+            _refuse_scenario(function)
             self._add_tool(FunctionTool.declare(function, name, timeout_s))
             return function
 
@@ -259,6 +261,17 @@ class Environment:
         if name in self._tools:
             raise DefinitionError(f"environment {self.name!r} has two tools called {name!r}")
         self._tools[name] = tool
+
+
+def _refuse_scenario(function: Any) -> None:
+    """Raises DefinitionError for what cannot be a tool, in either order of the two decorators."""
+    is_scenario = isinstance(function, Scenario)
+    if is_scenario or inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function):
+        label = function.name if is_scenario else function.__name__
+        raise DefinitionError(
+            f"tool {label!r} is a scenario, or yields as one",
+            "a tool is what an agent calls, and returns; a scenario asks and grades: write two functions",
+        )
 
 
 def _paths(data: Any) -> tuple[str, ...]:

@@ -1,6 +1,7 @@
 """Load an environment from a Python file: the one `Environment` it declares."""
 
 import traceback
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Final
 
@@ -22,6 +23,7 @@ def load_environment(path: Path | str, name: str | None = None) -> Environment:
     module = load_module(Path(path))
     attributes = {key: value for key, value in vars(module).items() if isinstance(value, Environment)}
     found = {value.name: value for value in attributes.values()}
+    _refuse_namesakes(path, attributes)
     known = ", ".join(found) or "none"
     if name is not None:
         environment = attributes.get(name) or found.get(name)
@@ -31,6 +33,17 @@ def load_environment(path: Path | str, name: str | None = None) -> Environment:
     if len(found) != 1:
         raise DefinitionError(f"{path} declares {len(found)} environments ({known})", "name the one to load")
     return next(iter(found.values()))
+
+
+def _refuse_namesakes(path: Path | str, attributes: Mapping[str, Environment]) -> None:
+    first: dict[str, tuple[str, Environment]] = {}
+    for variable, environment in attributes.items():
+        other, known = first.setdefault(environment.name, (variable, environment))
+        if known is not environment:
+            raise DefinitionError(
+                f"{path} has two environments called {environment.name!r}: {other} and {variable}",
+                "give one of them another name",
+            )
 
 
 def why_not_loaded(error: Exception) -> str:

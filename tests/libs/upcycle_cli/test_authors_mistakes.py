@@ -1,0 +1,114 @@
+"""What an author of an environment gets wrong: one line that names file, line, thing and way out.
+
+2: nothing was played; 1: an episode was begun.
+"""
+
+from pathlib import Path
+
+import pytest
+
+from upcycle.cli.main import run
+
+HEAD = """from upcycle import Environment, Taskset
+env = Environment("shop")
+"""
+ASK = """@env.scenario("ask")
+async def ask(q: str):
+    answer = yield q
+    yield 1.0
+"""
+
+
+def tasks_of(*calls: str, rest: str = "") -> str:
+    return f'tasks = Taskset("t", [{", ".join(calls)}]{rest})\n'
+
+
+def played(body: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> int:
+    monkeypatch.chdir(tmp_path)
+    Path("mine.py").write_text(HEAD + body)
+    Path("say.jsonl").write_text('"hi"\n')
+    return run(["play", "mine.py", "--script", "say.jsonl"])
+
+
+@pytest.mark.parametrize(
+    ("body", "line", "said"),
+    [
+        (ASK + tasks_of('ask(question="a")'), 7, "ask: unknown argument 'question'; it takes q"),
+        (ASK + tasks_of('ask("a")'), 7, "ask: argument 'a' has no name; write ask(q=…)"),
+        (ASK + tasks_of("ask(q={1})"), 7, "ask.q: expected a string, got {1}"),
+        (ASK + tasks_of("ask()"), 7, "ask: missing argument 'q'; it takes q"),
+        (ASK + tasks_of('ask(q="a")', 'ask(q="a")'), 7, "occurs twice; make slugs unique"),
+        (ASK + tasks_of('ask(q="a")', rest=', "heldout"'), 7, "split 'heldout' is unknown; use 'train'"),
+        (ASK.replace('("ask")', ""), 3, '@env.scenario is missing its parentheses; write @env.scenario("'),
+        ("@env.tool\ndef add(): ...\n", 3, "@env.tool is missing its parentheses; write @env.tool()"),
+        ("@env.tool()\n" + ASK, 3, "tool 'ask' is a scenario, or yields as one; a tool is what"),
+        (ASK.replace("\n", "\n@env.tool()\n", 1), 4, "tool 'ask' is a scenario, or yields as one"),
+        (ASK.replace("yield", "_ ="), 3, "scenario 'ask' is not a generator function; write `answer ="),
+        (ASK + ASK, 7, "environment 'shop' has two scenarios called 'ask'"),
+    ],
+)
+def test_a_declaration_that_cannot_work_names_its_line(
+    body: str,
+    line: int,
+    said: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert played(body, tmp_path, monkeypatch) == 2
+    shown = capsys.readouterr()
+    assert shown.err.startswith(f"upcycle: mine.py:{line}: ")
+    assert said in shown.err
+    assert shown.err.count("\n") == 1
+    assert shown.out == ""
+
+
+def test_two_environments_of_one_name_are_refused_before_anything_is_played(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    body = 'again = Environment("shop")\n' + ASK + tasks_of('ask(q="a")')
+    assert played(body, tmp_path, monkeypatch) == 2
+    said = capsys.readouterr().err
+    assert "mine.py has two environments called 'shop': env and again; give one of them another name" in said
+
+
+@pytest.mark.parametrize(
+    ("body", "line", "said"),
+    [
+        (
+            ASK.replace("    yield 1.0\n", ""),
+            3,
+            "ended before its second yield (the reward); a scenario yields",
+        ),
+        (ASK + "    yield 1.0\n", 7, "yielded a third time; yield the prompt, then the reward"),
+        (ASK.replace("1.0", "1.7"), 6, "reward is 1.7, outside [0, 1]; rescale it"),
+        (ASK.replace("1.0", "'good'"), 6, "reward"),
+        (
+            ASK.replace("yield 1.0", "yield int(answer)"),
+            6,
+            "raised before its second yield (the reward): Val",
+        ),
+        (ASK.replace("yield q", "yield 7"), 5, "first yield is of type int, not a prompt; yield a str"),
+        (ASK + "    raise KeyError('late')\n", 7, "raised after its second yield: KeyError: 'late'"),
+    ],
+)
+def test_a_scenario_that_breaks_the_protocol_names_its_line(
+    body: str,
+    line: int,
+    said: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert played(body + tasks_of('ask(q="a")'), tmp_path, monkeypatch) == 1
+    last = capsys.readouterr().out.splitlines()[-1]
+    assert f"scenario 'ask' (mine.py:{line})" in last
+    assert said in last
+
+
+def test_a_plain_generator_names_its_line_too(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    body = ASK.replace("async def", "def").replace("1.0", "[]") + tasks_of('ask(q="a")')
+    assert played(body, tmp_path, monkeypatch) == 1
+    assert "scenario 'ask' (mine.py:6)" in capsys.readouterr().out

@@ -3,12 +3,13 @@
 import argparse
 import asyncio
 import json
+import os
 import sys
 import tempfile
 import time
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any, Final
 
@@ -57,11 +58,10 @@ async def answers_in_s(port: int) -> float:
 def size_of(folder: Path) -> int:
     """Bytes of all files under it."""
     total = 0
-    for path in folder.rglob("*"):
-        try:
-            total += path.stat().st_size if path.is_file() else 0
-        except FileNotFoundError:  # removed meanwhile
-            continue
+    for parent, _, names in os.walk(folder):  # passes over a folder that was removed meanwhile; rglob raises
+        for name in names:
+            with suppress(FileNotFoundError):
+                total += os.lstat(os.path.join(parent, name)).st_size
     return total
 
 

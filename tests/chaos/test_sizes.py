@@ -1,7 +1,6 @@
 """What the soak measures on disk, while a process adds and removes folders."""
 
 import os
-import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -21,7 +20,8 @@ def test_a_folder_that_goes_while_it_is_looked_at_is_passed_over(
 
     def removes_b_first(path: Any) -> Iterator[os.DirEntry[str]]:
         if Path(path).name == "b":
-            shutil.rmtree(path)
+            (tmp_path / "b" / "file").unlink()
+            (tmp_path / "b").rmdir()
         return scandir(path)  # type: ignore[return-value]
 
     monkeypatch.setattr(os, "scandir", removes_b_first)

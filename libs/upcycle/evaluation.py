@@ -107,11 +107,13 @@ class Job:
 class EvalOptions(TypedDict, total=False):
     """Of an evaluation. label: free text for people; trainable: a running training run of the same model and
     taskset may draw its groups, each once, so the newest published weights play instead of head;
-    max_concurrent: episodes in flight at once, at least `group`."""
+    max_concurrent: episodes in flight at once, at least `group`; episode_deadline_s: how long an episode may
+    take, by default 120."""
 
     label: str
     trainable: bool
     max_concurrent: int | None
+    episode_deadline_s: int | None
 
 
 class EvalContext:
@@ -125,10 +127,12 @@ class EvalContext:
         group: int,
         runtime: Any = None,
         min_coverage: float = MIN_COVERAGE,
+        episode_deadline_s: int | None = None,
     ) -> None:
         self.taskset = as_taskset(tasks)
         self.group = group
         self.runtime = runtime
+        self.episode_deadline_s = episode_deadline_s
         self.min_coverage = min_coverage
         self.runs: list[Run] = []
 
@@ -142,7 +146,9 @@ class EvalContext:
 
     async def play(self, agent: "Agent") -> Run:
         """Play the tasks with an agent; the first run is returned, all are in `runs`."""
-        played = await agent.evaluate(self.taskset, group=self.group, runtime=self.runtime)
+        played = await agent.evaluate(
+            self.taskset, group=self.group, runtime=self.runtime, episode_deadline_s=self.episode_deadline_s
+        )
         self.runs.extend(played)
         return played[0]
 
@@ -173,15 +179,19 @@ def evaluation_of(
     group: int = 1,
     runtime: "Platform | Addresses | None" = None,
     min_coverage: float = MIN_COVERAGE,
+    episode_deadline_s: int | None = None,
 ) -> EvalContext:
     """What `upcycle.eval(…)` is: a task, several, or a taskset, each to be played `group` times.
 
     runtime: where (a Platform or its Addresses); by default the platform that is found. min_coverage: share
-    of the episodes, 0 to 1, that must be graded before there is a mean reward. Raises UpcycleError.
+    of the episodes, 0 to 1, that must be graded before there is a mean reward. episode_deadline_s: how long
+    an episode may take, by default 120. Raises UpcycleError.
     """
     if not 0 <= min_coverage <= 1:
         raise UpcycleError(f"min_coverage is {min_coverage:g}", "it is a share from 0 to 1, such as 0.95")
-    return EvalContext(tasks, group=group, runtime=runtime, min_coverage=min_coverage)
+    return EvalContext(
+        tasks, group=group, runtime=runtime, min_coverage=min_coverage, episode_deadline_s=episode_deadline_s
+    )
 
 
 def as_taskset(tasks: Task | Taskset | Sequence[Task]) -> Taskset:
@@ -202,7 +212,7 @@ async def evaluate(
     group: int = 1,
     runtime: "Platform | Addresses | None" = None,
     trajectories: bool = True,
-    timeout_s: float = 3600.0,
+    timeout_s: float = DAY_S,
     **options: Unpack[EvalOptions],
 ) -> list[Run]:
     """Play every task `group` times with the agent's policy and wait for the rewards: tasks × group Runs,
@@ -232,8 +242,9 @@ def spec_of(agent: "Agent", taskset: str, group: int, **options: Unpack[EvalOpti
     from upcycle.run_config.flags import evaluation_run
     from upcycle.run_config.wire import spec_to_wire
 
+    given: dict[str, Any] = {name: value for name, value in options.items() if value is not None}
     spec = evaluation_run(
-        agent.model, taskset, group=group, version=agent.version, sampling=agent.sampling, **options
+        agent.model, taskset, group=group, version=agent.version, sampling=agent.sampling, **given
     )
     wire = spec_to_wire(spec)
     if agent.version is None and is_ahead_of_head(agent.model):

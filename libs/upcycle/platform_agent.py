@@ -37,6 +37,7 @@ class Agent:
         label: str = "",
         trainable: bool = False,
         max_concurrent: int | None = None,
+        episode_deadline_s: int | None = None,
     ) -> list[Run]:
         """Play a taskset, each task `group` times; what `Taskset.run` calls. Raises as evaluate does."""
         return await evaluate(
@@ -47,4 +48,5 @@ class Agent:
             label=label,
             trainable=trainable,
             max_concurrent=max_concurrent,
+            episode_deadline_s=episode_deadline_s,
         )

@@ -215,13 +215,14 @@ class Taskset:
         max_concurrent: int | None = None,
         job: "Job | None" = None,
         trainable: bool = False,
+        episode_deadline_s: int | None = None,
     ) -> list[Run]:
         """Play every task with an agent, `group` times each; the runs are also added to the job.
 
-        runtime: a Platform or its Addresses; by default the running platform that is found. group: by default
-        the job's, else 1. max_concurrent: episodes in flight at once, at least `group`; by default what the
-        platform allows. trainable: a training run of the same model and taskset may train on the graded
-        groups, on each once. Raises as `evaluate` does.
+        runtime: a Platform or its Addresses; by default the one that is found. group: by default the job's,
+        else 1. max_concurrent: episodes in flight at once, at least `group`. trainable: a training run of the
+        same model and taskset may train on the graded groups, on each once. episode_deadline_s: how long an
+        episode may take, by default 120; no tool's `timeout_s` is above it. Raises as `evaluate` does.
         """
         plays = group if group is not None else job.group if job is not None else 1
         runs = await agent.evaluate(
@@ -231,6 +232,7 @@ class Taskset:
             label=job.label if job is not None else "",
             trainable=trainable,
             max_concurrent=max_concurrent,
+            episode_deadline_s=episode_deadline_s,
         )
         if job is not None:
             job.runs.extend(runs)

@@ -40,7 +40,8 @@ from scenario_runner.usecases.planning import PlanRules
 from scenario_runner.usecases.references import FindReferences
 from scenario_runner.usecases.registering import RegisterTaskset, SourceRules
 from scenario_runner.usecases.retaining import RemoveRuns
-from scenario_runner.usecases.submitting import KeepSource, Runs, SubmitRun
+from scenario_runner.usecases.run_sources import KeepSource
+from scenario_runner.usecases.submitting import Runs, SubmitRun
 from scenario_runner.usecases.task_claims import ClaimTasks
 from service_kit.background import Worker
 from service_kit.clock import new_id, utc_now
@@ -175,7 +176,7 @@ def _submit(
     sources: SourceStore,
     loop: PlannerLoop,
 ) -> SubmitRun:
-    keep = KeepSource(hosts.files_now, sources.keep)
+    keep = KeepSource(hosts.files_now, sources.keep, hosts.describe)
     return SubmitRun(
         plan,
         GrpcRegistry(registry),

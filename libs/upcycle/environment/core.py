@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
+from upcycle.environment.lifecycle import Lifecycle
 from upcycle.environment.schema import call_schema
 from upcycle.environment.tools import FunctionTool, Tool, ToolResult, no_result_within
 from upcycle.errors import (
@@ -96,6 +97,7 @@ class Environment:
         self.bindings: dict[str, Binding] = {}
         self._tools: dict[str, Tool] = {}
         self._state: Callable[[], Any] | None = None
+        self._lifecycle = Lifecycle()
         self._mcp_config: dict[str, Mapping[str, Any]] = {}
         self._mcp: McpTools | None = None
 
@@ -156,6 +158,23 @@ class Environment:
 
         return register
 
+    def initialize(self, function: F) -> F:
+        """Run a function, plain or async and without arguments, once in each episode's process before its
+        prompt: `@env.initialize`. What it raises fails the episode as a scenario does. Several run in their
+        order. Raises DefinitionError for one that takes arguments."""
+        return self._lifecycle.initialize(function)
+
+    def shutdown(self, function: F) -> F:
+        """Run a function once in each episode's process after its grade, or where the episode ends before
+        that: `@env.shutdown`. All together have 10 s; what they raise is logged. The last one runs first. A
+        process that is killed runs none. Otherwise as `initialize`."""
+        return self._lifecycle.shutdown(function)
+
+    @property
+    def shuts_down(self) -> bool:
+        """Whether functions wait for the end of the episode."""
+        return self._lifecycle.shuts_down
+
     def new_states(self) -> StateLog | None:
         """The log of an episode's states; None where no function is declared."""
         return None if self._state is None else StateLog(self._state)
@@ -192,14 +211,17 @@ class Environment:
         return bool(self._mcp_config)
 
     async def open(self) -> None:
-        """Start attached MCP servers, if any. Idempotent. Raises ToolFailed when one does not answer."""
+        """Start attached MCP servers, if any, then run what `@env.initialize` declares. Idempotent. Raises
+        ToolFailed when a server does not answer, and ScenarioError."""
         if self._mcp_config and self._mcp is None:
             from upcycle.environment.mcp import McpTools
 
             self._mcp = await McpTools.connect(self._mcp_config, taken=frozenset(self._tools))
+        await self._lifecycle.begin()
 
     async def close(self) -> None:
-        """Stop attached MCP servers."""
+        """Run what `@env.shutdown` declares, then stop attached MCP servers. Idempotent."""
+        await self._lifecycle.end()
         attached, self._mcp = self._mcp, None
         if attached is not None:
             await attached.close()

@@ -10,11 +10,18 @@ DEPLOYED: Final = "deployed:"
 """Begins the path of an environment that was deployed; its source digest follows."""
 MAX_PACKED_BYTES: Final = 24 << 20
 _DIGEST: Final = re.compile(r"[0-9a-f]{64}")
+_BEGINNING: Final = re.compile(r"[0-9a-f]{6,63}")
 
 
 def deployed_path(digest: str) -> str:
     """What stands in the place of the path of its file. Raises SourceRefused for what is no digest."""
     plain = digest.removeprefix(DEPLOYED)
+    if _BEGINNING.fullmatch(plain):
+        raise SourceRefused(
+            f"{digest!r} is only the beginning of a source digest",
+            "give all 64 hex digits: `upcycle deploy` prints them, and so does `upcycle deploy --dry-run` "
+            "without sending anything",
+        )
     if not _DIGEST.fullmatch(plain):
         raise SourceRefused(
             f"{digest!r:.100} names no deployed environment",

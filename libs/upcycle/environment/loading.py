@@ -3,6 +3,7 @@
 import traceback
 from collections.abc import Mapping
 from pathlib import Path
+from types import ModuleType
 from typing import Final
 
 from upcycle.environment.core import Environment
@@ -30,7 +31,9 @@ def load_environment(path: Path | str, name: str | None = None) -> Environment:
         if environment is None:
             raise UnknownName(f"{path} declares no environment {name!r}", f"it has {known}")
         return environment
-    if len(found) != 1:
+    if not found:
+        raise DefinitionError(f"{path} declares no environment", _declared_elsewhere(module))
+    if len(found) > 1:
         raise DefinitionError(f"{path} declares {len(found)} environments ({known})", "name the one to load")
     return next(iter(found.values()))
 
@@ -44,6 +47,19 @@ def _refuse_namesakes(path: Path | str, attributes: Mapping[str, Environment]) -
                 f"{path} has two environments called {environment.name!r}: {other} and {variable}",
                 "give one of them another name",
             )
+
+
+def _declared_elsewhere(module: ModuleType) -> str:
+    """The way out for a file of tasks: the file that declares their environment."""
+    from upcycle.scenario import Scenario
+    from upcycle.tasks import Task, Taskset
+
+    for value in vars(module).values():
+        one = value[0] if isinstance(value, list | tuple) and value else value
+        if isinstance(one, Scenario | Task | Taskset) and one.environment.path:
+            name, path = one.environment.name, one.environment.path
+            return f"its tasks are of environment {name!r}: name the file that declares it, {path}"
+    return 'write env = Environment("name") in it, or name the file that does'
 
 
 def why_not_loaded(error: Exception) -> str:

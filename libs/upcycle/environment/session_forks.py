@@ -86,7 +86,8 @@ class SessionForks:
             raise
 
     async def end(self, process: SessionProcess) -> None:
-        """Kill it with what it started. Idempotent."""
+        """Let it shut down, then kill it with what it started. Idempotent."""
+        await process.channel.shut_down()
         await process.channel.close()
         with contextlib.suppress(ForkFailed, TimeoutError):
             async with asyncio.timeout(END_S):

@@ -40,15 +40,16 @@ class ExternalAgent(Agent):
         label: str = "",
         trainable: bool = False,
         max_concurrent: int | None = None,
+        episode_deadline_s: int | None = None,
     ) -> list[Run]:
         """Play a taskset, each task `group` times; label is not used. The episodes stay on the platform that
         is found, as `client_graded`, else in `.upcycle/evaluations/RUN/trajectories.jsonl`. Raises
-        UpcycleError for a runtime and for trainable, and what evaluate_tasks raises."""
-        if runtime is not None or trainable:
-            what = "trainable" if trainable else "runtime"
+        UpcycleError for a runtime, for trainable and for a deadline, and what evaluate_tasks raises."""
+        given = {"trainable": trainable, "runtime": runtime, "episode_deadline_s": episode_deadline_s}
+        if what := next((name for name, value in given.items() if value), ""):
             raise UpcycleError(
                 f"{what} is given, and agent {self.model!r} is no model of a platform",
-                "it plays here, and nothing can be trained on it: leave that out",
+                "it plays here, without a deadline, and nothing can be trained on it: leave that out",
             )
         options = ExternalOptions(
             group, MAX_CONCURRENT if max_concurrent is None else max_concurrent, self.limits

@@ -139,6 +139,7 @@ async def channel_over(sock: socket.socket) -> AsyncIterator[ControlChannel]:
     try:
         yield channel
     finally:
+        await channel.shut_down()
         await channel.close()
 
 

@@ -164,6 +164,7 @@ class ChannelEnvironment:
         """End it with everything it started. Idempotent."""
         if not self._closed:
             self._closed = True
+            await self._channel.shut_down()
             try:
                 await self._on_close()
             finally:

@@ -1,14 +1,14 @@
 """Runs: asked for, looked at, paused, ended."""
 
 import logging
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from pydantic import ValidationError
 
 from episodes import Purpose, Split
 from scenario_runner.adapters.sql_plan import PlanUnit, SqlPlan
-from scenario_runner.domain.environments import EnvironmentBroken, EnvironmentSource
+from scenario_runner.domain.environments import EnvironmentBroken
 from scenario_runner.domain.runs import (
     OPEN_RUN_STATES,
     AlreadyTaken,
@@ -24,15 +24,13 @@ from scenario_runner.usecases.ending import conclude, end_run, stop_early
 from scenario_runner.usecases.next_tasks import num_groups
 from scenario_runner.usecases.planning import pause, resume
 from scenario_runner.usecases.registering import no_such_taskset
+from scenario_runner.usecases.run_sources import KeepRunSource, unknown_source
 from scenario_runner.usecases.source_runs import take_sources
 from scenario_runner.usecases.views import RunViews, find_run, view_of
 from service_kit.errors import InvalidRequest
-from upcycle.environment.source_files import SourceFiles
 from upcycle.run_config import RunSpec, reasons_of
 
 log = logging.getLogger(__name__)
-
-FilesNow = Callable[[EnvironmentSource], Awaitable[SourceFiles | None]]
 
 MAX_REQUEST_ID_CHARS = 200
 MAX_REASON_CHARS = 500
@@ -57,28 +55,6 @@ class _Asked:
     source_digest: str
 
 
-class KeepSource:
-    """Pack the code that judges a run's episodes, as it lies there now; the run keeps it until its end."""
-
-    def __init__(self, files_now: FilesNow, keep: Callable[[SourceFiles], Awaitable[None]]) -> None:
-        """files_now: of an environment, None for one that is served elsewhere; raises EnvironmentBroken."""
-        self._files_now = files_now
-        self._keep = keep
-
-    async def __call__(self, source: EnvironmentSource) -> str:
-        """Its digest, "" where it is not known. Raises EnvironmentBroken, Unavailable."""
-        files = await self._files_now(source)
-        if files is None:
-            return ""
-        await self._keep(files)
-        return files.digest
-
-
-async def unknown_source(source: EnvironmentSource) -> str:
-    """In place of KeepSource for a planner that cannot read where environments lie."""
-    return ""
-
-
 class SubmitRun:
     """Accept a run, once per request id. keep_source: see KeepSource.
     wake: called when there is something to plan."""
@@ -90,7 +66,7 @@ class SubmitRun:
         *,
         new_id: Callable[[str], str],
         wake: Callable[[], None],
-        keep_source: Callable[[EnvironmentSource], Awaitable[str]] = unknown_source,
+        keep_source: KeepRunSource = unknown_source,
         max_audits: int = 20,
     ) -> None:
         """max_audits: runs on one taskset of split audit."""
@@ -123,7 +99,7 @@ class SubmitRun:
     async def _kept_source(self, spec: RunSpec) -> str:
         taskset = await self._plan.read(lambda unit: check_tasksets(unit, spec))
         try:
-            return await self._keep_source(taskset.source)
+            return await self._keep_source(taskset.source, spec.episode_deadline_s)
         except EnvironmentBroken as error:
             raise InvalidRequest(
                 f"environment of taskset {taskset.name!r} cannot be read: {error}"

@@ -114,6 +114,19 @@ def test_a_link_that_leaves_the_folder_is_refused(folder: Path) -> None:
         packed(folder, "'cases.txt'")
 
 
+TASKS_FILE: Final = {
+    "shop_env.py": """
+from upcycle import Environment
+env = Environment("shop")
+@env.scenario()
+async def ask(q: str):
+    answer = yield q
+    yield float(answer == q)
+""",
+    "tasks.py": "from shop_env import ask\n\ntasks = [ask.task(q='?')]\n",
+}
+
+
 @pytest.mark.parametrize(
     ("files", "arguments", "says"),
     [
@@ -121,7 +134,9 @@ def test_a_link_that_leaves_the_folder_is_refused(folder: Path) -> None:
         ({"shop.py": "import os\n"}, (), "has no env.py: it has shop.py; name the file: upcycle deploy FILE"),
         ({"env.py": "import os\n\nimport not_there\n"}, (), "env.py:3: ModuleNotFoundError"),
         ({"env.py": "x = (\n"}, (), "env.py:1: SyntaxError"),
-        ({"env.py": "x = 1\n"}, (), "env.py declares 0 environments"),
+        ({"env.py": "x = 1\n"}, (), "env.py declares no environment; write env = Environment("),
+        (TASKS_FILE, ("tasks.py",), "tasks.py declares no environment; its tasks are of environment 'shop'"),
+        (TASKS_FILE, ("tasks.py",), "name the file that declares it, "),
         ({"env.py": "from upcycle import Environment\ne = Environment('e')\n"}, (), "declares no scenario"),
         ({"notes.txt": "x"}, ("notes.txt",), "notes.txt is no Python file"),
         ({}, ("absent.py",), "no such file or folder: absent.py"),
@@ -175,6 +190,9 @@ def test_tasks_of_a_deployed_environment_are_the_same_tasks() -> None:
     assert (moved.digest, moved.name, moved.split) == (tasks.digest, "mine", "held_out")
     with pytest.raises(SourceRefused, match="'latest' names no deployed environment"):
         as_deployed(tasks, "latest")
+    for short in ("ab" * 6, f"deployed:{'ab' * 6}"):
+        with pytest.raises(SourceRefused, match="only the beginning of a source digest; give all 64"):
+            as_deployed(tasks, short)
     with pytest.raises(SourceRefused, match="an environment that a platform has"):
         load_environment(moved.environment.path)
 

@@ -35,7 +35,7 @@ def test_files_that_declare_none(tmp_path: Path) -> None:
         load_environment(tmp_path / "missing.py")
     path = tmp_path / "empty.py"
     path.write_text("")
-    with pytest.raises(DefinitionError, match="declares 0 environments"):
+    with pytest.raises(DefinitionError, match="declares no environment"):
         load_environment(path)
 
 

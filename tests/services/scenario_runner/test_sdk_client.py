@@ -1,5 +1,6 @@
 """The SDK as a client of the running service: the code of the guides, with `upcycle` as the package."""
 
+import inspect
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -13,6 +14,7 @@ import upcycle
 from grpc_edge import GrpcServer
 from upcycle import evaluation
 from upcycle.agents import create_agent
+from upcycle.api.taskset.v1.service_pb2 import GetRunRequest
 from upcycle.api.trajectory.v1 import service_pb2, trajectory_pb2
 from upcycle.api.trajectory.v1.service_pb2_grpc import (
     TrajectoryServiceServicer,
@@ -24,6 +26,8 @@ from upcycle.eval import EvaluationFailed, Job
 from upcycle.platform import Addresses, Platform
 from upcycle.rpc import RemoteConflict, RemoteNotFound, RemoteRefused
 from upcycle.run_client import RegisteredTaskset, register_taskset
+from upcycle.run_config import MAX_EPISODE_DEADLINE_S
+from upcycle.run_config.refusing import RunConfigInvalid
 from upcycle.tasks import Task, Taskset
 
 
@@ -147,5 +151,27 @@ def test_an_agent_can_pin_a_version_and_a_way_of_sampling() -> None:
     )
     spec = evaluation.spec_of(agent, "ts", 4, label="label")
     assert (spec.policy.model, spec.policy.pinned_version, spec.group_size) == ("incident", 12, 4)
+    assert spec.episode_deadline_s == 120
     sampled = spec.sampling
     assert (sampled.temperature, sampled.max_tokens_per_turn, sampled.max_turns) == (0.5, 64, 3)
+
+
+async def test_an_evaluation_in_python_gives_its_episodes_the_time_that_it_is_told(
+    platform: Addresses,
+) -> None:
+    agent = create_agent("incident")
+    taskset = Taskset("long-sums", sums((3, 4)))
+    (by_taskset,) = await taskset.run(agent, runtime=platform, episode_deadline_s=4 * 3600)
+    async with upcycle.eval(taskset, runtime=platform, episode_deadline_s=7200) as ctx:
+        by_context = await agent.run(ctx)
+    async with Platform(platform) as client:
+        requests = [GetRunRequest(run_id=run.run_id) for run in (by_taskset, by_context)]
+        found = [(await client.tasksets.GetRun(request)).run for request in requests]
+    assert [run.spec.episode_deadline_s for run in found] == [4 * 3600, 7200]
+    with pytest.raises(RunConfigInvalid, match="episode_deadline_s must be >= 1"):
+        await taskset.run(agent, runtime=platform, episode_deadline_s=0)
+
+
+def test_no_default_ends_the_wait_for_an_episode_of_hours() -> None:
+    waits = inspect.signature(evaluation.evaluate).parameters["timeout_s"].default
+    assert waits >= MAX_EPISODE_DEADLINE_S

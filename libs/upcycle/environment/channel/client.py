@@ -4,6 +4,7 @@ import asyncio
 import itertools
 import socket
 from collections.abc import Awaitable, Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, Self
 from urllib.parse import urlsplit
@@ -12,6 +13,7 @@ from upcycle.environment.channel import frames
 from upcycle.environment.channel.frames import ChannelClosed, ChannelError, understood
 from upcycle.environment.channel.lines import LineProtocol
 from upcycle.environment.channel.server import EXTENSION
+from upcycle.environment.lifecycle import SHUTDOWN_S
 from upcycle.environment.tools import ToolResult, ToolSpec
 from upcycle.errors import JudgeRefused, UpcycleError
 from upcycle.judge_calls import JudgeQuestion, JudgeReply
@@ -64,6 +66,7 @@ class ControlChannel:
         self._tool_limits: dict[str, float] = {}
         self.first_state: StateEntry | None = None
         """Of the task that was started last, at its prompt; None where its environment declares no state."""
+        self._shuts_down = False
 
     @property
     def is_closed(self) -> bool:
@@ -128,6 +131,7 @@ class ControlChannel:
         with understood("the answer to tasks.start"):
             prompt: str | list[dict[str, Any]] = reply["prompt"]
             self.first_state = state_of(reply)
+            self._shuts_down = reply.get("shuts_down") is True
             return prompt
 
     async def last_state(self, *, timeout_s: float = CALL_TIMEOUT_S) -> StateEntry | None:
@@ -201,6 +205,14 @@ class ControlChannel:
     async def cancel(self, *, timeout_s: float = CALL_TIMEOUT_S) -> None:
         """Cancel the task; a start or grade in progress fails."""
         await self.call("tasks.cancel", {}, timeout_s=timeout_s)
+
+    async def shut_down(self) -> None:
+        """Let the environment run what it declares for the end of an episode, before its process is ended.
+        Never raises; without such a declaration nothing is sent."""
+        if self._shuts_down and not self.is_closed:
+            self._shuts_down = False
+            with suppress(UpcycleError):
+                await self.call("environment.close", {}, timeout_s=SHUTDOWN_S)
 
     async def call(self, method: str, params: Mapping[str, Any], *, timeout_s: float) -> dict[str, Any]:
         """One JSON-RPC call."""

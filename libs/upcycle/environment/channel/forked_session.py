@@ -114,6 +114,11 @@ class ForkedSession:
         if process is not None:
             await self._forks.end(process)
 
+    async def shut_down(self) -> dict[str, Any]:
+        """End its process, which shuts down first."""
+        await self.close()
+        return {"closed": True}
+
     async def _while_busy(self, method: str, params: Mapping[str, Any]) -> dict[str, Any]:
         self.is_busy = True
         try:

@@ -88,6 +88,7 @@ class Connection:
             "tasks.state": self._tasks_state,
             "tools.list": self._tools_list,
             "tools.call": self._tools_call,
+            "environment.close": self._environment_close,
             "bye": self._bye,
         }
 
@@ -203,6 +204,9 @@ class Connection:
 
     async def _tools_call(self, params: Frame) -> Frame:
         return await self._current().call_tool(params)
+
+    async def _environment_close(self, _params: Frame) -> Frame:
+        return await self._current().shut_down()
 
     async def _bye(self, _params: Frame) -> Frame:
         self._over = True

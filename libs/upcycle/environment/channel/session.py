@@ -76,6 +76,10 @@ class Session(Protocol):
         """The result of `tools.call` with these params."""
         ...
 
+    async def shut_down(self) -> dict[str, Any]:
+        """The result of `environment.close`: what `@env.shutdown` declares has run."""
+        ...
+
     async def interrupt(self) -> None:
         """Stop a running start or grade, if any; its own caller gets an error."""
         ...
@@ -181,6 +185,12 @@ class LocalSession:
         await self.interrupt()
         await self._drop()
 
+    async def shut_down(self) -> dict[str, Any]:
+        """Drop the task and close the environment of this process."""
+        await self.close()
+        await self._environment.close()
+        return {"closed": True}
+
     async def interrupt(self) -> None:
         """Stop a running start or grade, if any; its own caller gets an error."""
         for task in (self._running, self._grading):
@@ -192,6 +202,14 @@ class LocalSession:
     async def _start(self, name: str, arguments: Mapping[str, Any]) -> dict[str, Any]:
         await self._drop()
         await self._environment.open()
+        try:
+            return await self._played_to_prompt(name, arguments)
+        except BaseException:
+            if self._environment.shuts_down:  # its caller ends the process, and has nothing to wait for
+                await self._environment.close()
+            raise
+
+    async def _played_to_prompt(self, name: str, arguments: Mapping[str, Any]) -> dict[str, Any]:
         try:
             play = self._environment.scenario_named(name).play(arguments)
         except UpcycleError as error:
@@ -208,7 +226,8 @@ class LocalSession:
             await play.close()
             raise
         self._play, self._states = play, states
-        return {"prompt": prompt, **_state_row(first)}
+        shuts_down = {"shuts_down": True} if self._environment.shuts_down else {}
+        return {"prompt": prompt, **_state_row(first), **shuts_down}
 
     async def _grade(
         self, answer: Any, trajectory: Mapping[str, Any] | None, judges: JudgeCalls | None = None

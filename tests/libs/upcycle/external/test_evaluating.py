@@ -248,6 +248,8 @@ async def test_what_a_platform_would_do_is_refused(tasks: Taskset) -> None:
     agent = create_agent(f"openai:http://127.0.0.1:9/v1#{MODEL}")
     with pytest.raises(UpcycleError, match="trainable is given"):
         await tasks.run(agent, trainable=True)
+    with pytest.raises(UpcycleError, match=r"episode_deadline_s is given.*it plays here, without a deadline"):
+        await tasks.run(agent, episode_deadline_s=600)
     with pytest.raises(UpcycleError, match="'seed' is of our own models"):
         create_agent("openai:http://127.0.0.1:9/v1#m", seed=3)
     with pytest.raises(UpcycleError, match="has no versions"):

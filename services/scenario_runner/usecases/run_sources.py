@@ -1,0 +1,55 @@
+"""The code that judges a run: kept at submit, refused where a tool needs more time than an episode has."""
+
+from collections.abc import Awaitable, Callable
+from typing import Final
+
+from scenario_runner.domain.environments import EnvironmentDescription, EnvironmentSource
+from service_kit.errors import InvalidRequest
+from upcycle.environment.source_files import SourceFiles
+
+FilesNow = Callable[[EnvironmentSource], Awaitable[SourceFiles | None]]
+Describe = Callable[[EnvironmentSource], Awaitable[EnvironmentDescription]]
+KeepRunSource = Callable[[EnvironmentSource, int], Awaitable[str]]
+"""Of an environment and the episodes' deadline in seconds: the digest of the kept source."""
+
+_DECLARES_A_LIMIT: Final = b"timeout_s"
+
+
+class KeepSource:
+    """Pack the code that judges a run's episodes, as it lies there now; the run keeps it until its end."""
+
+    def __init__(
+        self, files_now: FilesNow, keep: Callable[[SourceFiles], Awaitable[None]], describe: Describe
+    ) -> None:
+        """files_now: of an environment, None for one that is served elsewhere; raises EnvironmentBroken.
+        describe: loads it; asked only about a source that gives a tool a limit of its own."""
+        self._files_now = files_now
+        self._keep = keep
+        self._describe = describe
+
+    async def __call__(self, source: EnvironmentSource, deadline_s: int) -> str:
+        """Its digest, "" where it is not known. Raises EnvironmentBroken, Unavailable, and InvalidRequest for
+        a tool that may take longer than an episode."""
+        files = await self._files_now(source)
+        if files is None:
+            return ""
+        if any(_DECLARES_A_LIMIT in content for content in files.files.values()):
+            _refuse_long_tools(await self._describe(source), deadline_s)
+        await self._keep(files)
+        return files.digest
+
+
+async def unknown_source(source: EnvironmentSource, deadline_s: int) -> str:
+    """In place of KeepSource for a planner that cannot read where environments lie."""
+    return ""
+
+
+def _refuse_long_tools(environment: EnvironmentDescription, deadline_s: int) -> None:
+    for tool in environment.tools:
+        limit_s = tool.timeout_s
+        if limit_s is not None and limit_s > deadline_s:
+            raise InvalidRequest(
+                f"tool {tool.name!r} of environment {environment.name!r} may take {limit_s:g} s (its "
+                f"timeout_s), and an episode of this run ends after {deadline_s} s: set "
+                f"spec.episode_deadline_s to {int(limit_s) + 60} or so, or give the tool a shorter timeout_s"
+            )

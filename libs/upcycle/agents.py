@@ -9,7 +9,16 @@ from upcycle.platform_agent import Agent
 
 __all__ = ["Agent", "create_agent"]
 
-_SAMPLING = ("temperature", "top_p", "max_turns", "max_tokens_per_turn", "max_tokens_per_episode", "seed")
+_SAMPLING = (
+    "temperature",
+    "top_p",
+    "max_turns",
+    "max_tokens_per_turn",
+    "max_tokens_per_episode",
+    "seed",
+    "thinking",
+    "context",
+)
 
 # Fields of `completion_kwargs` that ask for what the platform records anyway.
 _ALWAYS_ON = frozenset({"return_token_ids", "logprobs"})
@@ -27,7 +36,8 @@ def create_agent(
     Also for a model of others, with your own key: `claude`, `openai`, `gemini`, `openai_compatible`, each
     with an optional `#model`, or `openai:URL#model`. It plays in this process, and only evaluates.
 
-    sampling: temperature, top_p, max_turns, max_tokens_per_turn, max_tokens_per_episode, seed.
+    sampling: temperature, top_p, max_turns, max_tokens_per_turn, max_tokens_per_episode, seed, thinking,
+    context (`stop` or `compress`).
     completion_kwargs: accepted for code written against chat completions: `temperature`, `top_p`,
     `max_tokens`, and `extra_body` with `return_token_ids`, which is always on here. Raises UpcycleError for
     anything else.

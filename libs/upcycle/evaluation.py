@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from upcycle.api.taskset.v1.service_pb2 import GetRunResponse
     from upcycle.api.taskset.v1.taskset_pb2 import EpisodeResult, RunSpec
     from upcycle.api.taskset.v1.taskset_pb2 import Run as WireRun
+    from upcycle.api.trajectory.v1.service_pb2 import GetTrajectoryResponse
     from upcycle.api.trajectory.v1.trajectory_pb2 import TrajectoryBody
     from upcycle.platform import Addresses, Platform
     from upcycle.train.running import TrainedRun
@@ -302,11 +303,13 @@ async def _with_trajectory(platform: "Platform", run: Run, limit: asyncio.Semaph
     if run.is_error:
         return run
     async with limit:
-        body = await _read_body(platform, run.trace_id)
-    return replace(run, trajectory=transcript_of(body), answer=body.answer)
+        read = await _read_trajectory(platform, run.trace_id)
+    by_turn = tuple(read.summary.turn_rewards)
+    transcript = transcript_of(read.body)
+    return replace(run, trajectory=transcript, answer=read.body.answer, turn_rewards=by_turn)
 
 
-async def _read_body(platform: "Platform", trajectory_id: str) -> "TrajectoryBody":
+async def _read_trajectory(platform: "Platform", trajectory_id: str) -> "GetTrajectoryResponse":
     from upcycle.api.trajectory.v1 import service_pb2
     from upcycle.rpc import RemoteNotFound, remote_errors
 
@@ -315,7 +318,7 @@ async def _read_body(platform: "Platform", trajectory_id: str) -> "TrajectoryBod
         while True:
             try:
                 with remote_errors(f"read {trajectory_id}"):
-                    return (await platform.trajectories.GetTrajectory(request)).body
+                    return await platform.trajectories.GetTrajectory(request)
             except RemoteNotFound:
                 await asyncio.sleep(0.2)
 

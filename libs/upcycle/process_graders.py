@@ -8,7 +8,7 @@ import math
 from collections.abc import Callable
 
 from upcycle.errors import DefinitionError
-from upcycle.rewards import unit_interval
+from upcycle.rewards import TURN_REWARDS, unit_interval
 from upcycle.rubrics import Grader, Verdict
 from upcycle.transcripts import Transcript, Turn
 
@@ -85,14 +85,18 @@ def length_normalized(task: Grader, *, most_chars: int) -> Grader:
 def turn_rewards(
     of_turn: Callable[[Turn], float | bool], *, task: Grader | None = None, name: str = "turn_rewards"
 ) -> Grader:
-    """The mean of what each turn earns, with the list of them as `turn_rewards` in the info: empty turns
-    count, so that more turns do not earn more. task: pays only where this grader scores 1. Without it the
-    process pays for failed tasks too: use it to begin with, then switch to the outcome."""
+    """The mean of what each turn earns: empty turns count, so that more turns do not earn more. The list of
+    them goes with the grade, as `turn_rewards`, to whoever gives credit by turn. task: pays only where this
+    grader scores 1, and each turn earns 0 elsewhere. Without it the process pays for failed tasks too: use it
+    to begin with, then switch to the outcome."""
 
     def score(answer: str) -> Verdict:
         turns = transcript_of(answer).turns
+        solved = 1.0 if task is None else task(answer).value
+        if task is not None and solved < 1.0:
+            failed = {"task": task.name, "scored": solved, "needed": 1.0}
+            return 0.0, {TURN_REWARDS: [0.0] * len(turns), **failed}
         rewards = [unit_interval(float(of_turn(turn)), f"{name}, turn {at}") for at, turn in enumerate(turns)]
-        return (math.fsum(rewards) / len(rewards) if rewards else 0.0), {"turn_rewards": rewards}
+        return (math.fsum(rewards) / len(rewards) if rewards else 0.0), {TURN_REWARDS: rewards}
 
-    made = Grader(name, score)
-    return made if task is None else when_solved(made, task)
+    return Grader(name, score)

@@ -23,6 +23,7 @@ class Run:
     policy_failure: why the reward is 0, where the policy caused a failure (docs/reference/failures.md).
     failure_detail: of either, the error with file, line and traceback, and what the episode printed, cut.
     run_id: of the evaluation that the episode belongs to. usage: seconds of engines and of its environment.
+    turn_rewards: what each turn earns by itself, where the scenario says so.
     """
 
     task_slug: str
@@ -38,6 +39,7 @@ class Run:
     otel_trace_id: str = ""
     usage: Usage = NONE
     failure_detail: str = field(default="", repr=False)
+    turn_rewards: tuple[float, ...] = field(default=(), repr=False)
 
     @property
     def is_error(self) -> bool:

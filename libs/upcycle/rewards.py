@@ -17,6 +17,9 @@ SUCCESS_TOLERANCE = 1e-6
 MAX_SUBSCORE_DEPTH = 32
 """Of a message, 100 levels are read."""
 
+TURN_REWARDS = "turn_rewards"
+"""In the info of a result: what each turn earns by itself."""
+
 _RESULT_FIELDS = frozenset({"score", "success", "subscores", "info", "content", "done", "isError"})
 _SUBSCORE_FIELDS = frozenset({"name", "weight", "value", "info", "children"})
 
@@ -76,7 +79,8 @@ class ForeignSubScore(SubScore):
 @dataclass(frozen=True, slots=True)
 class EvaluationResult:
     """A graded episode. score: in [0, 1], what training uses. success: what gates count, by default whether
-    score is 1; subscores, info, content: stored with the trajectory, for people. Raises RewardInvalid."""
+    score is 1; subscores, info, content: stored with the trajectory, for people. A list under `turn_rewards`
+    in the info is what each turn earns. Raises RewardInvalid."""
 
     score: float
     success: bool | None = None
@@ -91,6 +95,26 @@ class EvaluationResult:
         elif not isinstance(self.success, bool):
             raise RewardInvalid(f"success {self.success!r} is not a bool")
         object.__setattr__(self, "subscores", tuple(self.subscores))
+        object.__setattr__(self, "info", self._checked_info(self.info))
+
+    @property
+    def turn_rewards(self) -> tuple[float, ...]:
+        """What each turn earns by itself, in [0, 1]; empty where the scenario gives none."""
+        return tuple(self.info.get(TURN_REWARDS) or ())
+
+    @staticmethod
+    def _checked_info(info: Mapping[str, Any]) -> Mapping[str, Any]:
+        given = info.get(TURN_REWARDS)
+        if given is None:
+            return info
+        if isinstance(given, str | bytes) or not isinstance(given, Sequence):
+            raise RewardInvalid(
+                f"{TURN_REWARDS} is {_shown(given)}, not a list", "give a number for each turn"
+            )
+        return {
+            **info,
+            TURN_REWARDS: [unit_interval(one, f"{TURN_REWARDS}[{at}]") for at, one in enumerate(given)],
+        }
 
     @staticmethod
     def _score_of(value: Any) -> float:
@@ -112,6 +136,15 @@ class ForeignResult(EvaluationResult):
     """Of a foreign environment: a score of any size. success: as it says, else whether score is 1 or more."""
 
     __slots__ = ()
+
+    @property
+    def turn_rewards(self) -> tuple[float, ...]:
+        """None: what others write into their info is theirs."""
+        return ()
+
+    @staticmethod
+    def _checked_info(info: Mapping[str, Any]) -> Mapping[str, Any]:
+        return info
 
     @staticmethod
     def _score_of(value: Any) -> float:

@@ -6,12 +6,13 @@ what an operator adds beside an environment are weighted means of subscores in [
 
 import inspect
 import math
+import operator
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from upcycle.errors import DefinitionError
-from upcycle.rewards import EvaluationResult, SubScore, unit_interval
+from upcycle.rewards import TURN_REWARDS, EvaluationResult, SubScore, unit_interval
 
 Verdict = tuple[float, Mapping[str, Any]]
 
@@ -109,7 +110,9 @@ class Rubric:
         ]
         score = 0.0 if gated else weighted_mean(subscores)
         info = {"gated_by": gated} if gated else {}
-        return EvaluationResult(score, score >= self.success_at - 1e-6, subscores, info)
+        return EvaluationResult(
+            score, score >= self.success_at - 1e-6, subscores, {**info, **_by_turn(subscores, bool(gated))}
+        )
 
 
 def weighted_mean(parts: Sequence[SubScore]) -> float:
@@ -120,12 +123,32 @@ def weighted_mean(parts: Sequence[SubScore]) -> float:
     return min(1.0, max(0.0, math.fsum(part.value * part.weight for part in parts) / total))
 
 
+def _by_turn(parts: Sequence[SubScore], is_gated: bool) -> dict[str, Any]:
+    """What each turn earns, by the parts that say it: their mean, by their weights. A shadow says nothing;
+    where the score is 0 because of a required one, so is each turn's. Raises DefinitionError for lists of two
+    lengths."""
+    said = [
+        (part.weight, part.info[TURN_REWARDS]) for part in parts if part.weight and TURN_REWARDS in part.info
+    ]
+    if not said:
+        return {}
+    lengths = {len(rewards) for _, rewards in said}
+    if len(lengths) > 1:
+        raise DefinitionError(
+            f"graders reward {sorted(lengths)} turns", "each gives one number for each turn"
+        )
+    total = 0.0 if is_gated else 1.0 / math.fsum(weight for weight, _ in said)
+    rows = zip(*(rewards for _, rewards in said), strict=True)
+    weights = [weight * total for weight, _ in said]
+    return {TURN_REWARDS: [min(1.0, math.fsum(map(operator.mul, weights, row))) for row in rows]}
+
+
 def combine(*parts: SubScore, success_at: float = 1.0) -> EvaluationResult:
     """The weighted mean of scores that are there already, such as awaited ones, with their tree. Raises
     DefinitionError for two parts of one name and for weights that sum to 0."""
     _unique(parts)
     score = weighted_mean(parts)
-    return EvaluationResult(score, score >= success_at - 1e-6, parts)
+    return EvaluationResult(score, score >= success_at - 1e-6, parts, _by_turn(parts, is_gated=False))
 
 
 def combine_any(*parts: SubScore, name: str = "any", weight: float = 1.0) -> SubScore:

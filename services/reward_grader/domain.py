@@ -76,6 +76,8 @@ class Grade:
     subscores: tuple[Subscore, ...] = ()
     failure: PolicyFailure | None = None
     """Of the policy, for which the reward is 0."""
+    turn_rewards: tuple[float, ...] = ()
+    """What each turn earns by itself, 0..1, as the scenario says; empty where it says nothing."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,6 +151,9 @@ def why_invalid(grade: Grade) -> str | None:
     """Why a grade may not become a reward, naming the node and its value; None when it may."""
     if not math.isfinite(grade.reward):
         return f"reward is {grade.reward}, expected a finite number"
+    for at, value in enumerate(grade.turn_rewards):
+        if not 0.0 <= value <= 1.0:
+            return f"turn_rewards[{at}] is {value}, expected 0..1"
     for path, subscore, depth in _walk(grade.subscores):
         if depth > _MAX_DEPTH:
             return f"reward tree is deeper than {_MAX_DEPTH} levels at {path[:100]!r}"
@@ -168,7 +173,8 @@ def _walk(subscores: Sequence[Subscore]) -> Iterator[tuple[str, Subscore, int]]:
 
 
 def combined(environment: Grade, environment_weight: float, scores: Sequence[Subscore]) -> Grade:
-    """Weighted mean of the environment's reward and the extra scores; success is the environment's alone.
+    """Weighted mean of the environment's reward and the extra scores; success and what turns earn are the
+    environment's alone.
 
     Without extra scores the grade is the environment's, unchanged.
     """
@@ -178,7 +184,7 @@ def combined(environment: Grade, environment_weight: float, scores: Sequence[Sub
     nodes = (own, *scores)
     total = sum(node.weight for node in nodes)
     reward = sum(node.weight * node.value for node in nodes) / total
-    return Grade(reward, environment.success, nodes)
+    return Grade(reward, environment.success, nodes, turn_rewards=environment.turn_rewards)
 
 
 def clipped(grade: Grade, *, max_info_chars: int, with_children: bool) -> Grade:

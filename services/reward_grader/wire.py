@@ -67,7 +67,7 @@ def grade_from_wire(message: environment_pb2.GradeResponse) -> Grade:
     failure = _failure_from_wire(message)
     if failure is not None:
         return Grade(0.0, False, tree, failure)
-    return Grade(message.reward, message.success, tree)
+    return Grade(message.reward, message.success, tree, turn_rewards=tuple(message.turn_rewards))
 
 
 def _failure_from_wire(message: TrajectoryRecorded | environment_pb2.GradeResponse) -> PolicyFailure | None:
@@ -108,6 +108,7 @@ def graded_to_wire(recorded: TrajectoryRecorded, grade: Grade, at: datetime) -> 
         graded_at=timestamp(at),
         usage=usage_until(recorded, at),
         failure=None if failure is None else trajectory_pb2.PolicyFailure(**asdict(failure)),
+        turn_rewards=grade.turn_rewards,
     )
 
 

@@ -223,10 +223,12 @@ def _one(task: "Task", recording: _Recording, view: "PlayView") -> PersonScore |
     """None where the environment failed. Raises PlayerFailed."""
     from upcycle.cli.play import host_of, person_at, play_one
     from upcycle.environment.source_files import source_digest
+    from upcycle.playing.budgets import limits_of
 
     host = host_of(task, in_process=False)
     digest = source_digest(task.environment.path) if task.environment.path else ""
-    episode: PlayedEpisode = asyncio.run(play_one(task, host, person_at(view), view, recording.max_turns))
+    limits = limits_of({"max_turns": recording.max_turns})
+    episode: PlayedEpisode = asyncio.run(play_one(task, host, person_at(view), view, limits))
     view.ended(episode, host.output())
     if episode.result is None:
         return None

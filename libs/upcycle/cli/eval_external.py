@@ -35,7 +35,14 @@ if TYPE_CHECKING:
     from upcycle.external.sending import SentTrajectories
     from upcycle.tasks import Taskset
 
-_SAMPLING: Final = ("temperature", "top_p", "max_turns", "max_tokens_per_turn", "max_tokens_per_episode")
+_SAMPLING: Final = (
+    "temperature",
+    "top_p",
+    "max_turns",
+    "max_tokens_per_turn",
+    "max_tokens_per_episode",
+    "context",
+)
 _USED: Final = frozenset(
     {"taskset", "taskset_name", "policy.model", "group_size", "max_concurrent", "label", "purpose"}
     | {f"sampling.{name}" for name in _SAMPLING}
@@ -153,8 +160,8 @@ def _sampling(given: Sources, asked: RunFile) -> dict[str, Any]:
 
 
 def _options(given: Sources, asked: RunFile, sampling: dict[str, Any]) -> "ExternalOptions":
-    from upcycle.external.agent import limits_of
     from upcycle.external.evaluating import MAX_CONCURRENT, ExternalOptions
+    from upcycle.playing.budgets import limits_of
 
     limits = limits_of({name: sampling[name] for name in _SAMPLING[2:]})
     at_once = _asked(given, without="group_size").max_concurrent

@@ -9,6 +9,8 @@ from cyclopts import Parameter
 
 from upcycle.cli.exits import Exit
 from upcycle.cli.output import JsonFlag, human, print_json, result_console
+from upcycle.harness.context import STOP
+from upcycle.playing.budgets import limits_of
 from upcycle.playing.episode import MAX_TURNS, PlayedEpisode, PlayLimits
 from upcycle.playing.errors import PlayRefused
 
@@ -29,6 +31,8 @@ def play(
     agent: str = "",
     temperature: float | None = None,
     max_turns: Turns = MAX_TURNS,
+    max_tokens_per_episode: int | None = None,
+    context: str = STOP,
     in_process: bool = False,
     as_json: JsonFlag = False,
 ) -> int:
@@ -39,15 +43,20 @@ def play(
     :param agent: player: openai:URL#model (key in UPCYCLE_AGENT_KEY), claude, openai, gemini.
     :param temperature: of the agent; by default its server's.
     :param max_turns: most turns of the episode.
+    :param max_tokens_per_episode: most tokens of the agent's context; by default 131,072.
+    :param context: what becomes of a full context: stop, or compress (older results of tools are left out).
     :param in_process: run the environment in this process, for a debugger; else it is forked.
     :param as_json: print the trajectory as one JSON line, and nothing else.
     """
     _check(script, agent, max_turns)
+    limits = limits_of(
+        {"max_turns": max_turns, "max_tokens_per_episode": max_tokens_per_episode, "context": context}
+    )
     chosen = _chosen(task)
     view, player = view_of(as_json), _player(chosen, script, agent, temperature)
     host = host_of(chosen, in_process)
     view.say(f"{chosen.slug} of {chosen.environment.name}, {host.where}", "dim")
-    episode = asyncio.run(play_one(chosen, host, player or person_at(view), view, max_turns))
+    episode = asyncio.run(play_one(chosen, host, player or person_at(view), view, limits))
     view.ended(episode, host.output())
     if as_json:
         print_json("trajectory", {**episode.to_json(), "host": host.where, "output": host.output()})
@@ -55,18 +64,17 @@ def play(
 
 
 async def play_one(
-    task: "Task", host: "EnvironmentHost", player: "ChatPlayer", view: "PlayView", max_turns: int
+    task: "Task", host: "EnvironmentHost", player: "ChatPlayer", view: "PlayView", limits: PlayLimits
 ) -> PlayedEpisode:
     """One episode; the host ends with it. Raises what the player raises."""
     from upcycle.external.judging import Judges
-    from upcycle.harness import TurnLimits
     from upcycle.playing.episode import OpenEnvironment, play_episode
 
     judges = Judges()
     try:
         async with host.channel() as channel:
             environment = OpenEnvironment(channel, host.ended_how, judges.ask)
-            return await play_episode(task, environment, player, PlayLimits(TurnLimits(max_turns)), view)
+            return await play_episode(task, environment, player, limits, view)
     finally:
         await host.end()
         await judges.close()

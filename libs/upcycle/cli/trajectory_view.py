@@ -103,7 +103,8 @@ def _turn_title(number: int, turn: "Turn") -> str:
     finish = FinishReason.Name(turn.finish_reason).removeprefix("FINISH_REASON_").lower()
     versions = ", ".join(f"v{span.version}×{span.num_tokens}" for span in turn.versions)
     took = f"{turn.sampling_s * 1e3:.0f} ms"
-    return f"turn {number} · {amount(len(turn.sampled_ids), 'token')} · {versions} · {finish} · {took}"
+    number_text = f"{number} · context compressed" if turn.restarts_context else f"{number}"
+    return f"turn {number_text} · {amount(len(turn.sampled_ids), 'token')} · {versions} · {finish} · {took}"
 
 
 def token_strip(texts: Sequence[str], logprobs: Iterable[float]) -> Text:
@@ -127,6 +128,8 @@ def _reward(summary: "TrajectorySummary") -> RenderableType:
         return Text("not graded", style="yellow")
     verdict = "[green]success[/green]" if summary.success else "[red]no success[/red]"
     tree = Tree(f"[bold]reward {summary.reward:.3f}[/bold] {verdict}")
+    if summary.turn_rewards:
+        tree.add(f"turns earn {', '.join(f'{one:.3g}' for one in summary.turn_rewards)}")
     for subscore in summary.subscores:
         _add_subscore(tree, subscore)
     if summary.HasField("failure"):

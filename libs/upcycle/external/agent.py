@@ -10,17 +10,23 @@ from upcycle.external.evaluating import MAX_CONCURRENT, ExternalEpisode, Externa
 from upcycle.external.keeping import keep_episodes, planned_evaluation
 from upcycle.external.naming import ExternalModel, external_model
 from upcycle.external.sending import PlayedEvaluation
-from upcycle.harness import TurnLimits
-from upcycle.harness.chat import TokenBudgets
 from upcycle.local_runs import new_run_id
 from upcycle.platform_agent import Agent
-from upcycle.playing.episode import MAX_TURNS, PlayLimits
+from upcycle.playing.budgets import limits_of
+from upcycle.playing.episode import PlayLimits
 from upcycle.results import Run
 
 if TYPE_CHECKING:
     from upcycle.tasks import Taskset
 
-_FIELDS: Final = ("temperature", "top_p", "max_turns", "max_tokens_per_turn", "max_tokens_per_episode")
+_FIELDS: Final = (
+    "temperature",
+    "top_p",
+    "max_turns",
+    "max_tokens_per_turn",
+    "max_tokens_per_episode",
+    "context",
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,25 +70,9 @@ class ExternalAgent(Agent):
 
 
 def external_agent(name: str, sampling: Mapping[str, Any]) -> ExternalAgent:
-    """sampling: temperature, top_p, max_turns, max_tokens_per_turn, max_tokens_per_episode. Raises
+    """sampling: temperature, top_p, max_turns, max_tokens_per_turn, max_tokens_per_episode, context. Raises
     PlayRefused for a missing key or model, UpcycleError for another field."""
     if unknown := sorted(set(sampling) - set(_FIELDS)):
         raise UpcycleError(f"sampling field {unknown[0]!r} is of our own models", f"use {', '.join(_FIELDS)}")
     model = external_model(name, temperature=sampling.get("temperature"), top_p=sampling.get("top_p"))
     return ExternalAgent(model.name, sampling=dict(sampling), external=model, limits=limits_of(sampling))
-
-
-def limits_of(sampling: Mapping[str, Any]) -> PlayLimits:
-    """Budgets, by default those of `upcycle play`. Raises UpcycleError for one below 1."""
-    default = TokenBudgets()
-    chosen = {
-        "max_turns": MAX_TURNS,
-        "max_tokens_per_turn": default.per_turn,
-        "max_tokens_per_episode": default.per_episode,
-        **{name: value for name, value in sampling.items() if value is not None},
-    }
-    for name in ("max_turns", "max_tokens_per_turn", "max_tokens_per_episode"):
-        if chosen[name] < 1:
-            raise UpcycleError(f"{name} is {chosen[name]}", "give at least 1")
-    budgets = TokenBudgets(chosen["max_tokens_per_turn"], chosen["max_tokens_per_episode"])
-    return PlayLimits(TurnLimits(chosen["max_turns"]), budgets)

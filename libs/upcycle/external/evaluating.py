@@ -203,4 +203,5 @@ def _run_of(episode: PlayedEpisode, run_id: str, episode_id: str, blame: Blame, 
         run_id=run_id,
         usage=usage,
         failure_detail=blame.detail,
+        turn_rewards=result.turn_rewards if result else (),
     )

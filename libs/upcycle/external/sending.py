@@ -140,6 +140,7 @@ class _Sender:
             success=run.success,
             subscores=[_subscore(one) for one in played.result.subscores] if played.result else [],
             failure=failure,
+            turn_rewards=played.result.turn_rewards if played.result else (),
         )
 
 
@@ -187,6 +188,7 @@ def _turn(index: int, taken: Any) -> "trajectory_pb2.Turn":
         tool_calls=calls,
         tool_results=results,
         parse_error=taken.said.parse_error or "",
+        restarts_context=taken.restarts_context,
     )
 
 

@@ -5,6 +5,7 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+from upcycle.harness.context import COMPRESS, STOP, compressed
 from upcycle.harness.parsing import AssistantTurn, ToolCall
 from upcycle.harness.turns import TakenTurn, ToolOutcome
 
@@ -33,10 +34,12 @@ class ChatPlayer(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class TokenBudgets:
-    """Tokens that a player may sample in one turn, and that the conversation may have."""
+    """Tokens that a player may sample in one turn, and that the conversation may have. context: `stop`, or
+    `compress`: where a turn might not fit any more, older results of tools are left out."""
 
     per_turn: int = 4096
     per_episode: int = 131_072
+    context: str = STOP
 
 
 class EpisodeWatcher:
@@ -50,7 +53,8 @@ class EpisodeWatcher:
 
 
 class ChatDriver:
-    """A TurnDriver over chat messages. `messages` and `turns` grow as the episode goes on."""
+    """A TurnDriver over chat messages. `messages` and `turns` grow as the episode goes on; `messages` stay
+    whole where the player is shown a compressed context."""
 
     def __init__(
         self,
@@ -70,20 +74,21 @@ class ChatDriver:
         self._budgets = budgets
         self._watcher = watcher or EpisodeWatcher()
         self._num_tokens = 0
+        self._shown: list[Mapping[str, Any]] = list(prompt)
 
     async def begin(self) -> None:
         """Nothing: the prompt is in `messages`."""
 
     async def take_turn(self, index: int) -> TakenTurn | None:
         """Ask the player. Raises what it raises."""
-        left = min(self._budgets.per_turn, self._budgets.per_episode - self._num_tokens)
-        if left <= 0:
+        is_new = self._left < self._budgets.per_turn and self._compressed()
+        if self._left <= 0:
             return None
-        reply = await self._player.reply(self.messages, self._tools, left)
-        self._num_tokens = max(self._num_tokens, reply.num_tokens)
-        turn = TakenTurn(reply.said, reply.was_cut)
+        reply = await self._player.reply(self._shown, self._tools, min(self._budgets.per_turn, self._left))
+        self._num_tokens = reply.num_tokens or self._num_tokens
+        turn = TakenTurn(reply.said, reply.was_cut, is_new)
         self.turns.append(turn)
-        self.messages.append(_assistant(index, reply.said))
+        self._append(_assistant(index, reply.said))
         self._watcher.on_turn(turn)
         return turn
 
@@ -100,9 +105,30 @@ class ChatDriver:
         index = len(self.turns) - 1
         for position, message in enumerate(messages):
             is_result = message["role"] == "tool"
-            self.messages.append(
-                {**message, "tool_call_id": call_id(index, position)} if is_result else message
-            )
+            self._append({**message, "tool_call_id": call_id(index, position)} if is_result else message)
+
+    @property
+    def _left(self) -> int:
+        return self._budgets.per_episode - self._num_tokens
+
+    def _append(self, message: Mapping[str, Any]) -> None:
+        self.messages.append(message)
+        self._shown.append(message)
+
+    def _compressed(self) -> bool:
+        """Whether the player is shown a shorter context from here on. Its tokens are estimated by its length,
+        until the player's server counts them again."""
+        shorter = compressed(self._shown) if self._budgets.context == COMPRESS else None
+        if shorter is None:
+            return False
+        before, after = _num_chars(self._shown), _num_chars(shorter)
+        self._num_tokens = self._num_tokens * after // max(1, before)
+        self._shown = list(shorter)
+        return True
+
+
+def _num_chars(messages: Messages) -> int:
+    return sum(len(json.dumps(dict(message), ensure_ascii=False)) for message in messages)
 
 
 def _assistant(index: int, said: AssistantTurn) -> dict[str, Any]:

@@ -45,10 +45,11 @@ class ToolOutcome:
 @dataclass(slots=True)
 class TakenTurn:
     """One turn of the policy; its outcomes are added as its calls end. was_cut: by length, so that it calls
-    no tool and answers nothing."""
+    no tool and answers nothing. restarts_context: the context was compressed before it."""
 
     said: AssistantTurn
     was_cut: bool = False
+    restarts_context: bool = False
     outcomes: list[ToolOutcome] = field(default_factory=list)
 
     @property

@@ -85,6 +85,11 @@ class PlayedEpisode:
         """What a scenario grades beside the answer."""
         return Transcript(tuple(map(_turn, self.turns)))
 
+    @property
+    def _rows(self) -> list[dict[str, Any]]:
+        rows: list[dict[str, Any]] = self.transcript.to_json()["turns"]
+        return rows
+
     def to_json(self) -> dict[str, Any]:
         """The trajectory as one JSON object."""
         result, ending = self.result, self.ending
@@ -92,7 +97,7 @@ class PlayedEpisode:
             "task": self.task.to_json(),
             "messages": self.messages or self.prompt,
             "tools": self.tools,
-            "turns": self.transcript.to_json()["turns"],
+            "turns": [_noted(row, turn) for row, turn in zip(self._rows, self.turns, strict=True)],
             "stop_reason": str(ending.stop_reason) if ending else "failed",
             "answer": ending.answer if ending else "",
             "reward": result.score if result else None,
@@ -253,6 +258,10 @@ def _messages(prompt: str | list[dict[str, Any]]) -> list[Mapping[str, Any]]:
 
 def _spec(row: Mapping[str, Any]) -> dict[str, Any]:
     return {"type": "function", "function": dict(row)}
+
+
+def _noted(row: dict[str, Any], taken: TakenTurn) -> dict[str, Any]:
+    return {**row, "restarts_context": True} if taken.restarts_context else row
 
 
 def _turn(taken: TakenTurn) -> Turn:

@@ -14,6 +14,8 @@ from pydantic import BeforeValidator, ConfigDict, Strict, model_validator
 from pydantic.dataclasses import dataclass
 from pydantic_core import ArgsKwargs, PydanticCustomError
 
+from upcycle.harness.context import POLICIES as CONTEXTS
+from upcycle.harness.context import STOP
 from upcycle.run_config.limits import (
     LARGEST,
     MAX_EPISODE_DEADLINE_S,
@@ -123,6 +125,11 @@ class Sampling:
     """`on` or `off`: whether the chat template lets the model think before it answers
     (`enable_thinking`); empty: as the template does by itself. A number: on, and where a turn still thinks
     after so many tokens, the sampler ends its thinking with a `</think>`, which does not train."""
+
+    context: Annotated[str, OneOf(CONTEXTS)] = STOP
+    """what becomes of an episode whose next turn might not fit into max_tokens_per_episode: `stop` ends it
+    there; `compress` leaves older results of tools out of the context, all actions kept, and goes on with at
+    most so many tokens in one context. Each context is a training row of its own."""
 
     @property
     def thinking_budget(self) -> int | None:

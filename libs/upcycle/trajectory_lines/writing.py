@@ -31,6 +31,7 @@ def line_of_played(
         "agent": agent,
         "versions": None,
         **played,
+        "turns": _with_rewards(played["turns"], run.turn_rewards),
         "task": {**played["task"], "digest": episode.task.digest},
         "reward": None if run.is_error else run.reward,
         "success": None if run.is_error else run.success,
@@ -71,7 +72,7 @@ def line_of_record(record: Mapping[str, Any]) -> dict[str, Any]:
         },
         "messages": [*map(_prompt_message, body.get("prompt", [])), *_said(turns)],
         "tools": _parsed(body.get("tools_json")) or [],
-        "turns": [_turn(turn) for turn in turns],
+        "turns": _with_rewards([_turn(turn) for turn in turns], summary.get("turn_rewards", ())),
         "stop_reason": _word(body.get("stop_reason"), "STOP_REASON_"),
         "answer": body.get("answer", ""),
         "reward": float(summary.get("reward", 0.0)) if graded else None,
@@ -156,7 +157,15 @@ def _turn(turn: Mapping[str, Any]) -> dict[str, Any]:
             }
         )
     apart = {"reasoning": turn["reasoning"]} if turn.get("reasoning") else {}
+    apart |= {"restarts_context": True} if turn.get("restarts_context") else {}
     return {"text": turn.get("text", ""), "tool_calls": calls, **apart}
+
+
+def _with_rewards(turns: Sequence[Mapping[str, Any]], rewards: Sequence[float]) -> list[dict[str, Any]]:
+    """What each turn earns by itself, where the scenario says so."""
+    if len(rewards) != len(turns):
+        return [dict(turn) for turn in turns]
+    return [{**turn, "reward": reward} for turn, reward in zip(turns, rewards, strict=True)]
 
 
 def _subscore(one: Mapping[str, Any]) -> dict[str, Any]:

@@ -1,4 +1,5 @@
-"""The token sequence of one episode. Guarantee: each prompt extends the earlier tokens exactly."""
+"""The token sequence of one episode. Guarantee: each prompt extends the earlier tokens exactly, until the
+context is compressed: then a new sequence begins, whose first prompt is all that is kept."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -6,6 +7,7 @@ from typing import Any
 from chat_format import AssistantTurn, ChatFormat, assistant_message
 from environment_client import OpenedEnvironment
 from trajectory_body import prompt_message
+from upcycle.harness.context import compressed
 
 
 class Conversation:
@@ -23,6 +25,16 @@ class Conversation:
         """Ids of the scenario's prompt. Raises chat_format.InvalidMessages."""
         ids = self._chat.render(self._messages, self._tools, enable_thinking=self._enable_thinking)
         self.token_ids.extend(ids)
+        return ids
+
+    def compress(self) -> list[int] | None:
+        """Ids of a new, shorter context that takes the place of this one before the next turn; None where
+        nothing can be left out. Raises chat_format.InvalidMessages."""
+        shorter = compressed(self._messages)
+        if shorter is None:
+            return None
+        ids = self._chat.render(shorter, self._tools, enable_thinking=self._enable_thinking)
+        self._messages, self.token_ids = shorter, list(ids)
         return ids
 
     def read(self, sampled_ids: Sequence[int]) -> AssistantTurn:

@@ -2,7 +2,8 @@
 
 import asyncio
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -27,6 +28,7 @@ from upcycle.harness import (
     TurnLimits,
     play_turns,
 )
+from upcycle.harness.context import COMPRESS
 from upcycle.retrying import retry
 from upcycle.run_config import MAX_EPISODE_DEADLINE_S
 
@@ -85,6 +87,7 @@ class EpisodePlayer:
         self._body, self._retry_s, self._nonce = TrajectoryBody(), 0.0, ""
         self._new_prompt_ids: Sequence[int] = ()
         self._sampled_s = 0.0
+        self._restarts = False
 
     @property
     def is_mostly_tools(self) -> bool:
@@ -114,15 +117,13 @@ class EpisodePlayer:
     async def take_turn(self, index: int) -> TakenTurn | None:
         """The next turn of the body, with its calls; None when the episode's tokens are spent. A completion
         cut by length calls no tools."""
-        if self._task.completion_limit(len(self._conversation.token_ids)) <= 0:
-            return None
+        if self._room() < self._task.sampling.max_tokens_per_turn:
+            self._compress()
         started_s = self._elapsed_s()
-        try:
-            completion, inserted = await self._complete(index, self._retry_s, self._body.usage)
-        except ContextOverflow:
-            if not index:
-                raise
+        sampled = await self._sampled(index)
+        if sampled is None:
             return None
+        completion, inserted = sampled
         self.engine_id = completion.engine_id
         assistant = self._conversation.read(completion.token_ids)
         texts = [self._token_texts[token] for token in completion.token_ids]
@@ -130,13 +131,14 @@ class EpisodePlayer:
         turn.CopyFrom(wire.sampled_turn(self._new_prompt_ids, completion, texts))
         turn.inserted_start, turn.num_inserted = inserted.start, len(inserted)
         turn.text, turn.parse_error = assistant.text, assistant.parse_error or ""
-        turn.reasoning = assistant.reasoning
+        turn.reasoning, turn.restarts_context = assistant.reasoning, self._restarts
+        self._restarts = False
         turn.started_s, turn.sampling_s = started_s, self._elapsed_s() - started_s
         was_cut = completion.finish_reason is FinishReason.LENGTH
         if not was_cut:
             turn.tool_calls.extend(_calls_of(assistant, f"{self._nonce}-t{index}"))
         self._sampled_s = self._elapsed_s()
-        return TakenTurn(assistant, was_cut)
+        return TakenTurn(assistant, was_cut, turn.restarts_context)
 
     async def run_call(self, position: int, call: ToolCall) -> ToolOutcome:
         """Run a call of the last turn. Raises Unavailable and EpisodeBroken."""
@@ -159,12 +161,36 @@ class EpisodePlayer:
 
     def observe(self, messages: Sequence[dict[str, Any]]) -> None:
         """Render what the policy reads. Raises EpisodeBroken where the template refuses to go on."""
-        try:
+        with _continuing():
             self._new_prompt_ids = self._conversation.reply(messages)
-        except InvalidMessages as error:
-            raise EpisodeBroken(
-                EpisodeFailure.POLICY_UNREADABLE, f"the conversation cannot be continued: {error}"
-            ) from error
+
+    def _room(self) -> int:
+        return self._task.completion_limit(len(self._conversation.token_ids))
+
+    def _compress(self) -> bool:
+        """Whether a shorter context, a new one, takes the place of the one that is full. Raises
+        EpisodeBroken."""
+        if self._task.sampling.context != COMPRESS:
+            return False
+        with _continuing():
+            ids = self._conversation.compress()
+        if ids is None:
+            return False
+        self._new_prompt_ids, self._restarts = ids, True
+        return True
+
+    async def _sampled(self, index: int) -> tuple[Completion, range] | None:
+        """The turn's completion; None where it does not fit, neither into the episode's tokens nor into the
+        engine's context. Raises ContextOverflow where not even the first prompt fits."""
+        while self._room() > 0:
+            try:
+                return await self._complete(index, self._retry_s, self._body.usage)
+            except ContextOverflow:
+                if not index:
+                    raise
+                if not self._compress():
+                    return None
+        return None
 
     @property
     def _last_turn(self) -> Turn:
@@ -253,6 +279,16 @@ class EpisodePlayer:
         limit_s = left_s - min(_ANSWER_MARGIN_S, left_s / 5)
         is_mostly_tools = self.tools_s + limit_s > (elapsed_s + limit_s) / 2
         return limit_s if limit_s > 0 and is_mostly_tools else None
+
+
+@contextmanager
+def _continuing() -> Iterator[None]:
+    try:
+        yield
+    except InvalidMessages as error:
+        raise EpisodeBroken(
+            EpisodeFailure.POLICY_UNREADABLE, f"the conversation cannot be continued: {error}"
+        ) from error
 
 
 def _calls_of(turn: AssistantTurn, prefix: str) -> list[trajectory_pb2.ToolCall]:

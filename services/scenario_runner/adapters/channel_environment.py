@@ -141,8 +141,15 @@ class ChannelEnvironment:
             RecursionError,
         ) as error:  # RewardInvalid is a ValueError
             raise EpisodeFault(RewardInvalid.kind, str(error)) from error
-        duration_s = time.monotonic() - started
-        return Grade(result.score, bool(result.success), subscores, result.info, duration_s)
+        duration_s, by_turn = time.monotonic() - started, result.turn_rewards
+        if by_turn and len(by_turn) != (num_turns := len(transcript.get("turns", ()))):
+            text = (
+                f"turn_rewards has {len(by_turn)} numbers, the episode {num_turns} turns: give one for each"
+            )
+            raise EpisodeFault(RewardInvalid.kind, text)
+        return Grade(
+            result.score, bool(result.success), subscores, result.info, duration_s, turn_rewards=by_turn
+        )
 
     @property
     def _is_dead(self) -> bool:

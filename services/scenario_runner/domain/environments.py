@@ -172,7 +172,7 @@ class ScenarioTranscript:
 @dataclass(frozen=True, slots=True)
 class Grade:
     """A reward and its tree. subscores: rows {name, weight, value, info?, children?}. failure: of the policy,
-    for which the reward is 0."""
+    for which the reward is 0. turn_rewards: one for each turn of the transcript, or none."""
 
     reward: float
     success: bool
@@ -180,6 +180,7 @@ class Grade:
     info: Mapping[str, Any]
     duration_s: float
     failure: PolicyFault | None = None
+    turn_rewards: tuple[float, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

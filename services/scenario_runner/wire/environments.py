@@ -51,6 +51,7 @@ def grade_to_wire(grade: Grade) -> pb.GradeResponse:
         subscores=[_subscore(row) for row in grade.subscores],
         info_json=_json(grade.info),
         duration_s=grade.duration_s,
+        turn_rewards=grade.turn_rewards,
         failure=None if fault is None else policy_failure(fault.failure_kind, str(fault)),
     )
 

@@ -68,7 +68,7 @@ def on_recorded(
 
 def on_graded(message: trajectory_events.TrajectoryGraded, delivery: Delivery[Any]) -> Iterator[EpisodeFact]:
     at_us = _us(message, "graded_at", delivery)
-    why = trajectory_events.TrajectoryGraded(subscores=message.subscores)
+    why = trajectory_events.TrajectoryGraded(subscores=message.subscores, turn_rewards=message.turn_rewards)
     if message.HasField("failure"):
         why.failure.CopyFrom(message.failure)
     tree = why.SerializeToString()

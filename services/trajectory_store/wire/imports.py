@@ -69,7 +69,7 @@ def _episode(request: pb.ImportTrajectoriesRequest, given: pb.ClientTrajectory, 
         task_digest=given.task_digest,
         family=given.family or "default",
     )
-    why = TrajectoryGraded(subscores=given.subscores)
+    why = TrajectoryGraded(subscores=given.subscores, turn_rewards=given.turn_rewards)
     if given.HasField("failure"):
         why.failure.CopyFrom(given.failure)
     body = _body(given.body, identity)
@@ -117,6 +117,12 @@ def _names(given: pb.ClientTrajectory) -> Iterator[str]:
 def _grade(given: pb.ClientTrajectory) -> Iterator[str]:
     if not 0 <= given.reward <= 1:  # nan neither
         yield f"reward is {given.reward:g}, outside [0, 1]; rescale it, for example score / max_score"
+    num, num_turns = len(given.turn_rewards), len(given.body.turns)
+    if num and num != num_turns:
+        yield f"turn_rewards has {num} numbers, the episode {num_turns} turns; give one for each"
+    for at, value in enumerate(given.turn_rewards):
+        if not 0 <= value <= 1:
+            yield f"turn_rewards[{at}] is {value:g}, outside [0, 1]"
     left = list[Subscore](given.subscores)
     while left:
         one = left.pop()

@@ -44,6 +44,7 @@ def summary_to_wire(episode: Episode) -> trajectory_pb2.TrajectorySummary:
         why = trajectory_events.TrajectoryGraded.FromString(grade.subscores)
         summary.graded, summary.reward, summary.success = True, grade.reward, grade.success
         summary.subscores.extend(why.subscores)
+        summary.turn_rewards.extend(why.turn_rewards)
         if why.HasField("failure"):
             summary.failure.CopyFrom(why.failure)
         summary.graded_at.CopyFrom(_timestamp(grade.graded_us))

@@ -15,6 +15,7 @@ from upcycle.harness import (
     play_turns,
 )
 from upcycle.harness.chat import ChatDriver, ChatReply, Messages, TokenBudgets
+from upcycle.harness.context import compressed
 from upcycle.harness.parsing import read_message
 
 BUDGETS = TokenBudgets()
@@ -131,3 +132,50 @@ async def test_calls_and_results_beyond_their_limits_are_refused_and_cut() -> No
     assert contents == [cut, cut, "refused: more than 2 tool calls in one turn"]
     assert [outcome.is_error for outcome in driver.turns[0].outcomes] == [False, False, True]
     assert [message["content"] for message in player.asked[1][2:]] == contents
+
+
+LOOKED = parse_turn(CALL)
+
+
+async def long_sight(call: ToolCall) -> ToolOutcome:
+    return ToolOutcome("s" * 400)
+
+
+async def test_a_full_context_is_shown_without_older_results_and_the_record_stays_whole() -> None:
+    said = [ChatReply(LOOKED, num_tokens=tokens) for tokens in (200, 400, 600)]
+    player = Scripted(*said, ChatReply(LOOKED, num_tokens=300), "done")
+    budgets = TokenBudgets(per_turn=500, per_episode=1000, context="compress")
+    driver = ChatDriver(PROMPT, (), player, long_sight, budgets=budgets)
+    ending = await play_turns(driver, TurnLimits(9))
+    assert (ending.stop_reason, ending.answer) == (StopReason.ANSWERED, "done")
+    assert [turn.restarts_context for turn in driver.turns] == [False, False, False, True, False]
+    shown = [one["content"] for one in player.asked[3] if one["role"] == "tool"]
+    stub = "[an earlier result of 400 characters was left out]"
+    assert shown == [stub, stub, "s" * 400]
+    whole = [one["content"] for one in driver.messages if one["role"] == "tool"]
+    assert whole == ["s" * 400] * 4
+    ids = [one["tool_call_id"] for one in player.asked[3] if one["role"] == "tool"]
+    assert ids == ["call-t0c0", "call-t1c0", "call-t2c0"]
+    assert 0 < player.max_tokens[3] <= 500
+    assert player.max_tokens[4] == 500  # as the server counted the shorter one: 1000 - 300 are left
+
+
+async def test_a_context_that_gets_no_shorter_ends_the_episode() -> None:
+    player = Scripted(ChatReply(LOOKED, num_tokens=1000))
+    budgets = TokenBudgets(per_turn=500, per_episode=1000, context="compress")
+    driver = ChatDriver(PROMPT, (), player, long_sight, budgets=budgets)
+    assert (await play_turns(driver, TurnLimits(9))).stop_reason is StopReason.MAX_TOKENS
+    assert len(driver.turns) == 1
+
+
+def test_only_results_before_the_last_turn_are_left_out_and_only_once() -> None:
+    call, result = {"role": "assistant", "content": ""}, {"role": "tool", "content": "x" * 100}
+    short = {"role": "tool", "content": "ok"}
+    messages = [*PROMPT, call, result, short, call, result]
+    shorter = compressed(messages)
+    assert shorter is not None
+    stub = "[an earlier result of 100 characters was left out]"
+    assert [one["content"] for one in shorter] == ["go", "", stub, "ok", "", "x" * 100]
+    assert messages[2]["content"] == "x" * 100
+    assert compressed(shorter) is None
+    assert compressed(PROMPT) is None

@@ -31,6 +31,7 @@ from upcycle.graders import (
     well_formed_calls,
     when_solved,
 )
+from upcycle.rewards import evaluation_result, foreign_result
 from upcycle.transcripts import ToolUse, Transcript, Turn
 
 DUMP = "pool, deploy, disk, dns, certificate"
@@ -189,9 +190,43 @@ def test_turn_rewards_are_kept_and_more_turns_do_not_earn_more() -> None:
     assert value(called, played("x", *[("", 1, 0)] * 200)) == 1.0
     assert value(called, "x") == 0.0
     gated = turn_rewards(lambda turn: True, task=exact_match("pool"))
+    assert gated(played("disk", ("", 1, 0), ("", 0, 0))).info["turn_rewards"] == [0.0, 0.0]
     assert value(gated, played("disk", ("", 1, 0))) == 0.0
+    assert value(gated, played("pool", ("", 1, 0))) == 1.0
     with pytest.raises(RewardInvalid):
         turn_rewards(lambda turn: float("nan"))(played("x", ("", 1, 0)))
+
+
+def test_a_result_says_what_each_turn_earns_by_the_graders_that_say_it() -> None:
+    calls = turn_rewards(lambda turn: bool(turn.tool_calls), name="calls")
+    brief = turn_rewards(lambda turn: len(turn.text) < 3, name="brief")
+    episode = played("pool", ("", 1, 0), ("talk", 1, 0), ("ok", 0, 0))
+    rubric = Rubric([exact_match("pool"), calls.weighing(3.0), brief.weighing(1.0)])
+    assert rubric(episode).turn_rewards == (1.0, 0.75, 0.25)  # of weights 3 and 1
+    assert Rubric([exact_match("pool"), brief.shadow()])(episode).turn_rewards == ()
+    gated = Rubric([exact_match("disk").weighing(1.0, required=True), calls])(episode)
+    assert (gated.score, gated.turn_rewards) == (0.0, (0.0, 0.0, 0.0))
+    assert combine(calls(episode)).turn_rewards == (1.0, 1.0, 0.0)
+    assert Rubric([exact_match("pool")])(episode).turn_rewards == ()
+    other = SubScore("other", 1.0, info={"turn_rewards": [1.0]})
+    with pytest.raises(DefinitionError, match=r"graders reward \[1, 3\] turns"):
+        combine(calls(episode), other)
+
+
+@pytest.mark.parametrize(
+    ("given", "says"),
+    [
+        ([0.5, 1.5], r"turn_rewards\[1\] is 1.5, outside"),
+        ([float("nan")], r"turn_rewards\[0\] is nan"),
+        ("0.5", "turn_rewards is '0.5', not a list"),
+        ({"0": 1.0}, "not a list"),
+    ],
+)
+def test_turn_rewards_that_are_none_are_no_reward(given: object, says: str) -> None:
+    with pytest.raises(RewardInvalid, match=says):
+        evaluation_result({"score": 1.0, "info": {"turn_rewards": given}})
+    foreign = foreign_result({"score": 1.0, "info": {"turn_rewards": given}})
+    assert foreign.turn_rewards == ()  # what others write there is theirs
 
 
 def test_a_shadow_grader_changes_nothing_even_where_it_raises() -> None:

@@ -30,13 +30,16 @@ def num_waits() -> float:
 
 
 async def test_the_environments_reward_becomes_a_self_sufficient_fact(bed: Testbed) -> None:
-    bed.environments.grade = lambda _: GradeResponse(reward=0.75, success=True, subscores=[tree()])
+    bed.environments.grade = lambda _: GradeResponse(
+        reward=0.75, success=True, subscores=[tree()], turn_rewards=[1.0, 0.25]
+    )
     await bed.grader()
     record = await bed.record()
     await bed.publish(record)
     (fact,) = await bed.outcomes(1)
     assert isinstance(fact, TrajectoryGraded)
     assert (fact.reward, fact.success, fact.subscores[0].children[0].name) == (0.75, True, "class")
+    assert list(fact.turn_rewards) == [1.0, 0.25]
     for name in ("episode", "body", "sampled_by", "stop_reason", "num_turns", "num_sampled_tokens"):
         assert getattr(fact, name) == getattr(record, name), name
     (request,) = bed.environments.grades
@@ -49,6 +52,8 @@ async def test_the_environments_reward_becomes_a_self_sufficient_fact(bed: Testb
     [
         GradeResponse(reward=math.nan),
         GradeResponse(reward=math.inf),
+        GradeResponse(reward=0.5, turn_rewards=[0.5, 1.5]),
+        GradeResponse(reward=0.5, turn_rewards=[math.nan]),
         GradeResponse(reward=0.5, subscores=[tree(1.5)]),
         GradeResponse(reward=0.5, subscores=[tree(-0.1)]),
         GradeResponse(reward=0.5, subscores=[tree(math.nan)]),

@@ -41,6 +41,7 @@ def said(position: int = 0, *, reward: float = 0.75, text: str = "OOM") -> pb.Cl
         body=body,
         reward=reward,
         subscores=[trajectory.Subscore(name="service", value=0.5, weight=1)],
+        turn_rewards=[1.0, 0.5],
     )
 
 
@@ -68,6 +69,7 @@ async def test_what_a_client_graded_is_shown_where_it_is_asked_for_and_counted_n
     assert found.summary.ledger.state == trajectory.LEDGER_STATE_CLIENT_GRADED
     assert (found.summary.graded, found.summary.reward, found.summary.success) == (True, 0.75, False)
     assert [one.name for one in found.summary.subscores] == ["service"]
+    assert list(found.summary.turn_rewards) == [1.0, 0.5]
     assert (found.summary.episode.model, found.summary.episode.task_slug) == ("claude#x", "task-0")
     assert found.summary.sampled_by.oldest == found.summary.sampled_by.newest == -1
     assert (found.body.turns, found.body.sampled_by) == (said(0).body.turns, found.summary.sampled_by)
@@ -129,6 +131,8 @@ def _of_tokens(one: pb.ClientTrajectory) -> None:
         (lambda one: setattr(one, "reward", -0.1), "reward is -0.1, outside [0, 1]"),
         (lambda one: setattr(one, "reward", math.nan), "reward is nan, outside [0, 1]"),
         (lambda one: setattr(one.subscores[0], "value", 2.0), "subscore 'service' is 2, outside [0, 1]"),
+        (lambda one: one.turn_rewards.append(1.0), "turn_rewards has 3 numbers, the episode 2 turns"),
+        (lambda one: one.turn_rewards.__setitem__(1, 1.5), "turn_rewards[1] is 1.5, outside [0, 1]"),
         (lambda one: setattr(one.subscores[0], "weight", math.nan), "weight of subscore 'service' is nan"),
         (lambda one: setattr(one.subscores[0], "info", "x" * MAX_GRADE_BYTES), f"limit {MAX_GRADE_BYTES}"),
         (lambda one: setattr(one.failure, "detail", "x" * MAX_GRADE_BYTES), f"limit {MAX_GRADE_BYTES}"),

@@ -25,6 +25,7 @@ async def test_facts_become_a_ledger_and_bodies_can_be_read(store: Store) -> Non
     graded.failure.CopyFrom(
         trajectory_pb2.PolicyFailure(kind="answer_error", rule="by which", detail="KeyError: x")
     )
+    graded.turn_rewards.extend([1.0, 0.25])
     await store.publish(events.requested(0), events.requested(1), events.recorded(0, body=ref), graded)
 
     async def is_graded() -> bool:
@@ -49,6 +50,7 @@ async def test_facts_become_a_ledger_and_bodies_can_be_read(store: Store) -> Non
         assert found.summary.ledger.step == 9
         assert found.summary.subscores[0].name == "service"
         assert found.summary.failure == graded.failure
+        assert list(found.summary.turn_rewards) == [1.0, 0.25]
         assert found.summary.reward == 0.5
 
 

@@ -112,6 +112,14 @@ def test_a_stored_record_is_a_line_with_tools_ids_run_and_version() -> None:
     ]
 
 
+def test_what_turns_earn_stands_beside_them() -> None:
+    rewarded = record()
+    rewarded["summary"]["turn_rewards"] = [1.0, 0.5]
+    assert [turn["reward"] for turn in line_of_record(rewarded)["turns"]] == [1.0, 0.5]
+    rewarded["summary"]["turn_rewards"] = [1.0]  # of another body
+    assert all("reward" not in turn for turn in line_of_record(rewarded)["turns"])
+
+
 def test_reasoning_and_states_of_a_record_are_apart_in_its_line(tmp_path: Path) -> None:
     row = record()
     first, second = row["body"]["turns"]

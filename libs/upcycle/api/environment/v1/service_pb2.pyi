@@ -272,6 +272,7 @@ class GradeResponse(_message.Message):
     INFO_JSON_FIELD_NUMBER: _builtins.int
     DURATION_S_FIELD_NUMBER: _builtins.int
     FAILURE_FIELD_NUMBER: _builtins.int
+    TURN_REWARDS_FIELD_NUMBER: _builtins.int
     reward: _builtins.float
     success: _builtins.bool
     info_json: _builtins.str
@@ -284,6 +285,10 @@ class GradeResponse(_message.Message):
         reward 0.
         """
 
+    @_builtins.property
+    def turn_rewards(self) -> _containers.RepeatedScalarFieldContainer[_builtins.float]:
+        """what each turn of the body earns by itself, 0..1; empty: the scenario gives none"""
+
     def __init__(
         self,
         *,
@@ -293,10 +298,11 @@ class GradeResponse(_message.Message):
         info_json: _builtins.str = ...,
         duration_s: _builtins.float = ...,
         failure: _trajectory_pb2.PolicyFailure | None = ...,
+        turn_rewards: _abc.Iterable[_builtins.float] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["failure", b"failure"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["duration_s", b"duration_s", "failure", b"failure", "info_json", b"info_json", "reward", b"reward", "subscores", b"subscores", "success", b"success"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["duration_s", b"duration_s", "failure", b"failure", "info_json", b"info_json", "reward", b"reward", "subscores", b"subscores", "success", b"success", "turn_rewards", b"turn_rewards"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

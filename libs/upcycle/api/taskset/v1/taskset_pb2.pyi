@@ -315,6 +315,7 @@ class SamplingConfig(_message.Message):
     MAX_TOKENS_PER_EPISODE_FIELD_NUMBER: _builtins.int
     SEED_FIELD_NUMBER: _builtins.int
     THINKING_FIELD_NUMBER: _builtins.int
+    CONTEXT_FIELD_NUMBER: _builtins.int
     temperature: _builtins.float
     """default 1"""
     top_p: _builtins.float
@@ -331,6 +332,10 @@ class SamplingConfig(_message.Message):
     """Whether the model may think before it answers: "on" or "off" (the chat template's enable_thinking); default "": as the
     template does by itself. A number is a budget in tokens, refused until an engine can keep it.
     """
+    context: _builtins.str
+    """Where the next turn might not fit into max_tokens_per_episode: "stop" ends the episode, "compress" leaves older results of
+    tools out of the context and goes on. Default "stop".
+    """
     def __init__(
         self,
         *,
@@ -341,11 +346,14 @@ class SamplingConfig(_message.Message):
         max_tokens_per_episode: _builtins.int | None = ...,
         seed: _builtins.int | None = ...,
         thinking: _builtins.str | None = ...,
+        context: _builtins.str | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_max_tokens_per_episode", b"_max_tokens_per_episode", "_max_tokens_per_turn", b"_max_tokens_per_turn", "_max_turns", b"_max_turns", "_seed", b"_seed", "_temperature", b"_temperature", "_thinking", b"_thinking", "_top_p", b"_top_p", "max_tokens_per_episode", b"max_tokens_per_episode", "max_tokens_per_turn", b"max_tokens_per_turn", "max_turns", b"max_turns", "seed", b"seed", "temperature", b"temperature", "thinking", b"thinking", "top_p", b"top_p"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_context", b"_context", "_max_tokens_per_episode", b"_max_tokens_per_episode", "_max_tokens_per_turn", b"_max_tokens_per_turn", "_max_turns", b"_max_turns", "_seed", b"_seed", "_temperature", b"_temperature", "_thinking", b"_thinking", "_top_p", b"_top_p", "context", b"context", "max_tokens_per_episode", b"max_tokens_per_episode", "max_tokens_per_turn", b"max_tokens_per_turn", "max_turns", b"max_turns", "seed", b"seed", "temperature", b"temperature", "thinking", b"thinking", "top_p", b"top_p"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_max_tokens_per_episode", b"_max_tokens_per_episode", "_max_tokens_per_turn", b"_max_tokens_per_turn", "_max_turns", b"_max_turns", "_seed", b"_seed", "_temperature", b"_temperature", "_thinking", b"_thinking", "_top_p", b"_top_p", "max_tokens_per_episode", b"max_tokens_per_episode", "max_tokens_per_turn", b"max_tokens_per_turn", "max_turns", b"max_turns", "seed", b"seed", "temperature", b"temperature", "thinking", b"thinking", "top_p", b"top_p"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_context", b"_context", "_max_tokens_per_episode", b"_max_tokens_per_episode", "_max_tokens_per_turn", b"_max_tokens_per_turn", "_max_turns", b"_max_turns", "_seed", b"_seed", "_temperature", b"_temperature", "_thinking", b"_thinking", "_top_p", b"_top_p", "context", b"context", "max_tokens_per_episode", b"max_tokens_per_episode", "max_tokens_per_turn", b"max_tokens_per_turn", "max_turns", b"max_turns", "seed", b"seed", "temperature", b"temperature", "thinking", b"thinking", "top_p", b"top_p"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__context: _TypeAlias = _typing.Literal["context"]  # noqa: Y015
+    _WhichOneofArgType__context: _TypeAlias = _typing.Literal["_context", b"_context"]  # noqa: Y015
     _WhichOneofReturnType__max_tokens_per_episode: _TypeAlias = _typing.Literal["max_tokens_per_episode"]  # noqa: Y015
     _WhichOneofArgType__max_tokens_per_episode: _TypeAlias = _typing.Literal["_max_tokens_per_episode", b"_max_tokens_per_episode"]  # noqa: Y015
     _WhichOneofReturnType__max_tokens_per_turn: _TypeAlias = _typing.Literal["max_tokens_per_turn"]  # noqa: Y015
@@ -360,6 +368,8 @@ class SamplingConfig(_message.Message):
     _WhichOneofArgType__thinking: _TypeAlias = _typing.Literal["_thinking", b"_thinking"]  # noqa: Y015
     _WhichOneofReturnType__top_p: _TypeAlias = _typing.Literal["top_p"]  # noqa: Y015
     _WhichOneofArgType__top_p: _TypeAlias = _typing.Literal["_top_p", b"_top_p"]  # noqa: Y015
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__context) -> _WhichOneofReturnType__context | None: ...
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__max_tokens_per_episode) -> _WhichOneofReturnType__max_tokens_per_episode | None: ...
     @_typing.overload

@@ -106,6 +106,7 @@ class TrajectoryGraded(_message.Message):
     GRADED_AT_FIELD_NUMBER: _builtins.int
     USAGE_FIELD_NUMBER: _builtins.int
     FAILURE_FIELD_NUMBER: _builtins.int
+    TURN_REWARDS_FIELD_NUMBER: _builtins.int
     stop_reason: _trajectory_pb2.StopReason.ValueType
     reward: _builtins.float
     """finite"""
@@ -130,6 +131,12 @@ class TrajectoryGraded(_message.Message):
     def failure(self) -> _trajectory_pb2.PolicyFailure:
         """why the reward is 0, where the policy caused a failure"""
 
+    @_builtins.property
+    def turn_rewards(self) -> _containers.RepeatedScalarFieldContainer[_builtins.float]:
+        """What each turn of the body earns by itself, 0..1, one for each turn; empty: the scenario gives none, or the planner
+        announced the grade again. The reward is not their sum.
+        """
+
     def __init__(
         self,
         *,
@@ -145,10 +152,11 @@ class TrajectoryGraded(_message.Message):
         graded_at: _timestamp_pb2.Timestamp | None = ...,
         usage: _common_pb2.Usage | None = ...,
         failure: _trajectory_pb2.PolicyFailure | None = ...,
+        turn_rewards: _abc.Iterable[_builtins.float] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["body", b"body", "episode", b"episode", "failure", b"failure", "graded_at", b"graded_at", "sampled_by", b"sampled_by", "usage", b"usage"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["body", b"body", "episode", b"episode", "failure", b"failure", "graded_at", b"graded_at", "num_sampled_tokens", b"num_sampled_tokens", "num_turns", b"num_turns", "reward", b"reward", "sampled_by", b"sampled_by", "stop_reason", b"stop_reason", "subscores", b"subscores", "success", b"success", "usage", b"usage"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["body", b"body", "episode", b"episode", "failure", b"failure", "graded_at", b"graded_at", "num_sampled_tokens", b"num_sampled_tokens", "num_turns", b"num_turns", "reward", b"reward", "sampled_by", b"sampled_by", "stop_reason", b"stop_reason", "subscores", b"subscores", "success", b"success", "turn_rewards", b"turn_rewards", "usage", b"usage"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

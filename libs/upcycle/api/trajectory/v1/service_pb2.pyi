@@ -430,6 +430,7 @@ class ClientTrajectory(_message.Message):
     SUCCESS_FIELD_NUMBER: _builtins.int
     SUBSCORES_FIELD_NUMBER: _builtins.int
     FAILURE_FIELD_NUMBER: _builtins.int
+    TURN_REWARDS_FIELD_NUMBER: _builtins.int
     task_position: _builtins.int
     """of its task in the evaluation, from 0"""
     attempt: _builtins.int
@@ -452,6 +453,10 @@ class ClientTrajectory(_message.Message):
     def subscores(self) -> _containers.RepeatedCompositeFieldContainer[_trajectory_pb2.Subscore]: ...
     @_builtins.property
     def failure(self) -> _trajectory_pb2.PolicyFailure: ...
+    @_builtins.property
+    def turn_rewards(self) -> _containers.RepeatedScalarFieldContainer[_builtins.float]:
+        """what each turn earns by itself, 0..1, one for each turn; or none"""
+
     def __init__(
         self,
         *,
@@ -467,10 +472,11 @@ class ClientTrajectory(_message.Message):
         success: _builtins.bool = ...,
         subscores: _abc.Iterable[_trajectory_pb2.Subscore] | None = ...,
         failure: _trajectory_pb2.PolicyFailure | None = ...,
+        turn_rewards: _abc.Iterable[_builtins.float] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["body", b"body", "failure", b"failure"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt", "attempts", b"attempts", "body", b"body", "failure", b"failure", "family", b"family", "reward", b"reward", "split", b"split", "subscores", b"subscores", "success", b"success", "task_digest", b"task_digest", "task_position", b"task_position", "task_slug", b"task_slug"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt", "attempts", b"attempts", "body", b"body", "failure", b"failure", "family", b"family", "reward", b"reward", "split", b"split", "subscores", b"subscores", "success", b"success", "task_digest", b"task_digest", "task_position", b"task_position", "task_slug", b"task_slug", "turn_rewards", b"turn_rewards"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

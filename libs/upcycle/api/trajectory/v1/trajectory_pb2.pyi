@@ -599,6 +599,7 @@ class TrajectorySummary(_message.Message):
     FAILURE_FIELD_NUMBER: _builtins.int
     BODY_REMOVED_AT_FIELD_NUMBER: _builtins.int
     BODY_REMOVED_REASON_FIELD_NUMBER: _builtins.int
+    TURN_REWARDS_FIELD_NUMBER: _builtins.int
     stop_reason: Global___StopReason.ValueType
     num_turns: _builtins.int
     num_sampled_tokens: _builtins.int
@@ -633,6 +634,10 @@ class TrajectorySummary(_message.Message):
     def body_removed_at(self) -> _timestamp_pb2.Timestamp:
         """absent: the body is there"""
 
+    @_builtins.property
+    def turn_rewards(self) -> _containers.RepeatedScalarFieldContainer[_builtins.float]:
+        """what each turn earns by itself, 0..1; empty: the scenario gives none"""
+
     def __init__(
         self,
         *,
@@ -654,10 +659,11 @@ class TrajectorySummary(_message.Message):
         failure: Global___PolicyFailure | None = ...,
         body_removed_at: _timestamp_pb2.Timestamp | None = ...,
         body_removed_reason: _builtins.str = ...,
+        turn_rewards: _abc.Iterable[_builtins.float] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["body", b"body", "body_removed_at", b"body_removed_at", "episode", b"episode", "failure", b"failure", "graded_at", b"graded_at", "ledger", b"ledger", "recorded_at", b"recorded_at", "sampled_by", b"sampled_by"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["body", b"body", "body_removed_at", b"body_removed_at", "body_removed_reason", b"body_removed_reason", "episode", b"episode", "failure", b"failure", "graded", b"graded", "graded_at", b"graded_at", "ledger", b"ledger", "num_sampled_tokens", b"num_sampled_tokens", "num_turns", b"num_turns", "quarantine_reason", b"quarantine_reason", "recorded_at", b"recorded_at", "reward", b"reward", "sampled_by", b"sampled_by", "stop_reason", b"stop_reason", "subscores", b"subscores", "success", b"success", "trace_id", b"trace_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["body", b"body", "body_removed_at", b"body_removed_at", "body_removed_reason", b"body_removed_reason", "episode", b"episode", "failure", b"failure", "graded", b"graded", "graded_at", b"graded_at", "ledger", b"ledger", "num_sampled_tokens", b"num_sampled_tokens", "num_turns", b"num_turns", "quarantine_reason", b"quarantine_reason", "recorded_at", b"recorded_at", "reward", b"reward", "sampled_by", b"sampled_by", "stop_reason", b"stop_reason", "subscores", b"subscores", "success", b"success", "trace_id", b"trace_id", "turn_rewards", b"turn_rewards"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -9,7 +9,7 @@ the same object without "tasks" on the first line, then one row per line. A row 
 import hashlib
 import json
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from difflib import get_close_matches
 from functools import cached_property
@@ -17,18 +17,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Literal, Unpack, get_args
 
 from upcycle.errors import TasksetInvalid, UnknownName
-from upcycle.modules import load_module
 from upcycle.results import Run
 from upcycle.shipped import only_measures
-from upcycle.task_rows import (
-    EnvironmentRef,
-    Task,
-    check_name,
-    environment_from_json,
-    task_digest,
-    task_from_json,
-)
-from upcycle.task_tables import document_from_table, tasks_to_table
+from upcycle.task_rows import EnvironmentRef, Task, check_name, task_digest
+from upcycle.task_tables import tasks_to_table
 
 if TYPE_CHECKING:
     # Clients: never imported where an environment's file imports this module.
@@ -50,7 +42,6 @@ __all__ = [
     "plain_name",
     "task_digest",
     "taskset_digest",
-    "tasksets_in",
 ]
 
 _READ_TIMEOUT_S: Final = 120.0
@@ -67,8 +58,6 @@ KEPT_APART: Final = ("held_out", "audit")
 MAX_TASKS = 100_000
 # `name@2` is the second revision of `name`: the platform numbers them.
 REVISION_SUFFIX = re.compile(r"@\d+$")
-
-_HEADER_FIELDS = frozenset({"name", "split", "environment", "tasks"})
 
 
 @dataclass(frozen=True)
@@ -113,7 +102,9 @@ class Taskset:
         name: which taskset of a .py file, if it has several; the name to give to bare tasks.
         Raises TasksetInvalid or UnknownName.
         """
-        return _load_taskset(Path(path), name)
+        from upcycle.task_documents import load_taskset
+
+        return load_taskset(Path(path), name)
 
     from_file = load
 
@@ -310,96 +301,3 @@ def plain_name(taskset: str) -> str:
 def exact_name(taskset: str, revision: int) -> str:
     """The name of one revision; the plain name where the platform numbers none (0)."""
     return f"{taskset}@{revision}" if revision else taskset
-
-
-def _named(tasksets: Mapping[str, Taskset], name: str | None, path: Path) -> Taskset:
-    """The one taskset asked for. Raises UnknownName when it is missing or the choice is not clear."""
-    if name is None and len(tasksets) == 1:
-        return next(iter(tasksets.values()))
-    if name is not None and name in tasksets:
-        return tasksets[name]
-    known = ", ".join(sorted(tasksets)) or "none"
-    raise UnknownName(
-        f"{path} has no taskset {name!r}" if name else f"{path} has several tasksets", f"it has {known}"
-    )
-
-
-def _load_taskset(path: Path, name: str | None) -> Taskset:
-    """The taskset of a file; the reader of `Taskset.load`."""
-    if path.suffix == ".py":
-        return _from_python(path, name)
-    if not path.is_file():
-        raise UnknownName(f"no such file: {path}", "give a .py, .json, .jsonl or .csv file")
-    if path.suffix == ".csv":
-        return _from_document(document_from_table(_read(path), str(path)), path, name)
-    if path.suffix == ".json":
-        return _from_document(_parse(_read(path), str(path)), path, name)
-    if path.suffix == ".jsonl":
-        lines = enumerate(_read(path).split("\n"), start=1)  # splitlines would also cut inside of strings
-        rows = [_parse(line, f"{path}:{number}") for number, line in lines if line.strip()]
-        has_header = bool(rows) and isinstance(rows[0], dict) and "scenario" not in rows[0]
-        header = rows[0] if has_header else {}
-        return _from_document({**header, "tasks": rows[1:] if has_header else rows}, path, name)
-    raise TasksetInvalid(
-        f"{path}: cannot load a taskset from {path.suffix!r}", "use .py, .json, .jsonl or .csv"
-    )
-
-
-def _read(path: Path) -> str:
-    """The text of a file; spreadsheets write a mark before it, which is left out. Raises TasksetInvalid."""
-    try:
-        return path.read_text(encoding="utf-8-sig")
-    except UnicodeDecodeError as error:
-        raise TasksetInvalid(
-            f"{path} is not UTF-8: {error}", "save it as CSV UTF-8, or convert it"
-        ) from error
-
-
-def tasksets_in(path: Path) -> dict[str, Taskset]:
-    """All tasksets of a tasks.py by name: Taskset attributes as they are, Task and list-of-Task attributes as
-    train tasksets called after the attribute."""
-    module = load_module(path)
-    found: dict[str, Taskset] = {}
-    loose: list[Task] = []
-    for attribute, value in vars(module).items():
-        if attribute.startswith("_"):
-            continue
-        if isinstance(value, Taskset):
-            found[value.name] = value
-        elif isinstance(value, Task):
-            loose.append(value)
-        elif isinstance(value, list | tuple) and value and all(isinstance(item, Task) for item in value):
-            found.setdefault(attribute, Taskset(attribute, value))
-    if loose and not found:
-        found[path.stem] = Taskset(path.stem, loose)
-    return found
-
-
-def _from_python(path: Path, name: str | None) -> Taskset:
-    found = tasksets_in(path)
-    if not found:
-        raise TasksetInvalid(
-            f"{path} defines no tasks", "assign a Taskset, a Task or a list of Task at module level"
-        )
-    return _named(found, name, path)
-
-
-def _from_document(document: Any, path: Path, name: str | None) -> Taskset:
-    if not isinstance(document, dict) or not isinstance(document.get("tasks"), list):
-        raise TasksetInvalid(f"{path}: not a taskset", "use {'name': …, 'split': …, 'tasks': […]}")
-    unknown = sorted(set(document) - _HEADER_FIELDS)
-    if unknown:
-        raise TasksetInvalid(
-            f"{path}: unknown field {unknown[0]!r}", f"use {', '.join(sorted(_HEADER_FIELDS))}"
-        )
-    shared = document.get("environment")
-    environment = environment_from_json(shared) if shared is not None else None
-    tasks = [task_from_json(row, environment) for row in document["tasks"]]
-    return Taskset(name or document.get("name", path.stem), tasks, document.get("split", "train"))
-
-
-def _parse(text: str, where: str) -> Any:
-    try:
-        return json.loads(text)
-    except ValueError as error:
-        raise TasksetInvalid(f"{where}: not JSON: {error}") from error

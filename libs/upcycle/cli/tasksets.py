@@ -93,7 +93,8 @@ def load_source(source: str, name: str = "", *, trains: bool = False) -> Taskset
 
 def load_tasksets(path: Path) -> "dict[str, Taskset]":
     """Every taskset of a tasks file, by name."""
-    from upcycle.tasks import Taskset, tasksets_in
+    from upcycle.task_documents import tasksets_in
+    from upcycle.tasks import Taskset
 
     if path.suffix == ".py":
         with naming_lines():

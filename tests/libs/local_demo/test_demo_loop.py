@@ -23,7 +23,7 @@ from local_stack.supervisor import AlreadyRunning, lock_folder
 from upcycle.api.common.v1 import common_pb2 as common
 from upcycle.api.taskset.v1 import taskset_pb2 as ts
 from upcycle.platform import Platform
-from upcycle.tasks import tasksets_in
+from upcycle.task_documents import tasksets_in
 
 
 @pytest.fixture

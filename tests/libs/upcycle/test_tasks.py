@@ -103,7 +103,7 @@ def test_a_taskset_has_unique_slugs_one_environment_and_a_split(env: Environment
         ([], "train", "0 tasks"),
         ([one, elsewhere], "train", "one taskset per environment"),
         ([one, "two"], "train", "not a Task"),
-        ([one], "test", "'train' or 'held_out', or 'unassigned'"),
+        ([one], "test", "'train', 'held_out' or 'audit', or 'unassigned'"),
     ]
     for tasks, split, text in bad:
         with pytest.raises(TasksetInvalid, match=text):

@@ -1,5 +1,7 @@
 """A turn with a thinking budget: where its thinking is ended, by which tokens, and what of it may train."""
 
+from typing import Any
+
 import pytest
 from tests.services.rollout_sampler.conftest import Testbed
 
@@ -16,7 +18,7 @@ def endless_thinker(prompt: str, _: object) -> str:
     return "OOM" if "</think>" in prompt else "<think>" + " checkout" * 300
 
 
-async def played(bed: Testbed, **changes: int) -> TrajectoryBody:
+async def played(bed: Testbed, **changes: Any) -> TrajectoryBody:
     """One episode of a run whose turns think for BUDGET tokens."""
     sampling = taskset_pb2.SamplingConfig(thinking=str(BUDGET), max_turns=1, **changes)
     await bed.sampler()

@@ -23,7 +23,8 @@ score-failures True, seed 0, steps 100, taskset, taskset-name, temperature 1, th
 warmup-steps 0, weight-decay 0
 """  # noqa: E501 - a table
 FLAGS_OF_EVAL = """
-at-version, channel `head`; with --trainable `latest`, context stop, episode-deadline-s 120, group 1, label, max-concurrent,
+at-version, channel `head`; with --trainable `latest`, context stop, episode-deadline-s 120, group 1, label,
+max-concurrent,
 max-tokens-per-episode 2048,
 max-tokens-per-turn 128, max-turns 8, seed 0, taskset, temperature 1, thinking, top-p 1, trainable
 """

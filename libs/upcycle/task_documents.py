@@ -1,0 +1,107 @@
+"""Tasksets read from files: tasks.py, JSON, JSON lines, CSV."""
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Final
+
+from upcycle.errors import TasksetInvalid, UnknownName
+from upcycle.modules import load_module
+from upcycle.task_rows import Task, environment_from_json, task_from_json
+from upcycle.task_tables import document_from_table
+from upcycle.tasks import Taskset
+
+_HEADER_FIELDS: Final = frozenset({"name", "split", "environment", "tasks"})
+
+
+def _named(tasksets: Mapping[str, Taskset], name: str | None, path: Path) -> Taskset:
+    """The one taskset asked for. Raises UnknownName when it is missing or the choice is not clear."""
+    if name is None and len(tasksets) == 1:
+        return next(iter(tasksets.values()))
+    if name is not None and name in tasksets:
+        return tasksets[name]
+    known = ", ".join(sorted(tasksets)) or "none"
+    raise UnknownName(
+        f"{path} has no taskset {name!r}" if name else f"{path} has several tasksets", f"it has {known}"
+    )
+
+
+def load_taskset(path: Path, name: str | None) -> Taskset:
+    """The taskset of a file, as `Taskset.load` says it. Raises TasksetInvalid and UnknownName."""
+    if path.suffix == ".py":
+        return _from_python(path, name)
+    if not path.is_file():
+        raise UnknownName(f"no such file: {path}", "give a .py, .json, .jsonl or .csv file")
+    if path.suffix == ".csv":
+        return _from_document(document_from_table(_read(path), str(path)), path, name)
+    if path.suffix == ".json":
+        return _from_document(_parse(_read(path), str(path)), path, name)
+    if path.suffix == ".jsonl":
+        lines = enumerate(_read(path).split("\n"), start=1)  # splitlines would also cut inside of strings
+        rows = [_parse(line, f"{path}:{number}") for number, line in lines if line.strip()]
+        has_header = bool(rows) and isinstance(rows[0], dict) and "scenario" not in rows[0]
+        header = rows[0] if has_header else {}
+        return _from_document({**header, "tasks": rows[1:] if has_header else rows}, path, name)
+    raise TasksetInvalid(
+        f"{path}: cannot load a taskset from {path.suffix!r}", "use .py, .json, .jsonl or .csv"
+    )
+
+
+def _read(path: Path) -> str:
+    """The text of a file; spreadsheets write a mark before it, which is left out. Raises TasksetInvalid."""
+    try:
+        return path.read_text(encoding="utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise TasksetInvalid(
+            f"{path} is not UTF-8: {error}", "save it as CSV UTF-8, or convert it"
+        ) from error
+
+
+def tasksets_in(path: Path) -> dict[str, Taskset]:
+    """All tasksets of a tasks.py by name: Taskset attributes as they are, Task and list-of-Task attributes as
+    train tasksets called after the attribute."""
+    module = load_module(path)
+    found: dict[str, Taskset] = {}
+    loose: list[Task] = []
+    for attribute, value in vars(module).items():
+        if attribute.startswith("_"):
+            continue
+        if isinstance(value, Taskset):
+            found[value.name] = value
+        elif isinstance(value, Task):
+            loose.append(value)
+        elif isinstance(value, list | tuple) and value and all(isinstance(item, Task) for item in value):
+            found.setdefault(attribute, Taskset(attribute, value))
+    if loose and not found:
+        found[path.stem] = Taskset(path.stem, loose)
+    return found
+
+
+def _from_python(path: Path, name: str | None) -> Taskset:
+    found = tasksets_in(path)
+    if not found:
+        raise TasksetInvalid(
+            f"{path} defines no tasks", "assign a Taskset, a Task or a list of Task at module level"
+        )
+    return _named(found, name, path)
+
+
+def _from_document(document: Any, path: Path, name: str | None) -> Taskset:
+    if not isinstance(document, dict) or not isinstance(document.get("tasks"), list):
+        raise TasksetInvalid(f"{path}: not a taskset", "use {'name': …, 'split': …, 'tasks': […]}")
+    unknown = sorted(set(document) - _HEADER_FIELDS)
+    if unknown:
+        raise TasksetInvalid(
+            f"{path}: unknown field {unknown[0]!r}", f"use {', '.join(sorted(_HEADER_FIELDS))}"
+        )
+    shared = document.get("environment")
+    environment = environment_from_json(shared) if shared is not None else None
+    tasks = [task_from_json(row, environment) for row in document["tasks"]]
+    return Taskset(name or document.get("name", path.stem), tasks, document.get("split", "train"))
+
+
+def _parse(text: str, where: str) -> Any:
+    try:
+        return json.loads(text)
+    except ValueError as error:
+        raise TasksetInvalid(f"{where}: not JSON: {error}") from error

@@ -3,11 +3,12 @@
 from collections.abc import Callable, Sequence
 from typing import Any, Final
 
-from event_bus import Delivery, EventHandlers, EventRouter
+from event_bus import Delivery, EventHandlers, EventRouter, PoisonMessage
 from event_bus.topology import SCENARIO_RUNNER_PLAN
 from scenario_runner import telemetry
 from scenario_runner.adapters.sql_plan import SqlPlan
 from scenario_runner.domain.facts import Fact
+from scenario_runner.usecases.completed_steps import FalseStep
 from scenario_runner.usecases.planning import apply_facts
 from scenario_runner.wire import received
 from sql_store import SoleHolder
@@ -37,10 +38,14 @@ def plan_router(plan: SqlPlan, reading: SoleHolder, *, wake: Callable[[], None])
 
     @router.projection(SCENARIO_RUNNER_PLAN, FACTS, is_ours=reading.is_ours)
     async def apply(batch: Sequence[tuple[Delivery[Any], Fact | None]]) -> None:
-        """One batch, one transaction. A fact that is delivered again changes nothing."""
+        """One batch, one transaction. A fact that is delivered again changes nothing; a false one is a dead
+        letter."""
         facts = [fact for _, fact in batch if fact is not None]
         with telemetry.PLAN_S.labels("facts").time():
-            await plan.transact(lambda unit: apply_facts(unit, facts), check=reading.check)
+            try:
+                await plan.transact(lambda unit: apply_facts(unit, facts), check=reading.check)
+            except FalseStep as error:
+                raise PoisonMessage(str(error)) from error
         wake()
 
     return router

@@ -179,6 +179,9 @@ class StubPlayer:
         broken(self._luck.playing_fails, EpisodeBroken, EpisodeFailure.TOOL_TIMEOUT, "its tool hung")
         body.answer, body.stop_reason = "xx", trajectory_pb2.STOP_REASON_ANSWERED
 
+    async def note_last_state(self, body: trajectory_pb2.TrajectoryBody) -> None:
+        """A simulated environment declares no state."""
+
 
 def _write(directory: Path, gradients: str) -> None:
     directory.mkdir()

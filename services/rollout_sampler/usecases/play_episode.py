@@ -83,6 +83,8 @@ class PlayEpisode:
             failure = await self._play(task, player, body)
             if failure is not None and not _is_zero(task, body, failure):
                 return self._failed(body, failure)
+            if failure is None:
+                await player.note_last_state(body)
             self._end(body, player, failure)
             stored = await self._store(task, body)
             is_mine = stored.body.lease_id == environment.lease.lease_id

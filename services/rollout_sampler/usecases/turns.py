@@ -106,9 +106,13 @@ class EpisodePlayer:
             self._task.sampling.max_turns, limits.max_tool_calls_per_turn, limits.max_tool_result_chars
         )
         ending = await play_turns(self, turns)
+        body.stop_reason, body.answer = _STOP_REASONS[ending.stop_reason], ending.answer
+
+    async def note_last_state(self, body: TrajectoryBody) -> None:
+        """Add the environment's state before the grade, where it declares one. It takes no time of the
+        episode, which is over, and never raises."""
         if body.HasField("first_state"):
             body.last_state.CopyFrom(await self._environments.last_state(self._environment.lease))
-        body.stop_reason, body.answer = _STOP_REASONS[ending.stop_reason], ending.answer
 
     async def begin(self) -> None:
         """Render the prompt. Raises EpisodeBroken for one that leaves no room for an answer."""

@@ -58,7 +58,11 @@ LEFT_OPEN = (
     .order_by(GROUP.c.group_id)
 )
 _SINCE_STEP = (_GROUP_OF_RUN, GROUP.c.at_step == sa.bindparam("since_step"))
-_WITHOUT_STEP = (*_SINCE_STEP, GROUP.c.outcome.like("excluded(%"))  # an open group has no outcome
+_WITHOUT_STEP = (
+    *_SINCE_STEP,
+    GROUP.c.outcome.like("excluded(%"),  # an open group has no outcome
+    GROUP.c.settled_at >= sa.bindparam("after", type_=UtcDateTime()),
+)
 TRAINED_SINCE = (
     sa.select(sa.func.count())
     .select_from(GROUP)

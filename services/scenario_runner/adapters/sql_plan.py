@@ -199,30 +199,30 @@ class PlanUnit(SqlAnnouncements):
         """Open groups that have no unsettled member: there should be none."""
         return list(self._read(statements.LEFT_OPEN, run_id_=run_id).scalars())
 
-    def num_without_step(self, run_id: str, since_step: int) -> int:
-        """Groups that the trainer settled without training on them, since a step was completed. Of those of
-        evaluations only the ones that taught the run nothing."""
-        return sum(self.outcomes_without_step(run_id, since_step).values())
-
-    def outcomes_without_step(self, run_id: str, since_step: int) -> dict[str, int]:
-        """The same groups by their outcome."""
-        groups = self._read(statements.GROUPS_WITHOUT_STEP, run_id_=run_id, since_step=since_step)
+    def outcomes_without_step(self, run: RunRecord) -> dict[str, int]:
+        """Groups by their outcome that the trainer settled without training on them, since the run completed
+        a step, or was resumed after it had paused itself. Of those of evaluations only the ones that taught
+        the run nothing."""
+        after = run.resumed_at or run.submitted_at
+        wanted = {"run_id_": run.run_id, "since_step": run.step, "after": after}
+        groups = self._read(statements.GROUPS_WITHOUT_STEP, **wanted)
         own = {outcome: int(count) for outcome, count in groups}
-        return own | dict(self.source_groups.released_since(run_id, since_step))
+        return own | self.source_groups.released_since(run.run_id, run.step, after)
 
     def num_in_step(self, run_id: str, since_step: int) -> int:
         """Groups that were settled as trained by a step whose `step.completed` was not delivered yet."""
         own = self._read(statements.TRAINED_SINCE, run_id_=run_id, since_step=since_step)
         return int(own.scalar_one()) + self.source_groups.trained_after(run_id, since_step)
 
-    def without_step(self, run_id: str, since_step: int) -> WithoutStep:
+    def without_step(self, run: RunRecord) -> WithoutStep:
         """The same groups with their outcomes and rewards."""
-        wanted = {"run_id_": run_id, "since_step": since_step}
-        groups = self.outcomes_without_step(run_id, since_step)
+        after = run.resumed_at or run.submitted_at
+        wanted = {"run_id_": run.run_id, "since_step": run.step, "after": after}
+        groups = self.outcomes_without_step(run)
         rewards: dict[str, dict[float, int]] = {}
         for outcome, reward, count in self._read(statements.REWARDS_WITHOUT_STEP, **wanted):
             rewards.setdefault(outcome, {})[reward] = count
-        rewards |= self.source_groups.released_rewards(run_id, since_step)
+        rewards |= self.source_groups.released_rewards(run.run_id, run.step, after)
         return WithoutStep(groups, rewards)
 
     def prefetch(self, group_ids: Collection[str]) -> None:

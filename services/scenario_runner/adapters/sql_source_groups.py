@@ -21,7 +21,7 @@ from scenario_runner.domain.source_groups import (
     SourceLoad,
     SourceTally,
 )
-from sql_store import owned
+from sql_store import UtcDateTime, owned
 
 _OF_RUN = SOURCE_GROUP.c.run_id == sa.bindparam("run_id_")
 _GROUPS = sa.select(*(SOURCE_GROUP.c[name] for name in SourceGroup.__slots__))
@@ -56,6 +56,7 @@ _RELEASED_SINCE = (
     SOURCE_GROUP.c.state == SourceGroupState.RELEASED.value,
     SOURCE_GROUP.c.step >= sa.bindparam("step_"),
     SOURCE_GROUP.c.reason.in_(sorted(WITHOUT_SIGNAL)),
+    SOURCE_GROUP.c.settled_at >= sa.bindparam("after", type_=UtcDateTime()),
 )
 RELEASED_SINCE = (
     sa.select(SOURCE_GROUP.c.reason, sa.func.count()).where(*_RELEASED_SINCE).group_by(SOURCE_GROUP.c.reason)
@@ -211,15 +212,17 @@ class SourceGroups:
         """Groups of evaluations that the run trained in a later step than this one."""
         return int(self._sql.execute(TRAINED_AFTER, {"run_id_": run_id, "step_": step}).scalar_one())
 
-    def released_since(self, run_id: str, step: int) -> dict[str, int]:
-        """Groups that taught the run nothing, released since it completed a step, by `released(<reason>)`."""
-        rows = self._sql.execute(RELEASED_SINCE, {"run_id_": run_id, "step_": step})
+    def released_since(self, run_id: str, step: int, after: datetime) -> dict[str, int]:
+        """Groups that taught the run nothing, released since it completed a step and after that moment, by
+        `released(<reason>)`."""
+        rows = self._sql.execute(RELEASED_SINCE, {"run_id_": run_id, "step_": step, "after": after})
         return {f"{GroupOutcome.RELEASED}({reason})": count for reason, count in rows}
 
-    def released_rewards(self, run_id: str, step: int) -> dict[str, dict[float, int]]:
+    def released_rewards(self, run_id: str, step: int, after: datetime) -> dict[str, dict[float, int]]:
         """The rewards of the same groups: `released(<reason>)` to reward to episodes."""
         rewards: dict[str, dict[float, int]] = {}
-        for reason, reward, count in self._sql.execute(RELEASED_REWARDS, {"run_id_": run_id, "step_": step}):
+        wanted = {"run_id_": run_id, "step_": step, "after": after}
+        for reason, reward, count in self._sql.execute(RELEASED_REWARDS, wanted):
             rewards.setdefault(f"{GroupOutcome.RELEASED}({reason})", {})[reward] = count
         return rewards
 

@@ -35,7 +35,7 @@ RUN = sa.Table(
     *columns("taskset_revision num_tasks step policy_version next_position", sa.BigInteger),
     *columns("num_graded num_successes", sa.BigInteger),
     *columns("reward_sum engine_s environment_s trainer_s", sa.Float),
-    *columns("submitted_at ending_since finished_at released_at removed_at held_at", UtcDateTime),
+    *columns("submitted_at resumed_at ending_since finished_at released_at removed_at held_at", UtcDateTime),
     *columns("summary final_counts", sa.String),
     *columns("is_emptied", sa.Boolean),
 )

@@ -49,6 +49,8 @@ class ZygotePool:
         self._look_every_s = look_every_s
         self._zygotes: dict[_Key, asyncio.Task[WarmEnvironment]] = {}
         self._newest: dict[PythonEnvironment, str] = {}
+        self._dead: list[asyncio.Task[WarmEnvironment]] = []
+        """Those that were replaced; their folders are still there."""
         self._retiring: asyncio.Task[None] | None = None
         self._has_swept = False
 
@@ -113,7 +115,7 @@ class ZygotePool:
         """End every zygote and its episodes."""
         if self._retiring is not None:
             self._retiring.cancel()
-        tasks, self._zygotes = list(self._zygotes.values()), {}
+        tasks, self._zygotes, self._dead = [*self._zygotes.values(), *self._dead], {}, []
         for task in tasks:
             task.cancel()
         zygotes = await asyncio.gather(*tasks, return_exceptions=True)
@@ -135,6 +137,7 @@ class ZygotePool:
         task = self._zygotes.get(key)
         if task is not None and task.done() and _is_dead(task):
             log.warning("zygote_replaced", extra={"path": source.path})
+            self._dead.append(task)
             task = None
         if task is None:
             task = asyncio.ensure_future(self._started(source, files, is_in_place))
@@ -172,9 +175,11 @@ class ZygotePool:
             self._retiring = asyncio.create_task(self._retire())
 
     async def _retire(self) -> None:
-        """End unused zygotes, until there are none."""
-        while self._zygotes:
+        """End unused zygotes and remove what dead ones left, until there are none."""
+        while self._zygotes or self._dead:
             await asyncio.sleep(self._look_every_s)
+            while self._dead:
+                await _forget(self._dead.pop())
             for key in list(self._zygotes):
                 await self._end_if_unused(key)
 
@@ -182,12 +187,11 @@ class ZygotePool:
         task, (source, digest) = self._zygotes.get(key), key
         if task is None or not task.done():
             return
-        is_newest = self._newest.get(source) == digest
         if _is_dead(task):
-            if not is_newest:
-                del self._zygotes[key]
+            del self._zygotes[key]
+            await _forget(task)
             return
-        zygote = task.result()
+        zygote, is_newest = task.result(), self._newest.get(source) == digest
         unused_s = asyncio.get_running_loop().time() - zygote.used_at
         if not zygote.has_episodes and unused_s >= (
             self._idle_after_s if is_newest else self._retire_after_s
@@ -199,3 +203,9 @@ class ZygotePool:
 
 def _is_dead(task: "asyncio.Task[WarmEnvironment]") -> bool:
     return task.cancelled() or task.exception() is not None or task.result().dead.done()
+
+
+async def _forget(dead: "asyncio.Task[WarmEnvironment]") -> None:
+    """Remove the folder of a zygote that is dead; one that never started has removed its own."""
+    if not dead.cancelled() and dead.exception() is None:
+        await dead.result().stop()

@@ -57,13 +57,14 @@ class GroupSettled:
 @dataclass(frozen=True, slots=True)
 class Advanced:
     """Fact: the trainer completed a step of a run, or published its version. trainer_s: of all its
-    steps so far. episode_ids: all that the step trained, also of evaluations."""
+    steps so far. episode_ids: all that the step trained, also of evaluations; None where the trainer said it
+    when it was asked, and for a version."""
 
     run_id: str
     step: int
     version: int
     trainer_s: float = 0.0
-    episode_ids: tuple[str, ...] = ()
+    episode_ids: tuple[str, ...] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,7 +93,7 @@ Fact = Graded | Failed | GroupSettled | Advanced | Stopping | SessionFailed
 def trained_by(fact: Advanced) -> Iterator[GroupSettled]:
     """The ends of the groups of a step."""
     members: dict[str, list[str]] = {}
-    for episode in fact.episode_ids:
+    for episode in fact.episode_ids or ():
         members.setdefault(group_of_episode(episode), []).append(episode)
     for group, episodes in members.items():
         numbered = parse_group_id(group)

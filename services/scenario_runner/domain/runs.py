@@ -119,6 +119,8 @@ class RunRecord:
     taskset_revision: int = 1
     removed_at: datetime | None = None
     """When retention removed its groups and episodes; its totals are kept."""
+    resumed_at: datetime | None = None
+    """When a person resumed it after it had paused itself, the last time."""
     tenant: str = DEFAULT_TENANT
 
     def __post_init__(self) -> None:

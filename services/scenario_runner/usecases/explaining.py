@@ -65,5 +65,5 @@ def _own_facts(unit: PlanUnit, run_id: str) -> tuple[RunView, PlanWaits, Supply,
     run, waits = find_run(unit, run_id), unit.waits(run_id)
     if run.spec.purpose is Purpose.TRAIN:
         num_in_step = unit.num_in_step(run_id, run.step)
-        waits = replace(waits, without_step=unit.without_step(run_id, run.step), num_in_step=num_in_step)
+        waits = replace(waits, without_step=unit.without_step(run), num_in_step=num_in_step)
     return view_of(unit, run), waits, supply_of(unit, run), unit.outbox_waiting(run.spec.policy.model)

@@ -2,20 +2,14 @@
 old to train."""
 
 import logging
-from collections.abc import Iterable, Mapping, Set
+from collections.abc import Iterable
 from dataclasses import replace
 
-from episodes import GroupOutcome, GroupReason
+from episodes import GroupOutcome
 from scenario_runner.adapters.sql_plan import PlanUnit
 from scenario_runner.domain import plan
 from scenario_runner.domain.facts import Fact, GroupSettled
-from scenario_runner.domain.learning import (
-    NoSteps,
-    all_too_old,
-    nothing_to_learn,
-    num_not_stale,
-    why_no_steps,
-)
+from scenario_runner.domain.learning import NoSteps, all_too_old, nothing_to_learn, why_no_steps
 from scenario_runner.domain.runs import (
     FAILED,
     LOST,
@@ -27,7 +21,6 @@ from scenario_runner.domain.runs import (
     RunState,
 )
 from scenario_runner.usecases.ending import end_run, stop_early, why_all_failed
-from upcycle.run_config import Training
 
 log = logging.getLogger(__name__)
 
@@ -70,22 +63,19 @@ def _pause_itself(unit: PlanUnit, run: RunRecord, text: str) -> None:
     unit.update_run(replace(run, state=RunState.PAUSED, failure=text))
 
 
-def settled_without_step(facts: Iterable[Fact]) -> dict[str, set[str]]:
-    """Runs of which these facts settle groups that were not trained on, and why they were not."""
-    reasons: dict[str, set[str]] = {}
-    for fact in facts:
-        if isinstance(fact, GroupSettled) and fact.outcome != GroupOutcome.TRAINED:
-            reasons.setdefault(fact.run_id, set()).add(fact.reason)
-    return reasons
+def settled_without_step(facts: Iterable[Fact]) -> set[str]:
+    """Runs of which these facts settle groups that were not trained on."""
+    settled = (fact for fact in facts if isinstance(fact, GroupSettled))
+    return {fact.run_id for fact in settled if fact.outcome != GroupOutcome.TRAINED}
 
 
-def end_if_nothing_to_learn(unit: PlanUnit, run_id: str, reasons: Set[str]) -> None:
+def end_if_nothing_to_learn(unit: PlanUnit, run_id: str) -> None:
     """End a training run with a step limit after too many groups in a row without a step.
 
     Before its first step it fails. After one it ends early, with a final checkpoint: it may have solved its
     tasks. A run whose groups are too old to train pauses instead: nothing is known about what there is to
-    learn. Called after a whole batch of facts, so that a step which the batch completes counts. reasons: of
-    the groups that the batch settled without a step.
+    learn; once a person resumed it, only groups of after that count. Called after a whole batch of facts, so
+    that a step which the batch completes counts.
     """
     run = unit.run(run_id)
     if run is None or run.state not in OPEN_RUN_STATES:
@@ -93,30 +83,20 @@ def end_if_nothing_to_learn(unit: PlanUnit, run_id: str, reasons: Set[str]) -> N
     training = run.spec.training
     if training is None or not training.steps:
         return
-    outcomes = unit.outcomes_without_step(run_id, run.step)
+    outcomes = unit.outcomes_without_step(run)
     why = why_no_steps(outcomes, training)
     if why is None or unit.num_in_step(run_id, run.step):
         return
     if why is NoSteps.TOO_OLD:
-        if GroupReason.STALE in reasons or num_not_stale(outcomes) >= training.max_no_step_groups:
-            _pause_if_too_old(unit, run, training, outcomes)
+        if run.state is RunState.RUNNING:
+            _pause_itself(unit, run, all_too_old(outcomes, run.step, run.run_id))
         return
     num_waiting = _num_waiting(unit.unsettled(run_id))
-    reason = nothing_to_learn(unit.without_step(run_id, run.step), run.step, num_waiting)
+    reason = nothing_to_learn(unit.without_step(run), run.step, num_waiting)
     if run.step:
         stop_early(unit, run, reason, kept=True)
     else:
         end_run(unit, run, RunState.FAILED, "run_failed", failure=reason)
-
-
-def _pause_if_too_old(
-    unit: PlanUnit, run: RunRecord, training: Training, outcomes: Mapping[str, int]
-) -> None:
-    """Unless the run was resumed a moment ago: as many episodes may then end as paused it the first time, as
-    far as their ends are remembered."""
-    num_awaited = min(NUM_RECENT, training.max_no_step_groups * run.spec.group_size)
-    if run.state is RunState.RUNNING and len(run.recent_ends) >= num_awaited:
-        _pause_itself(unit, run, all_too_old(outcomes, run.step, run.run_id))
 
 
 def _num_waiting(unsettled: Iterable[EpisodeRow]) -> int:

@@ -5,6 +5,7 @@ grade asks so many questions of so many characters and no more.
 """
 
 import asyncio
+from typing import Any
 
 from episodes import EpisodeFailure
 from scenario_runner.domain.environments import (
@@ -75,7 +76,7 @@ class JudgeQuestions:
         else:
             reply.set_result(given.reply)
 
-    async def asked(self, grading: "asyncio.Task[object]") -> JudgeAsked | None:
+    async def asked(self, grading: "asyncio.Future[Any]") -> JudgeAsked | None:
         """The question that waits, once there is one; None once the grade is done."""
         while not grading.done():
             if self._open is not None:

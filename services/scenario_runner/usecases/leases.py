@@ -1,16 +1,17 @@
 """Leases on live environments: who may use which process, for how long, and what a repeated call gets.
 
 Every call is idempotent: a tool call by its call id, a grade by its lease. An environment ends with its
-grade, its close, or the end of its lease; the grade can be read until the lease ends. An episode may be
+grade, its close, or the end of its lease; the grade can be read until the lease ends, or thousands of others
+have been graded since. An episode may be
 opened twice, because its sampler died: the older lease stays usable, since a trajectory with it may be stored
 already. A third `Open` ends the oldest lease.
 """
 
 import asyncio
-import json
 import logging
+from collections import deque
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from datetime import datetime, timedelta
 
 from blob_store import BlobRef
@@ -37,6 +38,7 @@ from scenario_runner.domain.environments import (
 )
 from scenario_runner.ports import EnvironmentHost, LiveEnvironment, PlannedEpisodes
 from scenario_runner.usecases.judge_questions import JudgeQuestions
+from scenario_runner.usecases.lease import Lease, called, refuse_blame
 from upcycle.errors import Unavailable
 from upcycle.states import StateEntry
 
@@ -47,6 +49,8 @@ MAX_ANSWER_S = 3600.0
 """The longest that a caller may take for a judge's answer."""
 GRADER_WAIT_S = 60.0
 """How long an environment waits for its grader at least, also for an answer in the episode's last second."""
+MAX_ENDED = 8192
+"""Leases that are kept for their answers alone: half a minute of them at 250 episodes a second."""
 _DRAIN_POLL_S = 0.05
 _EMPTY_TRAJECTORY = {"turns": [{"text": "", "tool_calls": []}]}
 """Of an empty answer: a scenario that reads the last turn finds one."""
@@ -55,36 +59,12 @@ _EMPTY_TRAJECTORY = {"turns": [{"text": "", "tool_calls": []}]}
 @dataclass(frozen=True, slots=True)
 class LeaseRules:
     """capacity: environments alive at once. ttl_s: seconds that a lease lasts, unless the episode's own
-    deadline and GRADER_WAIT_S after it are later."""
+    deadline and GRADER_WAIT_S after it are later. max_ended: leases whose environment has ended; of more, the
+    one that ended first goes."""
 
     capacity: int
     ttl_s: float
-
-
-@dataclass(slots=True)
-class _Lease:
-    """environment: None once it ended. A lease outlives it by minutes, and there are thousands of them.
-    is_closed: whether it was the lease that ended it, and nothing that happened in it."""
-
-    lease_id: str
-    episode: EpisodeToPlay
-    environment: LiveEnvironment | None
-    expires_at: datetime
-    calls: dict[str, "asyncio.Task[ToolOutcome]"] = field(default_factory=dict)
-    last_state: "asyncio.Task[StateEntry] | None" = None
-    grading: "asyncio.Task[Grade] | None" = None
-    questions: JudgeQuestions | None = None
-    is_closed: bool = False
-
-    @property
-    def ended(self) -> bool:
-        """Whether its environment ended."""
-        return self.environment is None
-
-    @property
-    def episode_id(self) -> str:
-        """Whose environment it is."""
-        return self.episode.episode_id
+    max_ended: int = MAX_ENDED
 
 
 class Leases:
@@ -106,8 +86,10 @@ class Leases:
         self._rules = rules
         self._now = now
         self._new_id = new_id
-        self._leases: dict[str, _Lease] = {}
+        self._leases: dict[str, Lease] = {}
         self._by_episode: dict[str, list[str]] = {}
+        self._ended: deque[str] = deque()
+        """Leases whose environment has ended, the first one first; some are closed already."""
         self._starting = 0
         self._alive = 0
         self._is_draining = False
@@ -140,7 +122,7 @@ class Leases:
         self._alive += 1
         last_answer = episode.deadline + timedelta(seconds=GRADER_WAIT_S)
         expires_at = max(last_answer, self._now() + timedelta(seconds=self._rules.ttl_s))
-        lease = _Lease(self._new_id("lease"), episode, environment, expires_at)
+        lease = Lease(self._new_id("lease"), episode, environment, expires_at)
         self._leases[lease.lease_id] = lease
         self._opened.append(episode_id)
         await self._limit_leases_of(episode_id, lease.lease_id)
@@ -158,8 +140,8 @@ class Leases:
         lease = self._known(lease_id)
         environment, call = self._live(lease), lease.calls.get(call_id)
         if call is None:
-            called = _called(environment, name, arguments_json, limit_s)
-            call = asyncio.ensure_future(self._ending_on_failure(lease, called))
+            running = called(environment, name, arguments_json, limit_s)
+            call = asyncio.ensure_future(self._ending_on_failure(lease, running))
             lease.calls[call_id] = call
         # Shielded: a caller that gives up must not undo a call that its retry will ask for again.
         return await asyncio.shield(call)
@@ -261,8 +243,8 @@ class Leases:
             raise EnvironmentBroken(f"the scenario fails before its prompt, each time: {again}") from again
 
     async def _grading(
-        self, lease: _Lease, body: BlobRef, questions: JudgeQuestions | None
-    ) -> "asyncio.Task[Grade]":
+        self, lease: Lease, body: BlobRef, questions: JudgeQuestions | None
+    ) -> "asyncio.Future[Grade]":
         """The grading of a lease, which the first call begins. questions: where those to judges wait, if
         that call asks judges."""
         if lease.grading is None:
@@ -278,31 +260,32 @@ class Leases:
                 lease.expires_at = max(lease.expires_at, self._now() + timedelta(seconds=self._rules.ttl_s))
                 lease.questions = questions
                 lease.grading = asyncio.ensure_future(self._grade(lease, environment, transcript))
-                lease.grading.add_done_callback(_retrieved)  # while a judge is asked, no call awaits it
+                lease.grading.add_done_callback(lease.keep_result)
         return lease.grading
 
     async def _grade(
-        self, lease: _Lease, environment: LiveEnvironment, transcript: ScenarioTranscript
+        self, lease: Lease, environment: LiveEnvironment, transcript: ScenarioTranscript
     ) -> Grade:
         try:
             return await self._graded(lease, environment, transcript)
         finally:
-            lease.calls.clear()  # until the lease lapses, only its grade is asked for again
+            lease.calls.clear()  # from now on only its grade is asked for again
+            lease.last_state = None
             await self._end(lease)
 
     async def _graded(
-        self, lease: _Lease, environment: LiveEnvironment, transcript: ScenarioTranscript
+        self, lease: Lease, environment: LiveEnvironment, transcript: ScenarioTranscript
     ) -> Grade:
         judge = None if lease.questions is None else lease.questions.ask
         try:
             return await environment.grade(transcript.answer, transcript.trajectory, judge)
         except PolicyFault as error:
-            _refuse_blame(lease, error)
+            refuse_blame(lease, error)
             fault = error
         except (EpisodeFault, EpisodeTimeout, EnvironmentKilled) as error:
             if error.failure_kind == EpisodeFailure.EXTERNAL_FAILURE:
                 raise
-            _refuse_blame(lease, error)
+            refuse_blame(lease, error)
             await environment.close()
             await self._check_fresh_instance(lease, error)
             fault = PolicyFault(EpisodeFailure.ANSWER_ERROR, f"{error.failure_kind}: {error}")
@@ -310,7 +293,7 @@ class Leases:
             raise fault
         return Grade(0.0, False, (), {}, 0.0, fault)
 
-    async def _check_fresh_instance(self, lease: _Lease, first: EpisodeError) -> None:
+    async def _check_fresh_instance(self, lease: Lease, first: EpisodeError) -> None:
         """Have a fresh instance of the scenario grade an empty answer, in the slot of the one that failed.
 
         Raises EnvironmentBroken when it fails as well, and what is missing: EnvironmentLost, and EpisodeFault
@@ -328,23 +311,23 @@ class Leases:
             is_lost = isinstance(again, EnvironmentLost) and not isinstance(again, EnvironmentKilled)
             if is_lost or again.failure_kind == EpisodeFailure.EXTERNAL_FAILURE:
                 raise
-            _refuse_blame(lease, again)
+            refuse_blame(lease, again)
             raise EnvironmentBroken(
                 f"the scenario fails on an empty answer too: {again}\nand failed on the policy's: {first}"
             ) from again
 
-    async def _ending_on_failure(self, lease: _Lease, call: Awaitable[ToolOutcome]) -> ToolOutcome:
+    async def _ending_on_failure(self, lease: Lease, call: Awaitable[ToolOutcome]) -> ToolOutcome:
         try:
             return await call
         except EpisodeError as error:
             await self._end(lease)
-            _refuse_blame(lease, error)
+            refuse_blame(lease, error)
             raise
         except BaseException:
             await self._end(lease)
             raise
 
-    async def _end(self, lease: _Lease) -> None:
+    async def _end(self, lease: Lease) -> None:
         environment, lease.environment = lease.environment, None
         if environment is not None:
             self._alive -= 1
@@ -354,6 +337,9 @@ class Leases:
                 await environment.close()
             except Exception:  # no other lease, and no grade, depends on how this environment ends
                 log.exception("environment_not_closed", extra={"lease_id": lease.lease_id})
+            self._ended.append(lease.lease_id)
+            while len(self._ended) > self._rules.max_ended:
+                await self.close(self._ended.popleft())
 
     async def _limit_leases_of(self, episode_id: str, lease_id: str) -> None:
         lease_ids = self._by_episode.setdefault(episode_id, [])
@@ -361,42 +347,16 @@ class Leases:
         if len(lease_ids) > MAX_LEASES_PER_EPISODE:
             await self.close(lease_ids[0])
 
-    def _known(self, lease_id: str) -> _Lease:
+    def _known(self, lease_id: str) -> Lease:
         self._last_asked = asyncio.get_running_loop().time()
         lease = self._leases.get(lease_id)
         if lease is None or lease.expires_at <= self._now():
             raise UnknownLease(f"no lease {lease_id!r}: it lapsed, was closed, or its replica was restarted")
         return lease
 
-    def _live(self, lease: _Lease) -> LiveEnvironment:
+    def _live(self, lease: Lease) -> LiveEnvironment:
         """Its environment. Raises UnknownLease once the lease lapsed or the environment ended."""
         environment = self._known(lease.lease_id).environment
         if environment is None:
             raise UnknownLease(f"the environment of lease {lease.lease_id!r} has ended")
         return environment
-
-
-async def _called(
-    environment: LiveEnvironment, name: str, arguments_json: str, limit_s: float | None
-) -> ToolOutcome:
-    try:
-        arguments = json.loads(arguments_json or "{}")
-    except (ValueError, RecursionError) as error:
-        return ToolOutcome(f"{name}: arguments are not JSON: {error}", True, False, 0.0)
-    if not isinstance(arguments, dict):
-        return ToolOutcome(f"{name}: arguments are not a JSON object", True, False, 0.0)
-    return await environment.call_tool(name, arguments, limit_s=limit_s)
-
-
-def _refuse_blame(lease: _Lease, error: EpisodeError) -> None:
-    """A failure that is not the policy's, whatever a fresh instance does: no judge of the scenario's is asked
-    by that name, or the lease ended meanwhile and killed the environment."""
-    if lease.questions is not None and lease.questions.refusal:
-        raise EnvironmentBroken(lease.questions.refusal) from error
-    if lease.is_closed:
-        raise EnvironmentLost("the lease of the environment ended while it was used") from error
-
-
-def _retrieved(grading: "asyncio.Task[Grade]") -> None:
-    if not grading.cancelled():
-        grading.exception()

@@ -38,6 +38,7 @@ from scenario_runner.domain.runs import (
 )
 from scenario_runner.domain.source_groups import NO_SOURCES
 from scenario_runner.domain.sources import with_body
+from scenario_runner.usecases.completed_steps import believed_step, refuse_false_step
 from scenario_runner.usecases.ending import (
     MAX_DETAIL_CHARS,
     call_off,
@@ -106,8 +107,7 @@ def open_limit(unit: PlanUnit, run: RunRecord, num_open: int, eval_episodes_in_f
 
 def apply_facts(unit: PlanUnit, facts: Iterable[Fact]) -> set[str]:
     """Apply facts in stream order. One that is delivered again, or too late, changes nothing. Returns the
-    runs touched.
-    """
+    runs touched. Raises FalseStep."""
     facts = list(facts)
     unit.prefetch({group for fact in facts for group in groups_of(fact)})
     touched: set[str] = set()
@@ -117,8 +117,8 @@ def apply_facts(unit: PlanUnit, facts: Iterable[Fact]) -> set[str]:
             continue
         _apply(unit, run, fact)
         touched.add(run.run_id)
-    for run_id, reasons in sorted(settled_without_step(facts).items()):
-        end_if_nothing_to_learn(unit, run_id, reasons)
+    for run_id in sorted(settled_without_step(facts)):
+        end_if_nothing_to_learn(unit, run_id)
     for run_id in sorted(touched):
         pause_if_failing(unit, run_id)
         conclude(unit, run_id)
@@ -154,7 +154,8 @@ def resume(unit: PlanUnit, run: RunRecord) -> None:
     """Go on where `pause` left off."""
     if run.state is not RunState.PAUSED:
         return
-    running = replace(run, state=RunState.RUNNING, recent_ends="", failure="")
+    resumed_at = unit.now if run.failure else run.resumed_at
+    running = replace(run, state=RunState.RUNNING, recent_ends="", failure="", resumed_at=resumed_at)
     unit.update_run(running)
     for episode in unit.unsettled(run.run_id):
         if episode.num_dispatches == 0:
@@ -386,12 +387,14 @@ def _on_group_settled(unit: PlanUnit, run: RunRecord, fact: GroupSettled) -> Non
 
 
 def _on_advanced(unit: PlanUnit, run: RunRecord, fact: Advanced) -> None:
+    refuse_false_step(unit, run, fact)
     for settled in trained_by(fact):  # before it in the stream, unless the stream lost them
         _apply(unit, run, settled)
     run = unit.run(run.run_id) or run
-    step, version = max(run.step, fact.step), max(run.policy_version, fact.version)
+    step, version = believed_step(unit, run, fact), max(run.policy_version, fact.version)
     trainer_s = max(run.trainer_s, fact.trainer_s)
     advanced = replace(run, step=step, policy_version=version, trainer_s=trainer_s)
     if advanced != run:
         unit.update_run(advanced)
-    end_with_last_step(unit, advanced, is_certain=not fact.episode_ids)
+    if fact.step:
+        end_with_last_step(unit, advanced, is_certain=fact.episode_ids is None)

@@ -53,13 +53,13 @@ def _notice(unit: PlanUnit, run: RunRecord, training: Training, known: NoticeCac
         return ""
     if run.failure:
         return run.failure  # it paused itself
-    num_groups = unit.num_without_step(run.run_id, run.step)
+    num_groups = sum(unit.outcomes_without_step(run).values())
     if not is_worth_an_alarm(num_groups, training):
         return ""
     # Reading the rewards of all these groups is the dearest part of a view; they change with the number only.
     step, num_known, notice = known.get(run.run_id, (-1, 0, ""))
     if (step, num_known) != (run.step, num_groups):
-        notice = alarm(unit.without_step(run.run_id, run.step), run.step)
+        notice = alarm(unit.without_step(run), run.step)
         known[run.run_id] = (run.step, num_groups, notice)
     return notice
 

@@ -166,6 +166,7 @@ class EnvironmentDouble(service_pb2_grpc.EnvironmentServiceServicer):
         self.tool_sleeps_s = 0.0
         self.states: list[str] = []
         """At the prompt, after each call, before the grade; none: it declares none."""
+        self.last_state_sleeps_s = 0.0
         self.is_frozen = False
         self.open_leases: dict[str, str] = {}
         self.opened: list[str] = []
@@ -233,6 +234,7 @@ class EnvironmentDouble(service_pb2_grpc.EnvironmentServiceServicer):
     async def ReadLastState(
         self, request: environment_pb2.ReadLastStateRequest, context: Context
     ) -> environment_pb2.ReadLastStateResponse:
+        await asyncio.sleep(self.last_state_sleeps_s)
         if self.fail_calls:
             await self._fail(context, self.fail_calls.pop(0), "as the test wants")
         return environment_pb2.ReadLastStateResponse(state=self._next_state())

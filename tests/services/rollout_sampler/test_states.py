@@ -41,3 +41,14 @@ async def test_a_last_state_that_cannot_be_read_costs_nothing(bed: Testbed) -> N
     assert isinstance(fact, TrajectoryRecorded)
     note = (await bed.body(fact)).last_state.note
     assert note == "it could not be read: UNAVAILABLE: as the test wants"
+
+
+async def test_a_last_state_takes_no_time_of_the_episode(bed: Testbed) -> None:
+    bed.environments.states, bed.environments.last_state_sleeps_s = ["{}"], 60.0
+    await bed.engine(lambda prompt, _: "done")
+    await bed.sampler(episode_timeout_s=4.0, late_start_s=0.5)  # less than the state may take
+    await bed.ask(bed.request())
+    (fact,) = await bed.outcomes(1)
+    assert isinstance(fact, TrajectoryRecorded)
+    body = await bed.body(fact)
+    assert (body.answer, body.last_state.note.split(":")[1]) == ("done", " DEADLINE_EXCEEDED")

@@ -4,7 +4,7 @@ import itertools
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import replace
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from typing import Any, TypeVar
 
 import sqlalchemy as sa
@@ -106,6 +106,8 @@ class PlannerHarness:
         await self.change(pause)
 
     async def resume(self) -> None:
+        """A moment after whatever came before."""
+        self.now += timedelta(seconds=1)
         await self.change(resume)
 
     async def stop(self, *, is_delivered: bool = True) -> None:

@@ -119,13 +119,18 @@ class Trainer:
                 self.is_void, self.confirmed_at = self._is_superseded(group_id), now
                 return
             self._say(group_id, "trained", now)
-            step = training_events.StepCompleted(run_id=self.run_id, step=self.announced + 1, version=1)
+            step = training_events.StepCompleted(
+                run_id=self.run_id, step=self.announced + 1, version=1, trajectory_ids=self._members(group_id)
+            )
             self.stream.publish(f"step.completed/{self.announced}", step, now)
             self.announced, self.confirmed_at = self.announced + 1, None
         elif self.is_stopping and not self.under_way and not self.is_void:
             for group_id in set(self.graded) - self.settled:
                 self._say(group_id, "excluded", now)
                 self.settled.add(group_id)
+
+    def _members(self, group_id: str) -> list[str]:
+        return self.graded.get(group_id) or [f"{group_id}-e{member:03d}-a0" for member in range(2)]
 
     def _is_superseded(self, group_id: str) -> bool:
         for fact in self.stream.facts:
@@ -135,7 +140,7 @@ class Trainer:
         return any(fact.is_final for fact in words)
 
     def _say(self, group_id: str, outcome: str, now: datetime) -> None:
-        members = self.graded.get(group_id) or [f"{group_id}-e{member:03d}-a0" for member in range(2)]
+        members = self._members(group_id)
         fact = training_events.GroupSettled(
             group_id=group_id, run_id=self.run_id, outcome=outcome, reason="", step=1, episode_ids=members
         )

@@ -5,14 +5,17 @@ import os
 import signal
 from dataclasses import replace
 from datetime import timedelta
+from pathlib import Path
 from typing import Any
 
 import pytest
 from tests.services.scenario_runner.fleets import HOSTILE, TIMEOUTS, Fleet
+from tests.support.waiting import until
 
 from scenario_runner.adapters import zygotes
 from scenario_runner.adapters.channel_environment import ChannelEnvironment
 from scenario_runner.adapters.forked_host import ForkedHost
+from scenario_runner.adapters.zygote_pool import ZygotePool
 from scenario_runner.domain.environments import EnvironmentBroken, EnvironmentLost, UnknownLease
 
 
@@ -102,3 +105,21 @@ async def test_an_environment_that_cannot_be_closed_costs_neither_its_grade_nor_
     with pytest.raises(UnknownLease):
         await fleet.call(lapsed, "raises")
     assert await fleet.works()
+
+
+async def test_a_dead_zygote_leaves_no_folder_and_nobody_looks_after_it(fleet: Fleet) -> None:
+    """The newest one of its environment, which nobody asks for again, and one that was replaced."""
+    spare = fleet.hosts.forked._pool
+    pool = ZygotePool(spare._options, fleet.sources.find, look_every_s=0.05)
+    fleet.hosts.forked._pool = pool
+    folders = []
+    for _ in range(2):
+        zygote = await fleet.hosts.forked.zygote(HOSTILE)
+        folders.append(zygote._folder)
+        zygote.kill()
+        await zygote.dead
+    await until(lambda: pool.digests == [] and not any(map(Path.exists, folders)), "nothing is left")
+    assert pool._retiring is not None
+    await until(pool._retiring.done, "the look ends")
+    assert await fleet.works()
+    await spare.stop()

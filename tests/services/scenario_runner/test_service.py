@@ -25,6 +25,7 @@ from tests.services.scenario_runner.support import (
 )
 from tests.support import waiting
 
+from identities.entities import trajectory_id
 from scenario_runner.telemetry import EPISODES_IN_FLIGHT
 from upcycle.api.common.v1 import common_pb2
 from upcycle.api.environment.v1 import service_pb2 as env_pb2
@@ -145,10 +146,11 @@ class FakeTrainer:
 
     async def _train(self, batch: list[str]) -> None:
         self.step += 1
+        trained = [trajectory_id(episode) for group_id in batch for episode in self.groups[group_id]]
         for group_id in batch:
             await self._settle(group_id, "trained", "")
         stepped = training_events.StepCompleted(
-            run_id=self.run_id, model="incident", step=self.step, version=self.step
+            run_id=self.run_id, model="incident", step=self.step, version=self.step, trajectory_ids=trained
         )
         event_id = f"step.completed/{self.run_id}/{self.step}"
         await self.runner.bus.publish(stepped, model="incident", event_id=event_id)

@@ -1,17 +1,18 @@
 """Groups of evaluations that run beside a training run: drawn once, released, and drawn by the next run."""
 
 import asyncio
+from collections.abc import Callable
 from dataclasses import replace
 from datetime import timedelta
 
 import pytest
 import sqlalchemy as sa
-from tests.services.scenario_runner.planning import RULES
+from tests.services.scenario_runner.planning import RULES, START
 from tests.services.scenario_runner.source_runs import SourcesHarness, eval_spec, settled, train_spec
 
 from episodes import Split
 from identities.entities import episode_id
-from scenario_runner.adapters.sql_plan import SqlPlan
+from scenario_runner.adapters.sql_plan import PlanUnit, SqlPlan
 from scenario_runner.domain.facts import Advanced, GroupSettled, Stopping
 from scenario_runner.domain.runs import RunState
 from scenario_runner.domain.source_groups import SourceReport
@@ -168,13 +169,16 @@ async def test_groups_that_brought_no_step_are_counted_with_their_rewards(source
         settled(run_id, groups[3], source=evaluation),
     )
     greedy, flat = {"released(untrainable)": 1}, {"released(zero_spread)": 1}
-    assert await sources.planner.do(lambda unit: unit.source_groups.released_since(run_id, 0)) == {
-        **greedy,
-        **flat,
-    }
-    assert await sources.planner.do(lambda unit: unit.source_groups.released_since(run_id, 1)) == flat
-    assert await sources.planner.do(lambda unit: unit.num_without_step(run_id, 1)) == 1
-    rewards = await sources.planner.do(lambda unit: unit.source_groups.released_rewards(run_id, 1))
+
+    def since(step: int) -> Callable[[PlanUnit], dict[str, int]]:
+        return lambda unit: unit.source_groups.released_since(run_id, step, START)
+
+    assert await sources.planner.do(since(0)) == {**greedy, **flat}
+    assert await sources.planner.do(since(1)) == flat
+    run = await sources.planner.do(lambda unit: unit.run(run_id))
+    assert run is not None
+    assert await sources.planner.do(lambda unit: unit.outcomes_without_step(run)) == flat
+    rewards = await sources.planner.do(lambda unit: unit.source_groups.released_rewards(run_id, 1, START))
     assert rewards == {"released(zero_spread)": {0.0: 1, 1.0: 1}}  # as graded
 
 

@@ -106,7 +106,10 @@ async def test_evaluations_reach_a_trainer_over_the_bus(runner: Runner) -> None:
         first = await _offers(runner, 4)
         for offer in first:
             await _settle(runner, run.run_id, offer, "trained")
-        step = training_events.StepCompleted(run_id=run.run_id, model="incident", step=1, version=1)
+        trained = [member.episode_id for offer in first for member in offer.members]
+        step = training_events.StepCompleted(
+            run_id=run.run_id, model="incident", step=1, version=1, trajectory_ids=trained
+        )
         await runner.bus.publish(step, model="incident", event_id=f"step.completed/{run.run_id}/1")
         offers = await _offers(runner, 6)
     _check_offers(offers, evaluation.run_id, online.run_id)

@@ -83,19 +83,50 @@ async def test_a_run_that_nothing_mended_pauses_again(planner: PlannerHarness) -
     assert (await planner.run()).state is RunState.PAUSED
 
 
-async def test_a_resumed_run_is_not_paused_by_groups_that_are_fresh(planner: PlannerHarness) -> None:
-    """What it lacks is known by then, and a step may take more episodes than the plan remembers ends of."""
+@pytest.mark.parametrize("num_steps", [0, 1])
+async def test_a_resumed_run_that_solved_its_tasks_ends_and_does_not_pause(
+    planner: PlannerHarness, num_steps: int
+) -> None:
+    """What was too old before a person mended it says nothing of the groups after it."""
     await planner.begin(train_spec(prompts=1, no_step_groups=40), num_tasks=3)
-    await settle_stale(planner, *range(40))
+    for group in range(num_steps):
+        await train(planner, group, step=group + 1)
+    await settle_stale(planner, *range(num_steps, num_steps + 40))
     assert (await planner.run()).state is RunState.PAUSED
     await planner.resume()
     await planner.plan_all()
-    for group in range(40, 40 + NUM_RECENT // 2 + 2):
-        await settle(planner, group, (0.0, 0.0))
+    first = num_steps + 40
+    for group in range(first, first + 39):  # more than the plan remembers ends of episodes
+        await settle(planner, group, (1.0, 1.0))
     run = await planner.run()
     assert (len(run.recent_ends), run.state, run.failure) == (NUM_RECENT, RunState.RUNNING, "")
-    await settle_stale(planner, run.next_position - 1)
-    assert (await planner.run()).state is RunState.PAUSED
+    await settle(planner, first + 39, (1.0, 1.0))
+    run = await planner.run()
+    ending = RunState.COMPLETED if num_steps else RunState.FAILED
+    assert (run.state, run.ending) == (RunState.DRAINING, ending)
+    assert run.failure.startswith("nothing to learn: 40 groups in a row")
+    assert "harder tasks: these are solved" in run.failure
+    assert "stale" not in run.failure
+    await check_conservation(planner)
+
+
+async def test_one_old_group_after_the_resume_does_not_pause_it(planner: PlannerHarness) -> None:
+    """It was sampled before. A run that a person paused and resumed counts on."""
+    await planner.begin(train_spec(prompts=2, no_step_groups=4), num_tasks=3)
+    await settle_stale(planner, 0, 1, 2, 3)
+    await planner.resume()
+    await planner.plan_all()
+    await settle_stale(planner, 4)
+    for group in (5, 6):
+        await settle(planner, group, (1.0, 1.0))
+    await planner.pause()
+    await planner.resume()
+    await planner.plan_all()
+    for group in (7, 8):
+        await settle(planner, group, (1.0, 1.0))
+    run = await planner.run()
+    assert (run.state, run.ending) == (RunState.DRAINING, RunState.FAILED)
+    assert "5 groups in a row" in run.failure
 
 
 @pytest.mark.parametrize(

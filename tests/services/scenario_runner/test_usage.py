@@ -124,7 +124,7 @@ def test_seconds_are_read_from_the_facts_of_sampler_grader_and_trainer() -> None
     ):
         assert (fact.engine_s, fact.environment_s) == (1.5, 6.0)
     step = StepCompleted(run_id="r", step=3, version=4, usage=Usage(trainer_s=9.0))
-    assert advanced(step, delivery) == Advanced("r", 3, 4, 9.0)
+    assert advanced(step, delivery) == Advanced("r", 3, 4, 9.0, ())
     assert advanced(PolicyPublished(run_id="r", step=3, version=4), delivery) == Advanced("r", 0, 4, 0.0)
 
 

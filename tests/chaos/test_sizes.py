@@ -22,7 +22,7 @@ def test_a_folder_that_goes_while_it_is_looked_at_is_passed_over(
         if Path(path).name == "b":
             (tmp_path / "b" / "file").unlink()
             (tmp_path / "b").rmdir()
-        return scandir(path)  # type: ignore[return-value]
+        return scandir(path)
 
     monkeypatch.setattr(os, "scandir", removes_b_first)
 

@@ -136,11 +136,15 @@ def _sampling(facts: RunFacts) -> Iterator[WaitReason]:
     if engine_problem is not None:
         what, remedy = engine_problem
         yield WaitReason("policy_engine", what, unsampled, oldest_s, remedy)
-    elif facts.sampler is not None and facts.sampler.is_abandoned and facts.sampler.num_pending:
-        queued = amount(facts.sampler.num_pending, "command is", "commands are")
+    elif facts.sampler is None:
+        if facts.grader is not None or facts.planner is not None:  # else the bus is away, and named
+            what = "the bus did not say in time what is queued"
+            yield WaitReason("nats", what, unsampled, oldest_s, "ask again, or see the server's log")
+    elif facts.sampler.is_left_alone and (num_queued := facts.sampler.num_pending + facts.outbox_waiting):
+        queued = amount(num_queued, "command is", "commands are")
         what = f"{queued} queued and no sampler pulls them"
         yield WaitReason("rollout_sampler", what, unsampled, oldest_s, "start rollout_sampler")
-    elif facts.sampler is not None and facts.sampler.is_unasked and waits.queued_s > SILENCE_S:
+    elif facts.sampler.is_unasked and waits.queued_s > SILENCE_S:
         queued = amount(waits.queued, "episode is", "episodes are")
         what = f"{queued} queued, and every sampler slot is busy or gone"
         yield WaitReason("rollout_sampler", what, unsampled, oldest_s, "add samplers, or see their logs")

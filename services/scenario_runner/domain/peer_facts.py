@@ -44,6 +44,11 @@ class DurableFact:
         return not self.is_missing and self.num_pulling == 0
 
     @property
+    def is_left_alone(self) -> bool:
+        """It exists, no process pulls, and none works on anything of it."""
+        return self.is_unasked and self.is_abandoned
+
+    @property
     def is_idle(self) -> bool:
         """Nothing waits in it, and nothing of it is worked on."""
         return not self.is_missing and self.num_pending == 0 and self.num_unacknowledged == 0

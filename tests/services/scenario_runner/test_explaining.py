@@ -133,6 +133,13 @@ def test_a_healthy_run_waits_for_nothing() -> None:
             20,
         ),
         ({"sampler": None, "grader": None, "planner": None}, "nats", "the bus cannot be reached", 80),
+        ({"sampler": None}, "nats", "the bus did not say in time what is queued", 58),
+        (
+            {"sampler": DurableFact(0, 0, 0), "outbox_waiting": 6},
+            "rollout_sampler",
+            "6 commands are queued and no sampler pulls them",  # the relay has not published them yet
+            58,
+        ),
         ({"outbox_waiting": 500}, "scenario_runner", "500 announcements are not published", 20),
         ({"planner": replace(WORKING, num_pending=5000)}, "scenario_runner", "5000 events behind", 80),
         ({"fleet_alive": 1024}, "scenario_runner", "fleet full: 1024", 20),

@@ -267,11 +267,14 @@ async def test_why_names_a_missing_engine_a_missing_grader_and_a_missing_bus(run
         state=registry_pb2.ENGINE_STATE_READY,
     )
     runner.registry.engines = [lease]
-    why = await explain(runner, run.run_id)
-    assert why.waiting_for[0].owner == "rollout_sampler"
-    assert "no sampler pulls them" in why.summary
 
+    async def names(owner: str, what: str) -> bool:
+        """Also where a service did not answer in time before."""
+        why = await explain(runner, run.run_id)
+        assert why.waiting_for, f"an episode is queued and nothing is named: {why.summary}"
+        return why.waiting_for[0].owner == owner and what in why.summary
+
+    await waiting.until(lambda: names("rollout_sampler", "no sampler pulls them"))
     runner.nats.kill()
-    why = await explain(runner, run.run_id)
-    assert why.waiting_for[0].owner == "nats"
+    await waiting.until(lambda: names("nats", "the bus cannot be reached"))
     runner.nats.start()

@@ -102,14 +102,17 @@ class ChatFormat:
         ids = self.encode(suffix)
         return ids if stopped else [self._stop_token_id, *ids]
 
-    def read(self, token_ids: Sequence[int], context: Sequence[int]) -> AssistantTurn:
+    def read(
+        self, token_ids: Sequence[int], context: Sequence[int], tools: Sequence[Message] = ()
+    ) -> AssistantTurn:
         """As `parse`, with the reasoning apart. context: the ids before these, which may have opened it."""
-        before = self.decode(context[-_OPENING_TOKENS:])
-        return self._parsed(token_ids, partial(read_turn, is_open=before.rstrip().endswith(OPEN_REASONING)))
+        is_open = self.decode(context[-_OPENING_TOKENS:]).rstrip().endswith(OPEN_REASONING)
+        return self._parsed(token_ids, partial(read_turn, tools=tools, is_open=is_open))
 
-    def parse(self, token_ids: Sequence[int]) -> AssistantTurn:
-        """The turn in sampled ids (with or without the stop token). Never raises: see `parse_error`."""
-        return self._parsed(token_ids, parse_turn)
+    def parse(self, token_ids: Sequence[int], tools: Sequence[Message] = ()) -> AssistantTurn:
+        """The turn in sampled ids (with or without the stop token). tools: as in `render`; their schemas give
+        arguments in tags their types. Never raises: see `parse_error`."""
+        return self._parsed(token_ids, partial(parse_turn, tools=tools))
 
     def _parsed(self, token_ids: Sequence[int], read: Callable[[str], AssistantTurn]) -> AssistantTurn:
         sampled = self._before_stop(token_ids)

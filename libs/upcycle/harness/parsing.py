@@ -1,10 +1,13 @@
-"""Reading a sampled turn: free text and Hermes/Qwen3 tool calls. Output is hostile: nothing here raises."""
+"""Reading a sampled turn: free text and tool calls, as Hermes and Qwen3 write them (JSON) or as Qwen3.5 does
+(tags). Output is hostile: nothing here raises."""
 
 import json
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any, NoReturn
+
+from upcycle.harness.tagged_calls import FUNCTION, Malformed, Tools, tagged_call
 
 OPEN, CLOSE = "<tool_call>", "</tool_call>"
 OPEN_REASONING, CLOSE_REASONING = "<think>", "</think>"
@@ -30,31 +33,28 @@ class AssistantTurn:
     reasoning: str = ""
 
 
-class _Malformed(Exception):
-    """A tool call that cannot be used; its message goes back to the policy."""
-
-
-def parse_turn(text: str) -> AssistantTurn:
-    """The turn written in `text` (control tokens already removed). A malformed call becomes `parse_error`."""
+def parse_turn(text: str, tools: Tools = ()) -> AssistantTurn:
+    """The turn written in `text` (control tokens already removed). A malformed call becomes `parse_error`.
+    tools: whose schemas give the arguments of calls in tags their types."""
     try:
         # Only up to the last CLOSE: from every OPEN after it the search would go to the end of the text.
         head, close, tail = text.rpartition(CLOSE)
         pieces = _CALL.split(head + close)
-        calls = tuple(map(_parse_call, pieces[1::2]))
+        calls = tuple(_parse_call(piece, tools) for piece in pieces[1::2])
         rest = "".join(pieces[::2]) + tail
         if OPEN in rest:
-            raise _Malformed(f"{OPEN} without {CLOSE}")
+            raise Malformed(f"{OPEN} without {CLOSE}")
         if CLOSE in rest:
-            raise _Malformed(f"{CLOSE} without {OPEN}")
-    except _Malformed as error:
+            raise Malformed(f"{CLOSE} without {OPEN}")
+    except Malformed as error:
         return AssistantTurn(text=text, parse_error=str(error))
     return AssistantTurn(text=rest.strip() if calls else rest, tool_calls=calls)
 
 
-def read_turn(text: str, *, is_open: bool = False) -> AssistantTurn:
+def read_turn(text: str, tools: Tools = (), *, is_open: bool = False) -> AssistantTurn:
     """As `parse_turn`, with its reasoning apart: no call in it is made. is_open: the prompt opened it."""
     reasoning, rest = split_reasoning(text, is_open=is_open)
-    return replace(parse_turn(rest), reasoning=reasoning)
+    return replace(parse_turn(rest, tools), reasoning=reasoning)
 
 
 def split_reasoning(text: str, *, is_open: bool = False) -> tuple[str, str]:
@@ -90,7 +90,7 @@ def read_message(message: Mapping[str, Any]) -> AssistantTurn:
     try:
         calls = tuple(_parse_row(row) for row in rows)
         return AssistantTurn(text.strip(), calls, reasoning=said.reasoning)
-    except _Malformed as error:
+    except Malformed as error:
         spelled = [f"{OPEN}\n{_spelled(row)}\n{CLOSE}" for row in rows]
         whole = "\n".join([text, *spelled]).strip()
         return AssistantTurn(whole, parse_error=str(error), reasoning=said.reasoning)
@@ -105,7 +105,7 @@ def _text_of(content: Any) -> str:
 def _parse_row(row: Any) -> ToolCall:
     function = row.get("function") if isinstance(row, Mapping) else None
     if not isinstance(function, Mapping):
-        raise _Malformed("tool call has no function")
+        raise Malformed("tool call has no function")
     arguments = function.get("arguments")
     if isinstance(arguments, str):
         arguments = _from_json(arguments or "{}")
@@ -119,33 +119,34 @@ def _spelled(row: Any) -> str:
     return f'{{"name": {json.dumps(function.get("name"))}, "arguments": {function.get("arguments")}}}'
 
 
-def _parse_call(body: str) -> ToolCall:
-    return _call_of(_from_json(body))
+def _parse_call(body: str, tools: Tools) -> ToolCall:
+    is_tagged = body.lstrip().startswith(FUNCTION)
+    return _call_of(tagged_call(body, tools) if is_tagged else _from_json(body))
 
 
 def _from_json(text: str) -> Any:
     try:
         return json.loads(text, parse_constant=_refuse_constant)
     except RecursionError as error:
-        raise _Malformed("tool call is nested too deeply") from error
+        raise Malformed("tool call is nested too deeply") from error
     except ValueError as error:
-        raise _Malformed(f"tool call is not JSON: {error}") from error
+        raise Malformed(f"tool call is not JSON: {error}") from error
 
 
 def _call_of(call: Any) -> ToolCall:
     if not isinstance(call, dict):
-        raise _Malformed(f"tool call is a JSON {type(call).__name__}, expected an object")
+        raise Malformed(f"tool call is a JSON {type(call).__name__}, expected an object")
     name, arguments = call.get("name"), call.get("arguments", {})
     if not isinstance(name, str) or not name:
-        raise _Malformed("tool call has no name")
+        raise Malformed("tool call has no name")
     if not isinstance(arguments, dict):
-        raise _Malformed(f"arguments of {name!r} are {type(arguments).__name__}, expected an object")
+        raise Malformed(f"arguments of {name!r} are {type(arguments).__name__}, expected an object")
     _require_plain(call)
     return ToolCall(name=name, arguments=arguments)
 
 
 def _refuse_constant(name: str) -> NoReturn:
-    raise _Malformed(f"tool call holds {name}, which is not JSON")
+    raise Malformed(f"tool call holds {name}, which is not JSON")
 
 
 def _require_plain(call: dict[str, Any]) -> None:
@@ -153,4 +154,4 @@ def _require_plain(call: dict[str, Any]) -> None:
     try:
         json.dumps(call, ensure_ascii=False, allow_nan=False).encode()
     except (ValueError, RecursionError) as error:
-        raise _Malformed(f"tool call holds a value that cannot be sent on: {type(error).__name__}") from error
+        raise Malformed(f"tool call holds a value that cannot be sent on: {type(error).__name__}") from error

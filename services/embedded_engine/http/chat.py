@@ -124,7 +124,7 @@ def _tool_turn(body: ChatBody, served: Served, sequence: Sequence) -> AssistantT
     """The parsed turn when it holds well-formed tool calls that may be made."""
     if not body.tools or body.tool_choice == "none":
         return None
-    turn = served.text.chat.parse(sequence.sampled)
+    turn = served.text.chat.parse(sequence.sampled, body.tools)
     return turn if turn.tool_calls and turn.parse_error is None else None
 
 

@@ -39,7 +39,7 @@ class Conversation:
 
     def read(self, sampled_ids: Sequence[int]) -> AssistantTurn:
         """Append a completion and return what it means; never raises."""
-        turn = self._chat.read(sampled_ids, self.token_ids)
+        turn = self._chat.read(sampled_ids, self.token_ids, self._tools)
         self._messages.append(assistant_message(turn))
         self.token_ids.extend(sampled_ids)
         return turn

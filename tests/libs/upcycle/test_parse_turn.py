@@ -40,7 +40,7 @@ def test_turns_are_split_as_one_expression_over_the_whole_text_splits_them(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     whole = re.compile("<tool_call>(.*?)</tool_call>", re.DOTALL)
-    monkeypatch.setattr(parsing, "_parse_call", lambda body: ToolCall(body, {}))
+    monkeypatch.setattr(parsing, "_parse_call", lambda body, tools: ToolCall(body, {}))
     rng = random.Random(5)
     for _ in range(5000):
         text = "".join(

@@ -84,7 +84,7 @@ def _types(schema: Mapping[str, Any]) -> frozenset[str]:
 def _value(text: str, types: frozenset[str] | None) -> Any:
     """Text where only text is allowed, else JSON where it is some. Without a known type a number, a list or
     an object is taken for what it looks like."""
-    if types == {"string"}:
+    if types is not None and set(types) == {"string"}:
         return text
     if len(text) > _MAX_NUMBER_CHARS and text.lstrip("-").isdigit():
         return text

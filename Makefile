@@ -164,6 +164,10 @@ soak: $(VENV)/.dev ## train for MINUTES without faults, fail when a process woul
 	$(BIN)/python -m tests.chaos.soak --minutes $(or $(MINUTES),30) $(if $(REPLICAS),--replicas $(REPLICAS)) \
 	  $(if $(BACKEND),--backend $(BACKEND)) $(if $(BUS),--bus $(BUS))
 
+.PHONY: hacks
+hacks: $(VENV)/.dev ## planted reward hacks against the shipped monitors: ten seeds of each, twenty clean runs (HACKS_ARGS="--only h1,h2")
+	$(BIN)/python -m examples.hacks.study $(HACKS_ARGS)
+
 .PHONY: parity
 parity: $(VENV)/.dev ## the trainer's own code on recorded losses and gradients (FILE=path.npz)
 	$(BIN)/python -m tests.parity.compare $(or $(FILE),tests/parity/data/parity_trl.npz)

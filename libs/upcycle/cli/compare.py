@@ -89,7 +89,7 @@ def comparison_lines(a: EvaluatedRun, b: EvaluatedRun, done: Comparison) -> Iter
     if done.differing:
         yield f"they were sampled differently (A, B): {one_line('; '.join(done.differing), 200)}"
     if overall.success.interval is None and overall.num_tasks > 1:
-        yield "an interval is missing where every task differs by the same: nothing was resampled"
+        yield "an interval is missing where every task differs by the same: there is no spread"
 
 
 def points(estimate: Estimate) -> str:

@@ -10,14 +10,14 @@ from enum import StrEnum
 from typing import Final
 
 from upcycle.gate.baseline import Baseline
-from upcycle.gate.evidence import Evidence, TaskPlay, plays_at
+from upcycle.gate.evidence import Evidence, TaskPlay, bits_of, plays_at
 from upcycle.gate.families import FamilyRisk, FamilySums, critical_risk, family_risk, family_sums
 from upcycle.gate.gain import Gain, SampleNeeded, against_version, gain_of, needed_for
 from upcycle.gate.outcomes import Outcomes, TaskCount
 from upcycle.gate.rule import GateRule
 from upcycle.gate.spending import look_levels
 
-_FUTILITY_LEVEL: Final = 0.10
+FUTILITY_LEVEL: Final = 0.10
 
 
 class Verdict(StrEnum):
@@ -80,6 +80,15 @@ def decide(
     return _Replay(outcomes, rule, level, best or {}, base or {}).decision()
 
 
+class _Looked:
+    """One look at all tasks: as seen, and at its worst."""
+
+    def __init__(self, evidence: Evidence, attempts: int, nominal: float) -> None:
+        self.evidence, self.attempts = evidence, attempts
+        self.gain = gain_of(evidence.seen, nominal) if len(evidence.seen) > 1 else None
+        self.worst = self.gain if self.gain and not evidence.missing else gain_of(evidence.worst, nominal)
+
+
 class _Replay:
     def __init__(
         self,
@@ -90,71 +99,72 @@ class _Replay:
         base: Mapping[str, TaskCount],
     ) -> None:
         self._outcomes, self._rule, self._level, self._best, self._base = outcomes, rule, level, best, base
+        self._tasks = bits_of(outcomes)
         self._attempts = dict.fromkeys((task.family for task in outcomes.tasks), 0)
 
     def decision(self) -> Decision:
         rule = self._rule
-        if len(self._outcomes.tasks) < 2:
+        if len(self._tasks) < 2:
             return Decision(Verdict.HOLD, Ground.TOO_FEW_TASKS, 0, self._level)
-        last = Decision(Verdict.CONTINUE, Ground.NEXT_LOOK, 0, self._level)
+        looked: _Looked | None = None
         for look, nominal in zip(rule.looks, look_levels(self._level, rule.looks), strict=True):
             self._attempts = dict.fromkeys(self._attempts, look)
             more = self._lacking()
             if more:
-                return replace(last, more=more)
-            evidence = plays_at(self._outcomes, self._attempts)
-            last = self._seen(evidence, look, nominal)
-            if gain_of(evidence.worst, nominal).is_above(rule.min_gain):
-                return self._families_decide(last)
-            if self._is_futile(evidence):
-                return replace(last, verdict=Verdict.HOLD, ground=Ground.NO_GAIN_IN_SIGHT)
-        return self._without_gain(last, evidence)
+                return replace(self._told(looked, Verdict.CONTINUE, Ground.NEXT_LOOK), more=more)
+            looked = _Looked(plays_at(self._tasks, self._attempts), look, nominal)
+            if looked.worst.is_above(rule.min_gain):
+                return self._families_decide(looked)
+            if looked.gain and not looked.gain.may_exceed(rule.min_gain + rule.futility_gain, FUTILITY_LEVEL):
+                return self._told(looked, Verdict.HOLD, Ground.NO_GAIN_IN_SIGHT)
+        return self._without_gain(looked)
 
     def _lacking(self) -> dict[str, int]:
-        wanted = {task.task: self._attempts[task.family] for task in self._outcomes.tasks}
-        return {t.task: wanted[t.task] for t in self._outcomes.tasks if t.played < wanted[t.task]}
+        wanted = self._attempts
+        return {t.task: wanted[t.family] for t in self._outcomes.tasks if t.played < wanted[t.family]}
 
-    def _seen(self, evidence: Evidence, look: int, nominal: float) -> Decision:
+    def _told(self, looked: "_Looked | None", verdict: Verdict, ground: Ground) -> Decision:
+        if looked is None:
+            return Decision(verdict, ground, 0, self._level)
+        evidence = looked.evidence
         return Decision(
-            Verdict.CONTINUE,
-            Ground.NEXT_LOOK,
-            look,
+            verdict,
+            ground,
+            looked.attempts,
             self._level,
-            gain=gain_of(evidence.seen, nominal) if len(evidence.seen) > 1 else None,
+            gain=looked.gain,
             families=self._risks(evidence.seen),
             base=against_version(evidence.seen, self._base, self._rule.alpha),
             missing=evidence.missing,
             played=evidence.played,
         )
 
-    def _is_futile(self, evidence: Evidence) -> bool:
-        if len(evidence.seen) < 2:
-            return False
-        return gain_of(evidence.seen, _FUTILITY_LEVEL).upper < self._rule.min_gain + self._rule.futility_gain
+    def _without_gain(self, looked: "_Looked | None") -> Decision:
+        assert looked is not None  # noqa: S101 - a rule has a look
+        gain = looked.gain
+        if gain is None or (looked.evidence.missing and gain.is_above(self._rule.min_gain)):
+            return self._told(looked, Verdict.HOLD, Ground.EVIDENCE_INCOMPLETE)
+        needed = needed_for(looked.evidence.seen, self._rule.min_gain, gain.level)
+        return replace(self._told(looked, Verdict.INCONCLUSIVE, Ground.GAIN_NOT_SHOWN), needed=needed)
 
-    def _without_gain(self, last: Decision, evidence: Evidence) -> Decision:
-        gain = last.gain
-        if gain is None or (evidence.missing and gain.is_above(self._rule.min_gain)):
-            return replace(last, verdict=Verdict.HOLD, ground=Ground.EVIDENCE_INCOMPLETE)
-        needed = needed_for(evidence.seen, self._rule.min_gain, gain.level)
-        return replace(last, verdict=Verdict.INCONCLUSIVE, ground=Ground.GAIN_NOT_SHOWN, needed=needed)
-
-    def _families_decide(self, last: Decision) -> Decision:
+    def _families_decide(self, looked: "_Looked") -> Decision:
         """After the gain was shown: more attempts at families at risk, until all are proven or at the cap."""
         while True:
-            evidence = plays_at(self._outcomes, self._attempts)
+            evidence = plays_at(self._tasks, self._attempts)
             risks = self._risks(evidence.worst)
-            last = replace(
-                last, families=self._risks(evidence.seen), missing=evidence.missing, played=evidence.played
-            )
-            at_risk = {one.family for one in risks if not one.is_proven}
-            raised = {f: self._next(f) for f in at_risk if self._next(f) > self._attempts[f]}
-            if not raised:
-                return self._at_the_end(last, risks)
-            self._attempts |= raised
-            more = self._lacking()
-            if more:
-                return replace(last, ground=Ground.FAMILIES_AT_RISK, more=more)
+            at_risk = [one.family for one in risks if not one.is_proven]
+            raised = {name: self._next(name) for name in at_risk if self._next(name) > self._attempts[name]}
+            more: dict[str, int] = {}
+            if raised:
+                self._attempts |= raised
+                more = self._lacking()
+            if more or not raised:
+                told = self._told(looked, Verdict.CONTINUE, Ground.FAMILIES_AT_RISK)
+                families = self._risks(evidence.seen) if evidence.missing else risks
+                told = replace(
+                    told, families=families, missing=evidence.missing, played=evidence.played, more=more
+                )
+                return told if more else self._at_the_end(told, risks)
 
     def _next(self, family: str) -> int:
         """More attempts at this family: the next look, doubled beyond the last, its cap at most."""

@@ -1,7 +1,8 @@
 """What was played, as the decision reads it: up to some attempts per task, as seen and at its worst."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Final
 
 from upcycle.gate.outcomes import Outcome, Outcomes, TaskOutcomes
 
@@ -50,29 +51,73 @@ class Evidence:
     played: int
 
 
-def plays_at(outcomes: Outcomes, attempts: Mapping[str, int]) -> Evidence:
+@dataclass(frozen=True, slots=True)
+class TaskBits:
+    """All that was played of a task, one bit an attempt: thousands of decisions are simulated in a test."""
+
+    task: str
+    family: str
+    candidate: int  # bit i: attempt i succeeded
+    head: int
+    candidate_missing: int
+    head_missing: int
+
+    @classmethod
+    def of(cls, task: TaskOutcomes) -> "TaskBits":
+        """Of the outcomes of one task."""
+        return cls(
+            task.task,
+            task.family,
+            _bits(task.candidate, _WON),
+            _bits(task.head, _WON),
+            _bits(task.candidate, _LOST) if None in task.candidate else 0,
+            _bits(task.head, _LOST) if None in task.head else 0,
+        )
+
+    def seen(self, attempts: int) -> TaskPlay | None:
+        """The first attempts, without the pairs that lack a side; None: none is complete."""
+        left = ((1 << attempts) - 1) & ~(self.candidate_missing | self.head_missing)
+        return self._play(self.candidate & left, self.head & left, left.bit_count()) if left else None
+
+    def worst(self, attempts: int) -> TaskPlay:
+        """The first attempts; what is missing of the candidate failed, what is missing of head succeeded."""
+        first = (1 << attempts) - 1
+        return self._play(self.candidate & first, (self.head | self.head_missing) & first, attempts)
+
+    def missing(self, attempts: int) -> int:
+        """How many of the first attempts of either side are missing."""
+        first = (1 << attempts) - 1
+        return (self.candidate_missing & first).bit_count() + (self.head_missing & first).bit_count()
+
+    def _play(self, candidate: int, head: int, attempts: int) -> TaskPlay:
+        both = (candidate & head).bit_count()
+        wins, losses = candidate.bit_count() - both, head.bit_count() - both
+        return TaskPlay(self.task, self.family, attempts, both, wins, losses)
+
+
+def bits_of(outcomes: Outcomes) -> tuple[TaskBits, ...]:
+    """Of all tasks, in order."""
+    return tuple(TaskBits.of(task) for task in outcomes.tasks)
+
+
+def plays_at(tasks: Iterable[TaskBits], attempts: Mapping[str, int]) -> Evidence:
     """The first attempts at each task. attempts: by family, at most what was played."""
     seen, worst, missing, played = [], [], 0, 0
-    for task in outcomes.tasks:
-        m = attempts[task.family]
-        candidate, head = task.candidate[:m], task.head[:m]
-        lost = candidate.count(None) + head.count(None)
+    for task in tasks:
+        first = attempts[task.family]
+        lost = task.missing(first)
+        play = task.seen(first)
+        if play is not None:
+            seen.append(play)
+        worst.append(task.worst(first) if lost or play is None else play)
         missing += lost
-        played += 2 * m
-        play = _play(task, candidate, head)
-        if not lost:
-            seen.append(play)
-            worst.append(play)
-            continue
-        if any(c is not None and h is not None for c, h in zip(candidate, head, strict=True)):
-            seen.append(play)
-        filled = tuple(y or 0 for y in candidate), tuple(1 if y is None else y for y in head)
-        worst.append(_play(task, *filled))
+        played += 2 * first
     return Evidence(tuple(seen), tuple(worst), missing, played)
 
 
-def _play(task: TaskOutcomes, candidate: Sequence[Outcome], head: Sequence[Outcome]) -> TaskPlay:
-    """Of the pairs that are complete."""
-    pairs = list(zip(candidate, head, strict=True))
-    both, wins, losses = pairs.count((1, 1)), pairs.count((1, 0)), pairs.count((0, 1))
-    return TaskPlay(task.task, task.family, both + wins + losses + pairs.count((0, 0)), both, wins, losses)
+_WON: Final = {1: "1", 0: "0", None: "0"}
+_LOST: Final = {1: "0", 0: "0", None: "1"}
+
+
+def _bits(side: Sequence[Outcome], digits: Mapping[Outcome, str]) -> int:
+    return int("0" + "".join([digits[y] for y in reversed(side)]), 2)

@@ -3,7 +3,8 @@ and, where those are few, by what all tasks show.
 
 A family's difference is normal about that of all tasks, with a standard deviation of `SPREAD` between
 families; its own mean is known to within its standard error. The risk is the posterior probability that it
-lost more than its margin (the normal model of Lindley and Smith 1972).
+lost more than its margin (the normal model of Lindley and Smith 1972). What all tasks gained counts up to
+`MOST_EXPECTED`: a large gain elsewhere says nothing against a loss here.
 """
 
 import math
@@ -14,9 +15,10 @@ from typing import Final
 from upcycle.statistics.student import t_tail
 
 SPREAD: Final = 0.10
+MOST_EXPECTED: Final = 0.03
 PROVEN_RISK: Final = 0.10
 TOLERATED_RISK: Final = 0.50
-_BORROWED_TASKS: Final = 5.0
+_BORROWED_TASKS: Final = 10.0
 _LEAST_VARIANCE: Final = 0.01  # of a task's difference
 
 
@@ -79,7 +81,7 @@ def family_risk(
     error2 = _variance(family, everything) / family.num_tasks
     total = math.fsum(one.total for one in everything) / sum(one.num_tasks for one in everything)
     weight = SPREAD**2 / (SPREAD**2 + error2)
-    mean = weight * family.mean + (1 - weight) * total
+    mean = weight * family.mean + (1 - weight) * min(total, MOST_EXPECTED)
     z = (margin + mean) / math.sqrt(weight * error2)
     risk = math.erfc(z / math.sqrt(2)) / 2
     return FamilyRisk(family.family, family.num_tasks, family.mean, margin, risk, against)
@@ -95,7 +97,7 @@ def critical_risk(family: FamilySums, margin: float, against: str = "") -> Famil
 
 
 def _variance(family: FamilySums, everything: Sequence[FamilySums]) -> float:
-    """Of the difference of one task: its family's, and that within all families at the weight of 5 tasks."""
+    """Of the difference of one task: its family's, and that within all families at the weight of 10 tasks."""
     freedom = sum(one.num_tasks - 1 for one in everything)
     pooled = math.fsum(one.deviations for one in everything) / freedom if freedom else 0.25
     own = family.deviations + _BORROWED_TASKS * pooled

@@ -18,6 +18,7 @@ class Gain:
     rate: float
     other_rate: float
     difference: float
+    error: float  # standard error of the difference
     lower: float
     upper: float
     p: float
@@ -27,6 +28,10 @@ class Gain:
         """Both tests show a gain above the floor."""
         return self.lower > floor and self.p <= self.level
 
+    def may_exceed(self, floor: float, level: float) -> bool:
+        """Whether a gain of `floor` is within the upper bound at `level`."""
+        return self.difference + t_quantile(1 - level, self.num_tasks - 1) * self.error >= floor
+
 
 def gain_of(plays: Sequence[TaskPlay], level: float) -> Gain:
     """What the plays of both versions show. At least 2 tasks."""
@@ -34,12 +39,13 @@ def gain_of(plays: Sequence[TaskPlay], level: float) -> Gain:
     differences = [play.difference for play in plays]
     mean, error = mean_and_error(differences)
     half = t_quantile(1 - level, n - 1) * error
-    p = sign_test(sum(play.wins for play in plays), sum(play.losses for play in plays))
+    p = sign_test(sum([play.wins for play in plays]), sum([play.losses for play in plays]))
     return Gain(
         num_tasks=n,
-        rate=math.fsum(play.rate for play in plays) / n,
-        other_rate=math.fsum(play.other_rate for play in plays) / n,
+        rate=math.fsum([play.rate for play in plays]) / n,
+        other_rate=math.fsum([play.other_rate for play in plays]) / n,
         difference=mean,
+        error=error,
         lower=mean - half,
         upper=mean + half,
         p=p,
@@ -58,14 +64,14 @@ def against_version(plays: Sequence[TaskPlay], other: Mapping[str, TaskCount], l
     half = t_quantile(1 - level, n - 1) * error
     rates = math.fsum(rate for rate, _ in common) / n, math.fsum(rate for _, rate in common) / n
     p = t_tail(mean / error, n - 1) if error else float(mean <= 0)
-    return Gain(n, *rates, mean, mean - half, mean + half, p, level)
+    return Gain(n, *rates, mean, error, mean - half, mean + half, p, level)
 
 
 def mean_and_error(values: Sequence[float]) -> tuple[float, float]:
     """The mean and its standard error, with n - 1. At least 2 values."""
     n = len(values)
     mean = math.fsum(values) / n
-    return mean, math.sqrt(math.fsum((value - mean) ** 2 for value in values) / (n - 1) / n)
+    return mean, math.sqrt(math.fsum([(value - mean) ** 2 for value in values]) / (n - 1) / n)
 
 
 def sign_test(wins: int, losses: int) -> float:

@@ -1,9 +1,8 @@
-"""Two-sided intervals of one evaluation and of a difference, clustered by task.
+"""Two-sided intervals of one evaluation and of a difference, clustered by task: all that are printed.
 
-A mean, and a mean of paired differences: percentile bootstrap over tasks, widened by Student's t, because few
-tasks know little of their own spread: without it 2 tasks miss the truth in 4 of 10 intervals, and 10 in 1 of
-10. The promotion gate has its own, one-sided bound. A success rate: Wilson's interval at the effective number
-of attempts, because resampling 20 solved tasks of 20 would say 100 % with certainty.
+A mean, and a mean of paired differences: Student's t over tasks. A success rate: Wilson's interval with
+Student's quantile at the effective number of attempts, because the spread of 20 solved tasks of 20 would say
+100 % with certainty. `make gate-study` holds their coverage. The promotion gate's bounds are one-sided.
 """
 
 import math
@@ -11,14 +10,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from upcycle.statistics.paired import normal_quantile, resampled, stretched, wilson
+from upcycle.statistics.paired import wilson
 from upcycle.statistics.student import t_quantile
 
 CONFIDENCE: Final = 0.95
-SEED: Final = 0
-MAX_REPS: Final = 4000
-_MIN_REPS: Final = 500
-_MAX_DRAWS: Final = 4_000_000  # tasks × repetitions: a report of 100,000 tasks takes seconds
+_SPREAD_UNSEEN: Final = 1 / 16
+"""Added to the sum of squared deviations: near 0 % and 100 % few tasks show too little of their spread.
+Measured: without it 30 tasks of 16 attempts at 90 % are covered in .92 instead of .95."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,16 +50,11 @@ def mean_estimate(
 ) -> Estimate:
     """The mean over all attempts. bounds: between which each attempt lies. Raises ValueError without a
     task."""
-    value = _ratio(tasks)
-    if len(tasks) < 2 or len({task.total / task.attempts for task in tasks}) == 1:
+    value, error = _ratio(tasks), _error(tasks)
+    if not 0 < error < math.inf:
         return Estimate(value)
-    means = resampled(tasks, _ratio, seed=SEED, reps=_reps(len(tasks)))
-    rank = max(0, math.ceil((1 - confidence) / 2 * len(means)) - 1)
-    tail = (1 + confidence) / 2
-    wider = t_quantile(tail, len(tasks) - 1) / normal_quantile(tail)
-    ends = (stretched(value, means[at], len(tasks)) for at in (rank, len(means) - 1 - rank))
-    low, high = (value + wider * (end - value) for end in ends)
-    return Estimate(value, Interval(max(bounds[0], low), min(bounds[1], high)))
+    half = t_quantile((1 + confidence) / 2, len(tasks) - 1) * error
+    return Estimate(value, Interval(max(bounds[0], value - half), min(bounds[1], value + half)))
 
 
 def difference_estimate(
@@ -84,21 +77,26 @@ def rate_estimate(tasks: Sequence[TaskTotal], confidence: float = CONFIDENCE) ->
     rate, attempts = _ratio(tasks), sum(task.attempts for task in tasks)
     if len(tasks) < 2:
         return Estimate(rate)
-    residuals = math.fsum((task.total - rate * task.attempts) ** 2 for task in tasks)
-    variance = residuals / attempts**2 * len(tasks) / (len(tasks) - 1)
-    if rate in (0.0, 1.0):
-        effective = float(len(tasks))
-    else:
-        effective = min(float(attempts), rate * (1 - rate) / variance) if variance else float(attempts)
-    low, high = wilson(rate * effective, effective, normal_quantile((1 + confidence) / 2))
+    effective = float(len(tasks))
+    if rate not in (0.0, 1.0):
+        effective = min(float(attempts), rate * (1 - rate) / _error(tasks, _SPREAD_UNSEEN) ** 2)
+    low, high = wilson(rate * effective, effective, t_quantile((1 + confidence) / 2, len(tasks) - 1))
     return Estimate(rate, Interval(low, high))
+
+
+def _error(tasks: Sequence[TaskTotal], unseen: float = 0.0) -> float:
+    """Standard error of the ratio over tasks, by linearisation; infinite of one task. unseen: added to the
+    sum of squared deviations of the tasks' means."""
+    n, attempts, ratio = len(tasks), sum(task.attempts for task in tasks), _ratio(tasks)
+    if n < 2:
+        return math.inf
+    if not unseen and len({task.total / task.attempts for task in tasks}) == 1:
+        return 0.0  # exactly: sums of fractions leave a last digit
+    residuals = math.fsum((task.total - ratio * task.attempts) ** 2 for task in tasks)
+    return math.sqrt((residuals + unseen * (attempts / n) ** 2) * n / (n - 1)) / attempts
 
 
 def _ratio(tasks: Sequence[TaskTotal]) -> float:
     if not tasks:
         raise ValueError("no task was graded: there is no mean")
     return math.fsum(task.total for task in tasks) / sum(task.attempts for task in tasks)
-
-
-def _reps(num_tasks: int) -> int:
-    return min(MAX_REPS, max(_MIN_REPS, _MAX_DRAWS // num_tasks))

@@ -53,8 +53,9 @@ def test_a_gain_that_lost_attempts_could_undo_is_held_as_incomplete() -> None:
 
 
 def test_a_gain_that_lost_attempts_cannot_undo_is_promoted() -> None:
-    decision = judged(played("11", "00", num_tasks=39), played("1-", "0-", num_tasks=1, family="b"))
-    assert decision.verdict is Verdict.PROMOTE
+    lost = TaskOutcomes("lost", "a", (1, None), (0, None))
+    decision = judged([*played("11", "00", num_tasks=39), lost])
+    assert (decision.verdict, decision.missing) == (Verdict.PROMOTE, 2)
 
 
 def test_a_family_that_lost_everything_holds_a_candidate_that_gained_elsewhere() -> None:

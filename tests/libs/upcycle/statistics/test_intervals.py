@@ -13,7 +13,6 @@ from upcycle.statistics.intervals import (
     mean_estimate,
     rate_estimate,
 )
-from upcycle.statistics.paired import bootstrap_lower
 from upcycle.statistics.student import t_quantile
 
 
@@ -27,22 +26,22 @@ def ends(estimate: Estimate) -> tuple[float, float]:
 
 
 def test_attempts_that_only_repeat_their_task_count_less_than_attempts() -> None:
-    # Residuals ±1 in 4 tasks of 2: variance 4/8² · 4/3 = 1/12, so 0.25 · 12 = 3 effective attempts, not 8.
-    # Wilson of 1.5 in 3: half = 1.96 · sqrt(0.25/3 + 3.8415/36) / (1 + 3.8415/3) = 0.3747.
+    # Residuals ±1 in 4 tasks of 2, and 2²/16: variance 4.25/8² · 4/3 = .08854, so 2.8235 effective attempts,
+    # not 8. t of 3 is 3.18245: half = 3.18245 · sqrt(.08854 + 10.128/31.889) / (1 + 10.128/2.8235) = .4421.
     found = rate_estimate(tasks(2, 2, 0, 0, attempts=2))
     assert found.value == 0.5
-    assert ends(found) == pytest.approx((0.1253, 0.8747), abs=1e-4)
+    assert ends(found) == pytest.approx((0.0579, 0.9421), abs=1e-4)
 
 
 def test_tasks_without_spread_count_as_independent_attempts() -> None:
-    # Wilson of 4 in 8: half = 1.96 · sqrt(0.25/8 + 3.8415/256) / (1 + 3.8415/8) = 0.2848.
-    assert ends(rate_estimate(tasks(1, 1, 1, 1, attempts=2))) == pytest.approx((0.2152, 0.7848), abs=1e-4)
+    # Wilson of 4 in 8: half = 3.18245 · sqrt(0.25/8 + 10.128/256) / (1 + 10.128/8) = 0.3737.
+    assert ends(rate_estimate(tasks(1, 1, 1, 1, attempts=2))) == pytest.approx((0.1263, 0.8737), abs=1e-4)
 
 
 def test_all_solved_is_not_certainty_and_counts_tasks_not_attempts() -> None:
-    # Wilson of 20 in 20: low = 20 / (20 + 3.8415).
-    assert ends(rate_estimate(tasks(*[4] * 20, attempts=4))) == pytest.approx((0.8389, 1.0), abs=1e-4)
-    assert ends(rate_estimate(tasks(*[0] * 20, attempts=4))) == pytest.approx((0.0, 0.1611), abs=1e-4)
+    # Wilson of 20 in 20: low = 20 / (20 + 4.38075), the square of t with 19 degrees of freedom, 2.09302.
+    assert ends(rate_estimate(tasks(*[4] * 20, attempts=4))) == pytest.approx((0.8203, 1.0), abs=1e-4)
+    assert ends(rate_estimate(tasks(*[0] * 20, attempts=4))) == pytest.approx((0.0, 0.1797), abs=1e-4)
 
 
 def test_one_task_has_no_interval() -> None:
@@ -50,10 +49,9 @@ def test_one_task_has_no_interval() -> None:
     assert mean_estimate(tasks(8, attempts=8)) == Estimate(1.0)
 
 
-def test_a_mean_of_two_tasks_is_resampled_by_task() -> None:
-    # Draws of {0, 1}: means 0, ½, 1 with 1/4, 1/2, 1/4, so the ends are 0 and 1, widened by sqrt(2/1), and by
-    # t with one degree of freedom, tan(0.475 π) = 12.706, where the normal quantile is 1.960.
-    half = 0.5 * math.sqrt(2) * math.tan(0.475 * math.pi) / 1.9599640
+def test_a_mean_of_two_tasks_knows_its_spread_by_two_tasks_only() -> None:
+    # Means 0 and 1: the error is sqrt(.5 / 2), and t with one degree of freedom is tan(0.475 π) = 12.706.
+    half = 0.5 * math.tan(0.475 * math.pi)
     assert ends(mean_estimate(tasks(0, 8, attempts=8))) == pytest.approx((0.5 - half, 0.5 + half))
     assert mean_estimate(tasks(0, 8, attempts=8), bounds=(0, 1)).interval == Interval(0, 1)
 
@@ -67,14 +65,16 @@ def test_equal_tasks_have_no_interval_of_the_mean() -> None:
     assert difference_estimate([0.25] * 30) == Estimate(0.25)
 
 
-def test_the_interval_of_a_difference_is_the_gates_bound_on_both_sides_widened_by_t() -> None:
-    differences = [random.Random(7).choice([-0.5, 0.0, 0.25, 1.0]) for _ in range(3)] + [0.5, -0.25] * 9
-    low, high = ends(difference_estimate(differences, 0.9))
-    below = bootstrap_lower(differences, 0.05, seed=0, reps=4000)
-    above = -bootstrap_lower([-one for one in differences], 0.05, seed=0, reps=4000)
-    mean, wider = sum(differences) / 21, 1.72472 / 1.64485  # t with 20 degrees of freedom, of a table
-    assert (low, high) == pytest.approx(
-        (mean + wider * (below - mean), mean + wider * (above - mean)), abs=1e-4
+def test_the_interval_of_a_difference_is_students() -> None:
+    # Mean .25, squared deviations 3 · .0625 + .75² = .75, error sqrt(.75 / 3 / 4) = .25, t of 3 is 3.18245.
+    assert ends(difference_estimate([0, 0, 0, 1])) == pytest.approx((-0.5456, 1.0456), abs=1e-4)
+
+
+def test_tasks_of_unequal_attempts_weigh_by_attempts() -> None:
+    # Ratio 3 of 4, residuals .75 and -.75: error sqrt(2 · .5625 · 2) / 4 = .375.
+    half = 0.375 * math.tan(0.475 * math.pi)
+    assert ends(mean_estimate([TaskTotal(3, 3), TaskTotal(0, 1)])) == pytest.approx(
+        (0.75 - half, 0.75 + half)
     )
 
 

@@ -1,7 +1,9 @@
 """What the whole-platform tests run: the incident example, small."""
 
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
+from types import MappingProxyType
 
 from local_demo.plan import HELD_OUT_TASKSET, MODEL, TRAIN_TASKSET
 from local_stack.stack import Stack, StackSettings
@@ -18,7 +20,9 @@ EXAMPLE = REPOSITORY / "examples" / "incident"
 POLICY_DIR = EXAMPLE / "policy"
 
 
-def small_stack(data_dir: Path, *, model: str = MODEL) -> Stack:
+def small_stack(
+    data_dir: Path, *, model: str = MODEL, extra_env: Mapping[str, str] = MappingProxyType({})
+) -> Stack:
     """A platform of its own, with the incident policy as version 0 of `model`. Start it with `async with`."""
     settings = StackSettings(
         data_dir=data_dir,
@@ -26,6 +30,7 @@ def small_stack(data_dir: Path, *, model: str = MODEL) -> Stack:
         model_dir=POLICY_DIR,
         environment_roots=(REPOSITORY,),
         ephemeral_ports=True,
+        extra_env=extra_env,
     )
     return Stack(settings)
 

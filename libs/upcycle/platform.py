@@ -109,7 +109,8 @@ def find_addresses(start: Path | None = None, environ: Mapping[str, str] | None 
         )
     raise PlatformNotFound(
         f"no running platform was found from {here} upwards",
-        "start one with `upcycle up`, or set UPCYCLE_PEERS_*",
+        "start one with `upcycle up`; one elsewhere is named by UPCYCLE_UP_DATA_DIR (its data folder on this "
+        "machine), UPCYCLE_PLATFORM_HOST or UPCYCLE_PEERS_*",
     )
 
 

@@ -7,7 +7,7 @@ from typing import Any, Final
 
 from upcycle.errors import TasksetInvalid, UnknownName
 from upcycle.modules import load_module
-from upcycle.task_rows import Task, environment_from_json, task_from_json
+from upcycle.task_rows import Task, environment_from_json, task_from_json, tasks_listed
 from upcycle.task_tables import document_from_table
 from upcycle.tasks import Taskset
 
@@ -59,18 +59,13 @@ def _read(path: Path) -> str:
 
 def tasksets_in(path: Path) -> dict[str, Taskset]:
     """All tasksets of a tasks.py by name: Taskset attributes as they are, Task and list-of-Task attributes as
-    train tasksets called after the attribute."""
-    module = load_module(path)
-    found: dict[str, Taskset] = {}
-    loose: list[Task] = []
-    for attribute, value in vars(module).items():
-        if attribute.startswith("_"):
-            continue
-        if isinstance(value, Taskset):
-            found[value.name] = value
-        elif isinstance(value, Task):
-            loose.append(value)
-        elif isinstance(value, list | tuple) and value and all(isinstance(item, Task) for item in value):
+    train tasksets called after the attribute, where not all of its tasks are of a Taskset."""
+    values = {name: value for name, value in vars(load_module(path)).items() if not name.startswith("_")}
+    found = {value.name: value for value in values.values() if isinstance(value, Taskset)}
+    of_tasksets = {task for taskset in found.values() for task in taskset}
+    loose = [value for value in values.values() if isinstance(value, Task)]
+    for attribute, value in values.items():
+        if tasks_listed(value) - of_tasksets:
             found.setdefault(attribute, Taskset(attribute, value))
     if loose and not found:
         found[path.stem] = Taskset(path.stem, loose)

@@ -161,6 +161,12 @@ def canonical_args(args_json: str, task: str) -> str:
     return canonical
 
 
+def tasks_listed(value: Any) -> set[Task]:
+    """Of a list that holds tasks alone; else none."""
+    is_list = isinstance(value, list | tuple) and all(isinstance(item, Task) for item in value)
+    return set(value) if is_list else set()
+
+
 def check_name(what: str, value: Any) -> str:
     """A name of a task or a taskset as it is. Raises TasksetInvalid."""
     if (

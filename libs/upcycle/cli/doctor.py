@@ -23,6 +23,11 @@ MIN_FREE_BYTES = 2 * 1024**3
 PROBE_TIMEOUT_S = 2.0
 UNNAMED: Final = ("rollout_sampler", "reward_grader", "model_gateway", "policy_engine", "provision_watch")
 """Processes that the addresses of the public gRPC services do not tell."""
+MAX_MODELS: Final = 5
+NO_MODEL: Final = (
+    "none is known; `upcycle models create FOLDER --tiny` makes one, "
+    "`upcycle up --model NAME --model-dir FOLDER` or `upcycle models import FOLDER --name NAME` brings it"
+)
 MARKS = {"ok": "[green]✓[/green]", "warn": "[yellow]![/yellow]", "fail": "[red]✗[/red]"}
 
 
@@ -113,14 +118,34 @@ async def platform_findings() -> list[Finding]:
     try:
         addresses = find_addresses()
     except PlatformNotFound as error:
-        return [Finding("platform", "warn", str(error))]
+        return [Finding("platform", "warn", str(error)), Finding("models", "warn", NO_MODEL)]
     async with Platform(addresses) as platform:
         calls = await asyncio.gather(*(_probe(name, call) for name, call in _calls(platform).items()))
+        calls += await _models(platform)
         if addresses.state_file is None:
             others = _not_asked()
         else:
             others = await process_findings(json.loads(addresses.state_file.read_text())["processes"])
     return [Finding("platform", "ok", f"found through {addresses.source}"), *calls, *others]
+
+
+async def _models(platform: Platform) -> list[Finding]:
+    """What can be evaluated and trained; nothing where the registry does not answer."""
+    import grpc
+
+    from upcycle.api.registry.v1.service_pb2 import ListModelsRequest
+
+    try:
+        listed = (await platform.registry.ListModels(ListModelsRequest(), timeout=PROBE_TIMEOUT_S)).models
+    except grpc.aio.AioRpcError:
+        return []
+    names = [f"{one.model} v{one.head_version}" for one in listed]
+    more = [f"and {len(names) - MAX_MODELS} more"] if len(names) > MAX_MODELS else []
+    return (
+        [Finding("models", "ok", ", ".join([*names[:MAX_MODELS], *more]))]
+        if names
+        else [Finding("models", "warn", NO_MODEL)]
+    )
 
 
 def _not_asked() -> list[Finding]:

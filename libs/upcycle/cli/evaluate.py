@@ -50,6 +50,12 @@ async def evaluate(
 ) -> int:
     """Run every task of TASKS with MODEL and report reward and success.
 
+    Ctrl-C leaves a run of the platform going: come back with `--attach RUN`.
+
+    - four attempts at each task, with pass@k: `upcycle eval tasks.py shop --group 4`
+    - an agent of others, here, with your own key: `upcycle eval tasks.py claude --limit 20`
+    - for `upcycle compare`: `upcycle eval --benchmark sheet-50 shop --json > shop.json`
+
     :param tasks: a tasks file (.py, .json, .jsonl, .csv), or the name of a registered taskset.
     :param model: slug of the model; or claude, openai, gemini, openai_compatible, each with an optional
         #MODEL, which play here with your own key.
@@ -137,7 +143,12 @@ async def _followed(platform: Platform, run_id: str, report: Report) -> int:
     """Wait for the end of an evaluation and report; the exit status that it deserves."""
     from upcycle.cli.eval_follower import follow_evaluation
 
-    run = await follow_evaluation(platform, run_id, timeout_s=report.timeout_s)
+    try:
+        run = await follow_evaluation(platform, run_id, timeout_s=report.timeout_s)
+    except BaseException:  # Ctrl-C among them
+        again = f"upcycle eval --attach {run_id} follows it, upcycle runs cancel {run_id} ends it"
+        human().print(f"\nthe run may go on: {again}", markup=False, soft_wrap=True)
+        raise
     results = await read_results(platform, run.run_id)
     evaluated = await read_evaluation(platform, run.run_id, results)
     drawn_by = await _drawn(platform, run, report.as_json) if run.spec.trainable else ""

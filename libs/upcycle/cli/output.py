@@ -30,7 +30,8 @@ def human() -> "Console":
     """Console on standard error; honours NO_COLOR and CI. Control characters of a text stay out of it."""
     from upcycle.cli.consoles import TextConsole
 
-    return TextConsole(stderr=True, highlight=False)
+    # a line of a log is not broken at the 80 columns that a file has
+    return TextConsole(stderr=True, highlight=False, soft_wrap=not sys.stderr.isatty())
 
 
 def result_console() -> "Console":

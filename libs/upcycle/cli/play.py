@@ -2,6 +2,7 @@
 
 import asyncio
 import os
+import shlex
 import sys
 from typing import TYPE_CHECKING, Annotated
 
@@ -18,7 +19,7 @@ if TYPE_CHECKING:
     from upcycle.cli.play_view import PlayView
     from upcycle.harness.chat import ChatPlayer
     from upcycle.playing.hosting import EnvironmentHost
-    from upcycle.tasks import Task
+    from upcycle.tasks import Task, Taskset
 
 Turns = Annotated[int, Parameter(name="--max-turns")]
 
@@ -34,9 +35,14 @@ def play(
     max_tokens_per_episode: int | None = None,
     context: str = STOP,
     in_process: bool = False,
+    keep: bool = True,
     as_json: JsonFlag = False,
 ) -> int:
     """Play one episode here, without the platform: you, a script, or a model behind any OpenAI URL.
+
+    - you, at the keyboard: `upcycle play tasks.py`
+    - a function `reply(task, messages)`: `upcycle play tasks.py:SLUG --script player.py`
+    - a model: `upcycle play tasks.py --agent openai:http://127.0.0.1:8000/v1#MODEL`
 
     :param task: a tasks file (.py, .json, .jsonl), then its first task; or FILE:SLUG.
     :param script: player: a .jsonl file, one turn a line, or player.py[:function]: reply(task, messages).
@@ -46,21 +52,37 @@ def play(
     :param max_tokens_per_episode: most tokens of the agent's context; by default 131,072.
     :param context: what becomes of a full context: stop, or compress (older results of tools are left out).
     :param in_process: run the environment in this process, for a debugger; else it is forked.
+    :param keep: the platform that is found keeps what was played, else a trajectories.jsonl here does.
     :param as_json: print the trajectory as one JSON line, and nothing else.
     """
     _check(script, agent, max_turns)
     limits = limits_of(
         {"max_turns": max_turns, "max_tokens_per_episode": max_tokens_per_episode, "context": context}
     )
-    chosen = _chosen(task)
+    chosen, taskset = _chosen(task)
     view, player = view_of(as_json), _player(chosen, script, agent, temperature)
     host = host_of(chosen, in_process)
     view.say(f"{chosen.slug} of {chosen.environment.name}, {host.where}", "dim")
     episode = asyncio.run(play_one(chosen, host, player or person_at(view), view, limits))
     view.ended(episode, host.output())
+    name = _kept(episode, taskset, agent or ("script" if script else "person"), view) if keep else ""
     if as_json:
-        print_json("trajectory", {**episode.to_json(), "host": host.where, "output": host.output()})
+        played = {**episode.to_json(), "host": host.where, "output": host.output()}
+        print_json("trajectory", {**played, "kept": name})
     return Exit.FAILED if episode.failure is not None else Exit.OK
+
+
+def _kept(episode: PlayedEpisode, taskset: "Taskset", agent: str, view: "PlayView") -> str:
+    """What `upcycle trajectories show` calls the episode from now on; "" where it could not be kept."""
+    from upcycle.external.keeping import keep_play
+
+    done = asyncio.run(keep_play(episode, taskset, agent))
+    if done.why_left:
+        view.say(done.why_left, "yellow")
+    if done.name:
+        whose = "the platform keeps it: " if done.is_sent else ""
+        view.say(f"{whose}upcycle trajectories show {shlex.quote(done.name)}", "dim")
+    return done.name
 
 
 async def play_one(
@@ -92,12 +114,15 @@ def _check(script: str, agent: str, max_turns: int) -> None:
         )
 
 
-def _chosen(source: str) -> "Task":
+def _chosen(source: str) -> "tuple[Task, Taskset]":
+    """The task, and the taskset that has it."""
     from upcycle.cli.tasksets import load_tasksets
     from upcycle.playing.choosing import chosen_task, split_source
 
     path, slug = split_source(source)
-    return chosen_task(path, load_tasksets(path).values(), slug)
+    found = list(load_tasksets(path).values())
+    task = chosen_task(path, found, slug)
+    return task, next(one for one in found if any(task is own for own in one))
 
 
 def _player(task: "Task", script: str, agent: str, temperature: float | None) -> "ChatPlayer | None":

@@ -93,9 +93,10 @@ class TaskChoice:
 
     async def source_of(self, source: TasksetSource) -> TasksetSource:
         """The source with the chosen tasks alone, of the environment that was sent where one is named; as it
-        is where neither is asked for. Raises UnclearChoice."""
+        is where neither is asked for. Raises UnclearChoice and AmbiguousTaskset."""
         if self.deployed:
-            source = self._sent(source)
+            sent = source.as_sent(self.deployed)
+            source = TasksetSource(sent.name, tuple(one for one in sent.defined if one.name == sent.name))
         if not self.is_asked:
             return source
         defined = [one for one in source.defined if one.name == source.name]
@@ -106,18 +107,6 @@ class TaskChoice:
         said = f"{len(part)} of the {amount(len(whole), 'task')} of {whole.name}"
         human().print(said, markup=False, soft_wrap=True)
         return TasksetSource(part.name, (part,))
-
-    def _sent(self, source: TasksetSource) -> TasksetSource:
-        from upcycle.deploying import as_deployed
-
-        if not source.defined:
-            raise UnclearChoice(
-                f"--deployed is for tasks of a file, and {source.name!r} is registered: it has its "
-                "environment already",
-                "name the file, or: upcycle sync tasks FILE NAME --deployed DIGEST",
-            )
-        (chosen,) = [one for one in source.defined if one.name == source.name]
-        return TasksetSource(source.name, (as_deployed(chosen, self.deployed),))
 
 
 NO_CHOICE: Final = TaskChoice()

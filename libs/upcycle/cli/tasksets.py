@@ -38,6 +38,23 @@ class TasksetSource:
     name: str
     defined: "tuple[Taskset, ...]" = ()
 
+    def as_sent(self, digest: str) -> "TasksetSource":
+        """The same, of the environment as `upcycle deploy` sent it: the taskset that runs and all of its
+        environment, such as that of its gate. Raises AmbiguousTaskset for a registered name, SourceRefused
+        for what is no digest."""
+        from upcycle.deploying import as_deployed
+
+        chosen = next((one for one in self.defined if one.name == self.name), None)
+        if chosen is None:
+            raise AmbiguousTaskset(
+                f"--deployed is for tasks of a file, and {self.name!r} is registered: it has its "
+                "environment already",
+                "name the file, or: upcycle sync tasks FILE NAME --deployed DIGEST",
+            )
+        where = chosen.environment
+        sent = (as_deployed(one, digest) if one.environment == where else one for one in self.defined)
+        return TasksetSource(self.name, tuple(sent))
+
     async def register(self, platform: "Platform", *, exact: bool = True) -> str:
         """The name to run. Of a file it is that of exactly these tasks, `name@2`, or without `exact` the name
         alone: tasks that changed since they were registered are a new revision. A registered name stays as

@@ -58,6 +58,7 @@ async def train(
     model: str | None = None,
     *,
     flags: TrainFlags = NO_FLAGS,
+    deployed: str = "",
     config: ConfigFlags = NO_CONFIG,
     sft: SftOptions = NO_SFT,
     view: View = View(),
@@ -71,10 +72,18 @@ async def train(
     Shows its curves until it is over. Ctrl-C leaves the run going: come back with `--attach RUN`;
     `upcycle runs pause | resume | stop RUN` steer it.
 
+    - GRPO, promoted by a gate: `upcycle train shop --taskset tasks.py --gate shop-held-out --steps 50`
+    - a run as a file; flags win: `upcycle train --config run.toml --steps 10`
+    - from demonstrations: `upcycle train shop --sft demonstrations.jsonl --epochs 2`
+
     :param model: slug of the model; its weights advance in place.
+    :param deployed: source digest that `upcycle deploy` printed: the environment of a tasks file, also that
+        of its gate, is played as it was sent.
     """
     _refuse_lone_options(sft)
     given = sources_of(Purpose.TRAIN, flags, config, arguments={"policy.model": ("MODEL", model)})
+    if deployed and (view.attach is not None or sft.is_asked or given.value("source_runs")):
+        raise UnclearTraining("--deployed is for a run that plays a tasks file", "leave it out")
     if view.attach is not None:
         _refuse_sources(given)
         async with Platform() as platform:
@@ -85,13 +94,7 @@ async def train(
     if sft.is_asked:
         return await train_sft(model, sft, _sft_call(given, view))
     run = _run(given)
-    from upcycle.cli.tasksets import load_source
-    from upcycle.cli.tool_limits import refuse_long_tools
-
-    of_source = run.taskset == _OF_FIRST_SOURCE
-    source = None if of_source else load_source(run.taskset, run.taskset_name, trains=True)
-    if source is not None:
-        refuse_long_tools(source, run.run.episode_deadline_s)
+    source = _source(run, deployed)
     async with Platform() as platform:
         run_id = await _launched(platform, await _registered(platform, run, source), view)
         return Exit.OK if view.detach else await _follow(platform, run_id, view)
@@ -103,6 +106,20 @@ def _run(given: Sources) -> RunFile:
         return given.run(Purpose.TRAIN, {})
     settings = tuple(path for path in ("taskset", "taskset_name") if path not in given.values)
     return given.without(*settings).run(Purpose.TRAIN, {"taskset": _OF_FIRST_SOURCE})
+
+
+def _source(run: RunFile, deployed: str) -> "TasksetSource | None":
+    """What the run plays; None where its first source says so."""
+    from upcycle.cli.tasksets import load_source
+    from upcycle.cli.tool_limits import refuse_long_tools
+
+    if run.taskset == _OF_FIRST_SOURCE:
+        return None
+    source = load_source(run.taskset, run.taskset_name, trains=True)
+    if deployed:
+        source = source.as_sent(deployed)
+    refuse_long_tools(source, run.run.episode_deadline_s)
+    return source
 
 
 def _nothing_to_train_on(model: str | None, config: Path | None) -> UnclearTraining:

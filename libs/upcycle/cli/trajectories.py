@@ -23,6 +23,9 @@ async def list_trajectories(
 ) -> int:
     """Newest trajectories.
 
+    - what went wrong in the newest run: `upcycle trajectories list --run last --max-reward 0.2`
+    - one task, over all runs: `upcycle trajectories list --task SLUG --limit 100`
+
     :param limit: at most so many, up to 1000.
     :param as_json: one JSON line each.
     """

@@ -28,6 +28,9 @@ async def view(
 
     The file loads nothing from anywhere, and can be read without its script. What episodes wrote stays text.
 
+    - the newest run: `upcycle view last -o run.html`
+    - an evaluation in one process, every episode: `upcycle view here-… --all`
+
     :param run: id of a run, `last`, or the trajectories.jsonl of an evaluation in one process, or its id.
     :param output: the file; by default RUN.html here; `-` is standard output. A file that exists is replaced.
     :param limit: so many trajectories are shown whole: the worst, the best, those without a reward, a sample.

@@ -3,6 +3,7 @@
 from upcycle.cli.exits import Exit
 from upcycle.cli.output import JsonFlag, print_json, result_console
 from upcycle.platform import Platform
+from upcycle.wording import amount
 
 
 async def why(run: str = "last", *, as_json: JsonFlag = False) -> int:
@@ -24,11 +25,9 @@ async def why(run: str = "last", *, as_json: JsonFlag = False) -> int:
     from rich.text import Text  # what services say is text, never markup
 
     out = result_console()
-    out.print(Text.assemble((run_id, "bold"), f"  {answer.summary}"))
+    out.print(Text.assemble((run_id, "bold"), f"  {answer.summary}"), soft_wrap=True)
     for reason in answer.waiting_for:
-        out.print(Text.assemble("  ", (reason.owner, "yellow"), f": {reason.what}"))
-        waiting = (
-            f"{reason.episodes} episode(s), longest {reason.waiting_s:.1f} s " if reason.episodes else ""
-        )
-        out.print(Text(f"      {waiting}→ {reason.remedy}"))
+        out.print(Text.assemble("  ", (reason.owner, "yellow"), f": {reason.what}"), soft_wrap=True)
+        many = f"{amount(reason.episodes, 'episode')}, longest {reason.waiting_s:.1f} s "
+        out.print(Text(f"      {many if reason.episodes else ''}→ {reason.remedy}"), soft_wrap=True)
     return Exit.OK

@@ -170,7 +170,7 @@ class _Evaluation:
             completion_tokens=tokens.completion,
         )
         episode_id = f"{self._run_id}/{task.slug}/{attempt}"
-        run = _run_of(kept.episode, self._run_id, episode_id, blame, usage)
+        run = run_of(kept.episode, self._run_id, episode_id, blame, usage)
         row = line_of_played(kept.episode, run, stopped, self._model.name)
         return ExternalEpisode(run, row, kept.episode, attempt)
 
@@ -188,7 +188,8 @@ class _Evaluation:
         return await blame_for(kept.episode, hosts, limits, host.output())
 
 
-def _run_of(episode: PlayedEpisode, run_id: str, episode_id: str, blame: Blame, usage: Usage) -> Run:
+def run_of(episode: PlayedEpisode, run_id: str, episode_id: str, blame: Blame, usage: Usage) -> Run:
+    """The result of an episode that was played here."""
     result = episode.result
     return Run(
         task_slug=episode.task.slug,

@@ -3,16 +3,21 @@
 import json
 import logging
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
 
-from upcycle.external.evaluating import ExternalOptions
+from upcycle.external.evaluating import ExternalEpisode, ExternalOptions, run_of
 from upcycle.external.sending import PlayedEvaluation, SentTrajectories, send_to_found
+from upcycle.local_runs import new_run_id
+from upcycle.playing.blame import Blame
+from upcycle.playing.episode import PlayedEpisode
 from upcycle.reporting.external_rows import PLANNED, PlannedEvaluation
 from upcycle.reporting.trajectory_files import FOLDER, NAME
 from upcycle.results import Run
 from upcycle.tasks import Taskset
+from upcycle.trajectory_lines.writing import line_of_played
+from upcycle.usage import NONE
 
 log: Final = logging.getLogger(__name__)
 
@@ -48,7 +53,35 @@ async def keep_episodes(
     return [replace(run, trace_id=sent.ids.get(run.episode_id, "")) for run in runs]
 
 
-def _write(evaluation: PlayedEvaluation, planned: PlannedEvaluation) -> None:
+@dataclass(frozen=True, slots=True)
+class KeptPlay:
+    """name: by which `upcycle trajectories show` finds the episode; "" where it could not be kept. is_sent: a
+    platform keeps it. why_left: why one that was found does not."""
+
+    name: str
+    is_sent: bool = False
+    why_left: str = ""
+
+
+async def keep_play(episode: PlayedEpisode, taskset: Taskset, agent: str) -> KeptPlay:
+    """One episode of `upcycle play`, kept as one of an evaluation is. taskset: that has its task, and
+    says whether it is held out. agent: who played."""
+    run_id, task, failure = new_run_id(), episode.task, episode.failure
+    blame = Blame()
+    if failure is not None:
+        blame = Blame(failure.kind, "", f"{failure.during}: {failure.traceback.rstrip() or failure.message}")
+    run = run_of(episode, run_id, f"{run_id}/{task.slug}/0", blame, NONE)
+    alone = Taskset(taskset.name, [task], taskset.split)
+    one = ExternalEpisode(run, line_of_played(episode, run, None, agent), episode, 0)
+    played = PlayedEvaluation(run_id, agent, alone, 1, [one])
+    sent = await send_to_found(played) or SentTrajectories()
+    if run.episode_id in sent.ids:
+        return KeptPlay(sent.ids[run.episode_id], is_sent=True)
+    is_written = _write(played, planned_evaluation(alone, ExternalOptions(), {}))
+    return KeptPlay(run.episode_id if is_written else "", why_left=sent.why_left)
+
+
+def _write(evaluation: PlayedEvaluation, planned: PlannedEvaluation) -> bool:
     """The result is worth more than its file: where it cannot be written, a log line says so."""
     path = Path(FOLDER) / evaluation.run_id / NAME
     rows = ({**one.row, PLANNED: planned.to_json()} for one in evaluation.episodes)
@@ -57,5 +90,6 @@ def _write(evaluation: PlayedEvaluation, planned: PlannedEvaluation) -> None:
         path.write_text("".join(f"{json.dumps(row, ensure_ascii=False)}\n" for row in rows), encoding="utf-8")
     except OSError as error:
         log.warning("%s: what was said is not kept: %s", evaluation.run_id, error)
-    else:
-        log.info("%s: what was said is in %s", evaluation.run_id, path)
+        return False
+    log.info("%s: what was said is in %s", evaluation.run_id, path)
+    return True

@@ -94,9 +94,11 @@ class remote_errors:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """Raises the typed error for a failed call; every other exception passes through."""
+        """Raises the typed error for a failed call; every other exception passes through. A refusal says all
+        that there is to say: no traceback of gRPC stands above it."""
         if isinstance(error, grpc.aio.AioRpcError):
-            raise remote_error(self._what, error) from error
+            found = remote_error(self._what, error)
+            raise found from (None if isinstance(found, REFUSALS) else error)
 
 
 class peer_errors(remote_errors):

@@ -33,9 +33,14 @@ _OF_PURPOSE: Final = {
 }
 ALSO: Final[Mapping[Purpose, Mapping[str, str]]] = {
     Purpose.TRAIN: {"group_size": "group-size"},
-    Purpose.EVAL: {"group_size": "group-size", "sampling.max_turns": "max-steps"},
+    Purpose.EVAL: {
+        "group_size": "group-size",
+        "sampling.max_turns": "max-steps",
+        "taskset_name": "taskset-name",
+    },
 }
-"""A second name of a flag, by path: what other tools call it. A step of an evaluation is a turn."""
+"""A second name of a flag, by path: what other tools, and the other command, call it. A step of an evaluation
+is a turn."""
 _WITHOUT: Final = ("purpose", "policy.model", "training.loss_config", "against_version", "families", "draws")
 """Said by the command, by its argument MODEL, and by --set or a file alone."""
 _ABSENT: Final = {

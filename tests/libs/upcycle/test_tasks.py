@@ -12,6 +12,7 @@ from upcycle.api.common.v1 import common_pb2
 from upcycle.environment import load_environment
 from upcycle.errors import ArgumentsInvalid, TasksetInvalid, UnknownName
 from upcycle.evaluation import as_taskset
+from upcycle.task_documents import tasksets_in
 from upcycle.tasks import EnvironmentRef, task_digest, taskset_digest
 from upcycle.wire import taskset_from_wire, taskset_to_wire
 
@@ -157,6 +158,24 @@ def test_a_tasks_py_offers_its_tasksets_tasks_and_lists(environment_file: Path) 
         Taskset.load(path)
     with pytest.raises(UnknownName, match="no taskset 'test'"):
         Taskset.load(path, "test")
+
+
+def test_a_list_that_a_taskset_was_made_of_is_no_second_one_that_trains(environment_file: Path) -> None:
+    path = environment_file.parent / "tasks.py"
+    path.write_text(
+        "from env import env\n"
+        "from upcycle import Taskset\n"
+        "ask = env.scenarios['investigate']\n"
+        "cases = [ask(query='a'), ask(query='b')]\n"
+        "held = Taskset('held', cases, 'held_out')\n"
+        "first, *rest = cases\n"
+        "more = [*rest, ask(query='c')]\n"
+    )
+    found = tasksets_in(path)
+    assert {name: (len(one), one.split) for name, one in found.items()} == {
+        "held": (2, "held_out"),
+        "more": (2, "train"),
+    }
 
 
 @pytest.mark.parametrize(

@@ -46,6 +46,7 @@ class Planner(TasksetServiceServicer):
         self.runs: list[ts.Run] = []
         self.tasksets = {"sums": common.SPLIT_TRAIN, "judge": common.SPLIT_HELD_OUT}
         self.registered: list[str] = []
+        self.sent: list[ts.Taskset] = []
         self.submitted: list[pb.SubmitRunRequest] = []
         self.answer: ts.Run | None = None
         self.watched: list[ts.Run] = []
@@ -56,6 +57,7 @@ class Planner(TasksetServiceServicer):
 
     async def RegisterTaskset(self, request: Any, context: Any) -> pb.RegisterTasksetResponse:
         self.registered.append(request.taskset.name)
+        self.sent.append(request.taskset)
         return pb.RegisterTasksetResponse(name=request.taskset.name, revision=3)
 
     async def GetTaskset(self, request: Any, context: Any) -> pb.GetTasksetResponse:

@@ -119,7 +119,7 @@ def test_the_first_example_of_the_guide_wins(
     monkeypatch.setattr("builtins.input", lambda: next(said))
     monkeypatch.setattr(sys.stdin, "isatty", lambda: True)
     monkeypatch.chdir(ROOT)
-    assert run(["play", "examples/incident/tasks.py", "--in-process"]) == 0
+    assert run(["play", "examples/incident/tasks.py", "--in-process", "--no-keep"]) == 0
     assert shown in capsys.readouterr().out
 
 
@@ -222,3 +222,25 @@ def test_too_few_turns_end_the_episode_without_an_answer(
     assert run(arguments) == 0
     record = json.loads(capsys.readouterr().out.splitlines()[-1])
     assert (record["stop_reason"], record["answer"], record["reward"]) == ("max_turns", "", 0.0)
+
+
+def test_what_was_played_can_be_read_again_and_is_left_alone_where_that_is_asked_for(
+    shop: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(shop)
+    for name in ("right.jsonl", "short.jsonl"):
+        run(["play", "tasks.py:tea", "--script", name, "--in-process", "--no-keep"])
+    assert not (shop / ".upcycle").exists()
+    capsys.readouterr()
+    assert run(["play", "tasks.py:tea", "--script", "right.jsonl", "--in-process"]) == 0
+    command = capsys.readouterr().out.splitlines()[-1].split()
+    assert command[:3] == ["upcycle", "trajectories", "show"]
+    assert run(command[1:]) == 0
+    shown = capsys.readouterr().out
+    assert "How much tea?" in shown
+    assert "· script ·" in shown
+    assert "reward 1.000 success" in shown
+    assert run(["play", "tasks.py:bad", "--script", "right.jsonl", "--in-process", "--json"]) == 1
+    record = json.loads(capsys.readouterr().out.splitlines()[-1])
+    assert run(["trajectories", "show", record["kept"]]) == 0
+    assert "no reward: scenario_error" in capsys.readouterr().out

@@ -260,3 +260,44 @@ async def test_why_a_run_ended_before_its_last_step_is_shown_and_it_is_complete(
     assert out.splitlines()[0].endswith(f"episodes; {why}")
     status, out, _ = await upcycle(where, "runs")
     assert (status, out.splitlines()[-1]) == (0, f"run-t completed: {why}")
+
+
+DEPLOYABLE = """
+from upcycle import Environment, Taskset
+
+env = Environment("shop")
+
+
+@env.scenario("count")
+async def count(item: str):
+    answer = yield item
+    yield 1.0 if answer == item else 0.0
+
+
+train = Taskset("shop-train", [count(item="tea"), count(item="milk")])
+held = Taskset("shop-held-out", [count(item="salt")], "held_out")
+"""
+
+
+async def test_a_run_on_what_was_deployed_plays_its_gate_with_it_too(
+    planner: tuple[Planner, Addresses], tmp_path: Path
+) -> None:
+    said, where = planner
+    (tmp_path / "tasks.py").write_text(DEPLOYABLE)
+    digest = "d" * 64
+    asked = ("--taskset", "tasks.py", "--taskset-name", "shop-train", "--gate", "shop-held-out", "--detach")
+    status, _, err = await upcycle(where, "train", "m", *asked, "--deployed", digest, cwd=tmp_path)
+    assert status == 0, err
+    assert {one.name: one.environment.python.path for one in said.sent} == {
+        "shop-train": f"deployed:{digest}",
+        "shop-held-out": f"deployed:{digest}",
+    }
+    for arguments, refusal in (
+        (("train", "m", "--taskset", "sums", "--deployed", digest), "'sums' is registered: it has its envi"),
+        (("train", "m", *asked, "--deployed", "ddd"), "ddd"),
+        (("train", "m", "--from", "run-a", "--deployed", digest), "--deployed is for a run that plays a"),
+        (("eval", "sums", "m", "--deployed", digest), "'sums' is registered: it has its environment"),
+    ):
+        status, _, err = await upcycle(where, *arguments, cwd=tmp_path)
+        assert (status, refusal in err) == (2, True), err
+    assert len(said.submitted) == 1

@@ -162,3 +162,24 @@ async def test_the_command_says_what_the_platform_keeps(
     assert await asyncio.to_thread(upcycle_command, ["eval", "tasks.py", agent, "--json"]) == 0
     done = json.loads(capsys.readouterr().out.splitlines()[-1])
     assert (done["sent"], done["not_sent"]) == (2, {})
+
+
+async def test_an_episode_of_the_play_command_is_kept_too(
+    store: Store,
+    agent: str,
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    found(monkeypatch, store.address)
+    (tmp_path / "say.jsonl").write_text(
+        '{"tool_calls": [{"name": "stock", "arguments": {"item": "tea"}}]}\n"3"\n'
+    )
+    command = ["play", "tasks.py:tea", "--script", "say.jsonl", "--in-process", "--json"]
+    assert await asyncio.to_thread(upcycle_command, command) == 0
+    record = json.loads(capsys.readouterr().out)
+    stored = await kept(store)
+    assert [one.summary.episode.trajectory_id for one in stored.values()] == [record["kept"]]
+    assert (stored["tea"].summary.reward, stored["tea"].summary.episode.model) == (1.0, "script")
+    assert not (tmp_path / ".upcycle").exists()
+    assert (await store.ledger("")).requested == 0

@@ -7,6 +7,7 @@ called.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from typing import Any, Final
@@ -38,6 +39,8 @@ LOSSES: Final[dict[str, type]] = {
 """Token losses by the name that a training configuration uses."""
 
 DEFAULT_LOSS: Final = "ppo"
+DECISION_SHARE: Final = 0.2
+"""Of the trained tokens, the least certain ones: those at which a policy decides."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,6 +163,15 @@ def entropy_threshold(entropies: Tensor, top_entropy: float) -> float:
     """The entropy in nats that the `top_entropy` share of tokens reaches: a quantile over the step's [N]
     entropies."""
     return float(torch.quantile(entropies.detach().float(), 1 - top_entropy))
+
+
+def decision_entropy(entropies: Tensor) -> float:
+    """Mean over the fifth of the tokens where the policy is least certain, in nats; entropies [N], N > 0.
+
+    The other tokens are templates and the ends of words: certain from the start, they hide whether the policy
+    still decides anything (Wang et al. 2025, "Beyond the 80/20 rule", arXiv:2506.01939)."""
+    values = entropies.detach().float()
+    return float(values.topk(max(1, math.ceil(DECISION_SHARE * values.numel()))).values.mean())
 
 
 def build_loss(

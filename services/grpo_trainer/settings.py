@@ -43,7 +43,8 @@ class GrpoTrainerSettings(ServiceSettings):
     """How long one step, or a load of a model, may compute. After it the process leaves by force and another
     trainer takes its models; above RANK_DEADLINE_S, where there are ranks."""
     train_parse_errors: bool = False
-    """Train also the tokens of turns that could not be read; by default only these turns are masked."""
+    """Train the tokens of turns that could not be read like any others; by default such a turn trains where
+    its credit is negative, and is masked where it is not."""
     lease_s: float = Field(8.0, ge=1, le=60)
     """Seconds without a sign of life after which other trainers take the models of this one."""
     max_models: int = Field(64, ge=1)
@@ -64,14 +65,16 @@ class GrpoTrainerSettings(ServiceSettings):
     """Updates in a row, or averaged over, before an alarm is raised."""
     alarm_mismatch_kl: float = Field(0.1, gt=0, allow_inf_nan=False)
     """Divergence of sampler and trainer, nats per token, above which `mismatch_kl` is raised."""
-    alarm_entropy_share: float = Field(0.2, ge=0, le=1)
-    """Share of the run's first entropy below which `entropy_collapse` is raised early in the run."""
-    alarm_entropy_early: float = Field(0.1, ge=0, le=1)
-    """Share of the run's steps that counts as early."""
-    alarm_entropy_floor: float = Field(0.02, ge=0, allow_inf_nan=False)
-    """Entropy, nats per token, below which `entropy_collapse` is raised at any time."""
+    alarm_entropy_share: float = Field(0.05, ge=0, le=1)
+    """Share of the entropy that the run's decisions had in its first step below which `entropy_collapse` is
+    raised."""
     alarm_no_eos: float = Field(0.05, ge=0, le=1)
-    """Share of trajectories cut off by a token budget above which `no_eos` is raised; 1 never raises it."""
+    """Share of trajectories cut off by a budget of tokens or turns above which `no_eos` is raised; 1 never
+    raises it."""
+    alarm_unreadable: float = Field(0.1, ge=0, le=1)
+    """Share of turns that could not be read above which `unreadable` is raised; 1 never raises it."""
+    alarm_age: float = Field(2.0, ge=1, allow_inf_nan=False)
+    """Mean age of what trains, in units of `max_staleness` + 1 versions, above which `age` is raised."""
     data_dir: Path = Path(".upcycle/data/grpo_trainer")
     """Folder for fetched policies and for files on their way to the object store."""
     bus: BusSettings = Field(default_factory=BusSettings)

@@ -34,6 +34,8 @@ from upcycle.run_config import wire as run_config
 _TRACE_HEADERS: Final = ("traceparent", "tracestate")
 _IDENTITY: Final = attrgetter("trajectory_id", "run_id", "group_id", "member", "task_digest")
 """What a fact and the stored body must agree about."""
+_CUT_OFF: Final = (trajectory.STOP_REASON_MAX_TOKENS, trajectory.STOP_REASON_MAX_TURNS)
+"""A budget of the policy ended the episode, not its answer."""
 
 _NEVER_TRAINS: Final = (common.SPLIT_HELD_OUT, common.SPLIT_AUDIT)
 
@@ -68,6 +70,7 @@ def graded_from_wire(
         may_train=_trains(episode),
         sequence=sequence,
         trace_headers=trace_headers(headers),
+        num_tokens=message.num_sampled_tokens,
         **_sampled(message),
     )
 
@@ -112,7 +115,7 @@ def _sampled(message: TrajectoryGraded | OfferedTrajectory) -> dict[str, Any]:
         "body": blob_ref.from_wire(message.body),
         "oldest_version": message.sampled_by.oldest,
         "newest_version": message.sampled_by.newest,
-        "cut_off": message.stop_reason == trajectory.STOP_REASON_MAX_TOKENS,
+        "cut_off": message.stop_reason in _CUT_OFF,
     }
 
 

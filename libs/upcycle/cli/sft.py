@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from upcycle.train import Conversation, StepResult, TrainingClient
 
 LOSS: Final = "cross_entropy"
+SFT_RATE: Final = 1e-5
 _PAGE: Final = 1000
 _CLAIM_S: Final = 30.0
 _LIKE_TASK: Final = re.compile("tasks?_?(digest)?", re.IGNORECASE)
@@ -79,7 +80,7 @@ class SftCall:
     steps: int | None = None
     epochs: int = 1
     seed: int = 0
-    learning_rate: float = 1e-5
+    learning_rate: float = SFT_RATE
     timeout_s: float = 86_400.0
     as_json: bool = False
 

@@ -9,7 +9,7 @@ from cyclopts import Parameter
 from upcycle.cli.exits import Exit
 from upcycle.cli.output import JsonFlag, human, print_json
 from upcycle.cli.run_flags import NO_CONFIG, ConfigFlags, flag_class, sources_of
-from upcycle.cli.sft import NO_SFT, SftCall, SftOptions, SftRefused, train_sft
+from upcycle.cli.sft import NO_SFT, SFT_RATE, SftCall, SftOptions, SftRefused, train_sft
 from upcycle.cli.terminal_text import terminal_text
 from upcycle.errors import UpcycleError
 from upcycle.platform import Platform
@@ -173,7 +173,7 @@ def _sft_call(given: Sources, view: View) -> SftCall:
         steps=asked.get("steps"),
         epochs=epochs,
         seed=training.seed,
-        learning_rate=training.learning_rate,
+        learning_rate=asked.get("learning_rate", SFT_RATE),
         timeout_s=view.timeout_s,
         as_json=view.as_json,
     )

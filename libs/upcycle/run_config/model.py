@@ -35,7 +35,9 @@ from upcycle.run_config.names import (
     CONSTANT,
     KL_ESTIMATORS,
     KL_PLACEMENTS,
+    LINEAR,
     SCHEDULES,
+    SOLVED_GROUPS,
     Channel,
     Purpose,
 )
@@ -46,6 +48,9 @@ CONFIG: Final = ConfigDict(extra="forbid", use_attribute_docstrings=True, str_mi
 RULES: Final = "rules"
 """Type of the pydantic errors that rules over several fields raise; `reasons` are their sentences."""
 ON, OFF = "on", "off"
+FULL_RATE: Final = 1e-6
+LORA_RATE: Final = 1e-5
+"""Learning rates by what trains: those of prime-rl and TRL; adapters take about ten times as much."""
 _MAX_BUDGET: Final = 1 << 20
 _BUDGET: Final = f"1 to {_MAX_BUDGET}"
 
@@ -154,9 +159,13 @@ class Training:
     prompts_per_step: Annotated[Whole, Limit(1, 999, why="a step is published as one")] = 16
     """groups per optimizer step, each of one task."""
     max_staleness: Annotated[Whole, Limit(0, 1000)] = 4
-    """most versions by which the policy that sampled a token may be older than the policy in training."""
-    learning_rate: Annotated[Number, Limit(0, 10, above=True)] = 1e-5
-    """peak AdamW learning rate."""
+    """how far sampling may run ahead of training: at most (max_staleness + 1) * prompts_per_step groups are
+    open, so what trains is on average about so many versions old; 0 trains on the newest version alone."""
+    stale_after: Annotated[Whole, Limit(0, 8000, why="0 is 8 * max_staleness")] = 0
+    """versions after which a group is thrown away, counted from its oldest token: a hard limit, far out,
+    since what is thrown away are the long tasks. 0: 8 * max_staleness."""
+    learning_rate: Annotated[Number, Limit(0, 10, above=True)] | None = None
+    """peak AdamW learning rate; without it 1e-6 where all weights train, 1e-5 for adapters (`lora_rank`)."""
     max_grad_norm: Annotated[Number, POSITIVE] = 1.0
     """a gradient with a larger norm is scaled down to this one."""
     loss: Annotated[str, OneOf(TRAINING_LOSSES, elsewhere=NO_TRAINING_LOSS)] = "ppo"
@@ -182,9 +191,9 @@ class Training:
     loss_config has a kl_coefficient."""
     kl_placement: Annotated[str, OneOf(KL_PLACEMENTS)] = "loss"
     """`loss`: the KL divergence is added to the loss; `reward`: it is subtracted from the advantages."""
-    lr_schedule: Annotated[str, OneOf(SCHEDULES)] = CONSTANT
+    lr_schedule: Annotated[str, OneOf(SCHEDULES, or_empty=True)] = ""
     """learning rate after the warm-up: `constant`, or decayed as `linear` or `cosine`, which need a number of
-    steps."""
+    steps; empty: `linear`, and `constant` for a run without a number of steps."""
     warmup_steps: Annotated[Whole, Limit(0)] = 0
     """first steps, in which the learning rate rises linearly."""
     min_lr_fraction: Annotated[Number, Limit(0, 1)] = 0.0
@@ -195,6 +204,15 @@ class Training:
     """adapters are scaled by alpha / rank; 0: alpha is twice the rank."""
     lora_targets: str = ALL_LINEAR
     """layers with adapters: `all-linear`, or their names, comma-separated."""
+    min_spread: Annotated[Number, Limit(0)] = 0.0
+    """least difference between the highest and the lowest reward of a group that trains; below it they count
+    as equal."""
+    solved_groups: Annotated[str, OneOf(SOLVED_GROUPS)] = "train"
+    """groups in which every member succeeded: `train` on what else their rewards tell apart, such as brevity,
+    or `skip` them as if their rewards were equal."""
+    drift_groups: Annotated[Whole, Limit(0, 999, why="0 measures none")] = 1
+    """groups of each step on which the divergence from the run's first policy is measured (metric
+    `drift_kl`); it is not in the loss. All weights: a second, frozen model in memory. 0: none."""
     no_step_groups: Annotated[Whole, Limit(0, why="0 is max(8 * prompts_per_step, 64)")] = 0
     """groups in a row that may end without a step; then a run with a limit of steps ends, because its tasks
     teach it nothing. 0: max(8 * prompts_per_step, 64)."""
@@ -220,13 +238,30 @@ class Training:
 
     @model_validator(mode="after")
     def _check(self) -> Training:
+        if self.learning_rate is None:
+            rate = LORA_RATE if self.lora_rank else FULL_RATE
+            object.__setattr__(self, "learning_rate", rate)
+        if not self.lr_schedule:
+            object.__setattr__(self, "lr_schedule", CONSTANT if self.is_standing else LINEAR)
         keep_rules(self, TRAINING_RULES)
         return self
+
+    @property
+    def peak_rate(self) -> float:
+        """The learning rate, which every training has once it is made."""
+        if self.learning_rate is None:
+            raise RuntimeError("a training that was not checked has no learning rate")
+        return self.learning_rate
 
     @property
     def max_no_step_groups(self) -> int:
         """Groups in a row that may be settled without a step; `no_step_groups` 0 stands for the default."""
         return self.no_step_groups or max(8 * self.prompts_per_step, 64)
+
+    @property
+    def max_age(self) -> int:
+        """Versions after which a group is thrown away; `stale_after` 0 stands for the default."""
+        return self.stale_after or 8 * self.max_staleness
 
     @property
     def is_standing(self) -> bool:

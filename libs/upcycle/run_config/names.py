@@ -31,7 +31,9 @@ AGGREGATIONS: Final = ("constant_length", "row_mean", "row_sum", "sum", "token_m
 KL_ESTIMATORS: Final = ("k1", "k2", "k3", "k3_plus")
 KL_PLACEMENTS: Final = ("loss", "reward")
 CONSTANT: Final = "constant"
-SCHEDULES: Final = (CONSTANT, "cosine", "linear")
+LINEAR: Final = "linear"
+SCHEDULES: Final = (CONSTANT, "cosine", LINEAR)
+SOLVED_GROUPS: Final = ("skip", "train")
 SFT_LOSS: Final = "cross_entropy"
 """The loss of SFT. It compares no rollouts, so it is for interactive training only."""
 ALL_LINEAR: Final = "all-linear"

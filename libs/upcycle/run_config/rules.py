@@ -50,6 +50,15 @@ def _schedule(training: Training, say: Say) -> Iterator[str]:
         )
 
 
+def _staleness(training: Training, say: Say) -> Iterator[str]:
+    pace, limit = training.max_staleness, training.stale_after
+    if 0 < limit < pace:
+        yield (
+            f"{say('stale_after')} is {limit} and {say('max_staleness')} {pace}: groups that sampling may "
+            "have open would be thrown away; give it at least as many versions, or leave it out"
+        )
+
+
 def _adapters(training: Training, say: Say) -> Iterator[str]:
     targets = training.lora_targets
     if training.lora_rank == 0:
@@ -182,7 +191,7 @@ def _thinking(sampling: Sampling, say: Say) -> Iterator[str]:
 
 
 SAMPLING_RULES: Final[tuple[Rule, ...]] = (_thinking,)
-TRAINING_RULES: Final[tuple[Rule, ...]] = (_loss, _schedule, _adapters)
+TRAINING_RULES: Final[tuple[Rule, ...]] = (_loss, _schedule, _staleness, _adapters)
 POLICY_RULES: Final[tuple[Rule, ...]] = (_channel,)
 RUN_RULES: Final[tuple[Rule, ...]] = (
     _batch,

@@ -19,28 +19,27 @@ class AlarmKind(StrEnum):
     MISMATCH_KL = "mismatch_kl"
     ENTROPY_COLLAPSE = "entropy_collapse"
     NO_EOS = "no_eos"
+    UNREADABLE = "unreadable"
+    AGE = "age"
 
 
 @dataclass(frozen=True, slots=True)
 class AlarmLimits:
     """updates: in a row, or averaged over, before an alarm is raised. mismatch_kl: k3 of sampler to trainer,
     nats per token.
-    entropy_share: of the run's first entropy, checked during the first `entropy_early` of its steps, and
-    during the first ten of a run without a limit; entropy_floor: nats per token, checked always. no_eos:
+    entropy_share: of the entropy that the run's decisions had in its first step. no_eos:
     share of trajectories that a token budget cut off.
     """
 
     updates: int = 8
     mismatch_kl: float = 0.1
-    entropy_share: float = 0.2
-    entropy_early: float = 0.1
-    entropy_floor: float = 0.02
+    entropy_share: float = 0.05
     no_eos: float = 0.05
+    unreadable: float = 0.1
+    age: float = 2.0
 
 
 DEFAULT_LIMITS: Final = AlarmLimits()
-_EARLY_STEPS: Final = 10
-"""Of a run without a limit: a tenth of the 100 steps that a run has by default."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,29 +58,34 @@ def watched(
     now: Mapping[str, float],
     *,
     step: int,
-    target_steps: int,
+    pace: int,
     limits: AlarmLimits = DEFAULT_LIMITS,
 ) -> dict[str, float]:
     """What to add to the metrics of step `step`. before: all metrics of the step before, empty for the first;
-    now: what this step measured. target_steps: 0 for a run without a limit. `alarm_<kind>` is the step at
-    which the alarm was raised, 0 while it is not.
+    now: what this step measured. pace: versions that sampling runs ahead, and one. `alarm_<kind>` is the step
+    at which the alarm was raised, 0 while it is not.
     """
-    kl, entropy = now.get("mismatch_kl", 0.0), now.get("entropy")
-    cut_off = now.get("no_eos_fraction", 0.0)
+    kl, entropy = now.get("mismatch_kl", 0.0), now.get("decision_entropy")
+    window = min(step, limits.updates)
+    age_limit = limits.age * pace
     memory = {
         "mismatch_kl_streak": _streak(before, "mismatch_kl_streak", holds=kl > limits.mismatch_kl),
-        "no_eos_mean": _mean(before.get("no_eos_mean", 0.0), cut_off, min(step, limits.updates)),
+        "no_eos_mean": _mean(before, "no_eos_mean", now.get("no_eos_fraction", 0.0), window),
+        "unreadable_mean": _mean(before, "unreadable_mean", now.get("unreadable_fraction", 0.0), window),
+        "age_limit": age_limit,
+        "age_streak": _streak(before, "age_streak", holds=now.get("staleness_mean", 0.0) > age_limit),
     }
     if entropy is not None:
-        start = before.get("entropy_start", entropy)
-        is_early = step <= (limits.entropy_early * target_steps if target_steps else _EARLY_STEPS)
-        is_low = entropy < limits.entropy_floor or (is_early and entropy < limits.entropy_share * start)
-        memory["entropy_start"] = start
+        start = before.get("decision_entropy_start", entropy)
+        memory["decision_entropy_start"] = start
+        is_low = entropy < limits.entropy_share * start
         memory["entropy_low_streak"] = _streak(before, "entropy_low_streak", holds=is_low)
     holds = {
         AlarmKind.MISMATCH_KL: memory["mismatch_kl_streak"] >= limits.updates,
         AlarmKind.ENTROPY_COLLAPSE: memory.get("entropy_low_streak", 0.0) >= limits.updates,
         AlarmKind.NO_EOS: step >= limits.updates and memory["no_eos_mean"] > limits.no_eos,
+        AlarmKind.UNREADABLE: step >= limits.updates and memory["unreadable_mean"] > limits.unreadable,
+        AlarmKind.AGE: memory["age_streak"] >= limits.updates,
     }
     raised = {kind: before.get(_since(kind), 0.0) or float(step) for kind in holds}
     return memory | {_since(kind): raised[kind] if is_on else 0.0 for kind, is_on in holds.items()}
@@ -94,36 +98,55 @@ def alarms_of(metrics: Mapping[str, float], limits: AlarmLimits = DEFAULT_LIMITS
 
 
 def _alarms(metrics: Mapping[str, float], limits: AlarmLimits) -> Iterator[Alarm]:
-    since = {kind: int(metrics.get(_since(kind), 0.0)) for kind in AlarmKind}
-    if since[AlarmKind.MISMATCH_KL] and metrics["mismatch_kl"] > limits.mismatch_kl:
-        value = metrics["mismatch_kl"]
-        streak = int(metrics["mismatch_kl_streak"])
-        text = (
-            f"mismatch KL {value:.3g} is above {limits.mismatch_kl:g} for {streak} updates: "
-            "the sampler's policy and the trainer's differ; lower the staleness or the learning rate"
-        )
-        yield Alarm(AlarmKind.MISMATCH_KL, value, limits.mismatch_kl, since[AlarmKind.MISMATCH_KL], text)
-    if since[AlarmKind.ENTROPY_COLLAPSE] and metrics["entropy"] < _lowest(metrics, limits):
-        value, start = metrics["entropy"], metrics["entropy_start"]
-        streak = int(metrics["entropy_low_streak"])
-        text = (
-            f"entropy {value:.3g} has been low for {streak} updates, it began at {start:.3g}: "
-            "the policy explores no more; lower the learning rate, or end the run"
-        )
-        limit = _lowest(metrics, limits)
-        yield Alarm(AlarmKind.ENTROPY_COLLAPSE, value, limit, since[AlarmKind.ENTROPY_COLLAPSE], text)
-    if since[AlarmKind.NO_EOS] and metrics["no_eos_mean"] > limits.no_eos:
-        value = metrics["no_eos_mean"]
-        text = (
-            f"{value:.1%} of the trajectories were cut off by a token budget, limit {limits.no_eos:.1%}: "
-            "raise the budget, or see why the policy does not stop"
-        )
-        yield Alarm(AlarmKind.NO_EOS, value, limits.no_eos, since[AlarmKind.NO_EOS], text)
+    for kind, (name, limit, text) in _conditions(metrics, limits).items():
+        since, value = int(metrics.get(_since(kind), 0.0)), metrics.get(name, 0.0)
+        holds = value < limit if kind is AlarmKind.ENTROPY_COLLAPSE else value > limit
+        if since and holds:
+            yield Alarm(kind, value, limit, since, text)
 
 
-def _lowest(metrics: Mapping[str, float], limits: AlarmLimits) -> float:
-    """Entropy below which a policy may have collapsed."""
-    return max(limits.entropy_floor, limits.entropy_share * metrics["entropy_start"])
+def _conditions(metrics: Mapping[str, float], limits: AlarmLimits) -> dict[AlarmKind, tuple[str, float, str]]:
+    """Of each kind: the metric that is looked at, its limit, and what is wrong where it is beyond."""
+
+    def of(name: str) -> float:
+        return metrics.get(name, 0.0)
+
+    return {
+        AlarmKind.MISMATCH_KL: (
+            "mismatch_kl",
+            limits.mismatch_kl,
+            f"mismatch KL {of('mismatch_kl'):.3g} is above {limits.mismatch_kl:g} for "
+            f"{of('mismatch_kl_streak'):.0f} updates: the sampler's policy and the trainer's differ; lower "
+            "the staleness or the learning rate",
+        ),
+        AlarmKind.ENTROPY_COLLAPSE: (
+            "decision_entropy",
+            limits.entropy_share * of("decision_entropy_start"),
+            f"entropy {of('decision_entropy'):.3g} of the least certain fifth of the tokens has been low for "
+            f"{of('entropy_low_streak'):.0f} updates, it began at {of('decision_entropy_start'):.3g}: the "
+            "policy explores no more; lower the learning rate, or end the run",
+        ),
+        AlarmKind.NO_EOS: (
+            "no_eos_mean",
+            limits.no_eos,
+            f"{of('no_eos_mean'):.1%} of the trajectories were cut off by a budget of tokens or turns, limit "
+            f"{limits.no_eos:.1%}: raise the budget, or see why the policy does not stop",
+        ),
+        AlarmKind.UNREADABLE: (
+            "unreadable_mean",
+            limits.unreadable,
+            f"{of('unreadable_mean'):.1%} of the turns could not be read, limit {limits.unreadable:.1%}: "
+            "see them (upcycle trajectories show), teach the format first (upcycle train --sft), or allow "
+            "longer turns",
+        ),
+        AlarmKind.AGE: (
+            "staleness_mean",
+            of("age_limit"),
+            f"what trains is {of('staleness_mean'):.1f} versions old for {of('age_streak'):.0f} updates, "
+            f"more than {of('age_limit'):g}: sampling runs ahead of training by less, so an engine does not "
+            "follow new versions (upcycle why names it)",
+        ),
+    }
 
 
 def _since(kind: AlarmKind) -> str:
@@ -134,6 +157,7 @@ def _streak(before: Mapping[str, float], name: str, *, holds: bool) -> float:
     return before.get(name, 0.0) + 1.0 if holds else 0.0
 
 
-def _mean(mean: float, value: float, window: int) -> float:
+def _mean(before: Mapping[str, float], name: str, value: float, window: int) -> float:
     """The mean of the first `window` values, then one that forgets with that time constant."""
+    mean = before.get(name, 0.0)
     return mean + (value - mean) / window

@@ -11,8 +11,9 @@ from dataclasses import dataclass, replace
 
 from episodes import GroupReason
 from grpo_trainer.domain.errors import Untrainable, UnusableTrajectory
+from grpo_trainer.domain.signal import why_no_signal
 from grpo_trainer.domain.spec import TrainingSpec
-from grpo_trainer.domain.trajectories import CompleteGroup, GradedTrajectory, Settlement, excluded, has_spread
+from grpo_trainer.domain.trajectories import CompleteGroup, GradedTrajectory, Settlement, excluded
 from upcycle.run_config import MAX_TRAJECTORIES_PER_STEP
 
 MIN_MEMBERS = 2
@@ -117,8 +118,8 @@ class OfferRules:
                 f"prompts_per_step * members is {self.spec.prompts_per_step * count}, "
                 f"limit {MAX_TRAJECTORIES_PER_STEP}: a run of fewer prompts per step could take it"
             )
-        if not has_spread(member.reward for member in members):
-            return GroupReason.ZERO_SPREAD, f"all {count} rewards are {members[0].reward:g}"
+        if (why := why_no_signal(self.spec, members)) is not None:
+            return GroupReason.ZERO_SPREAD, why
         return GroupReason.NONE, ""
 
     def _against_versions(self, offered: OfferedGroup) -> tuple[GroupReason, str]:

@@ -17,8 +17,10 @@ from upcycle.run_config.model import CONFIG
 
 _HYPERPARAMETERS: Final = tuple(one.name for one in fields(Training))
 
-_OF_PLANNER: Final = ("epochs", "no_step_groups", "score_failures", "max_infra_failures")
-"""Hyperparameters that the planner alone acts on: no weights depend on them."""
+_NOT_DIGESTED: Final = ("epochs", "no_step_groups", "score_failures", "max_infra_failures", "drift_groups")
+"""Hyperparameters on which no weights depend: the planner alone acts on them, or they only measure."""
+_WHEN_DIGESTED: Final = {"learning_rate": 1e-5, "lr_schedule": "constant"}
+"""Defaults of 0.3.0 that are others today: its runs keep their digests."""
 
 
 @dataclass(frozen=True, slots=True, config=CONFIG)
@@ -66,7 +68,8 @@ class TrainingSpec(Training):
         plain = asdict(self)
         for one in fields(self):
             default = one.default_factory() if callable(one.default_factory) else one.default
-            if plain[one.name] == default or one.name in _OF_PLANNER:
+            default = _WHEN_DIGESTED.get(one.name, default)
+            if plain[one.name] == default or one.name in _NOT_DIGESTED:
                 del plain[one.name]
         return hashlib.sha256(json.dumps(plain, sort_keys=True).encode()).hexdigest()
 

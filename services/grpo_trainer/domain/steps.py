@@ -10,6 +10,7 @@ from typing import Any
 
 from episodes import GroupOutcome, GroupReason
 from grpo_trainer.domain.alarms import DEFAULT_LIMITS, AlarmLimits, watched
+from grpo_trainer.domain.lengths import NOTHING_BESIDE, Drawn, length_metrics
 from grpo_trainer.domain.spec import TrainingSpec
 from grpo_trainer.domain.trajectories import CompleteGroup, Settlement
 
@@ -49,7 +50,8 @@ class StepRecord:
 @dataclass(frozen=True, slots=True)
 class StepPlan:
     """Groups that enter step `step`. version: in training. idle_s: how long the trainer waited for them.
-    before: all metrics of the step before, empty for the first. limits: of alarms."""
+    before: all metrics of the step before, empty for the first. limits: of alarms. drawn: beside
+    its groups."""
 
     spec: TrainingSpec
     step: int
@@ -59,6 +61,7 @@ class StepPlan:
     parent_checkpoint_id: str
     before: Mapping[str, float] = field(default_factory=dict)
     limits: AlarmLimits = DEFAULT_LIMITS
+    drawn: Drawn = NOTHING_BESIDE
 
     def record(self, learned: Mapping[str, float], *, at: datetime, traceparent: str) -> StepRecord:
         """The record of this step. learned: metrics of the optimizer step."""
@@ -67,7 +70,7 @@ class StepPlan:
         is_final = self.spec.reached(self.step)
         metrics = {**learned, **self._metrics(learned)}
         metrics |= watched(
-            self.before, metrics, step=self.step, target_steps=self.spec.steps, limits=self.limits
+            self.before, metrics, step=self.step, pace=self.spec.max_staleness + 1, limits=self.limits
         )
         return StepRecord(
             step=self.step,
@@ -96,10 +99,14 @@ class StepPlan:
     def _metrics(self, learned: Mapping[str, float]) -> dict[str, float]:
         members = [member for group in self.groups for member in group.members]
         busy_s = learned.get("learner_s", 0.0) + learned.get("stall_s", 0.0)
+        ages = [self.version - member.effective_version for member in members]
+        counts = self.step > self.spec.max_staleness + 1
         return {
+            **length_metrics(self.before, self.groups, self.drawn, counts=counts),
             "reward_mean": sum(member.reward for member in members) / len(members),
             "success_rate": sum(member.success for member in members) / len(members),
-            "staleness_max": float(max(self.version - member.effective_version for member in members)),
+            "staleness_max": float(max(ages)),
+            "staleness_mean": sum(ages) / len(ages),
             "no_eos_fraction": sum(member.cut_off for member in members) / len(members),
             "trajectories": float(len(members)),
             # Of all steps so far, so that a step that is announced twice counts once.

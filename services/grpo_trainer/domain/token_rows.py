@@ -2,15 +2,16 @@
 
 A turn's prompt extends all earlier tokens exactly, so one row holds the whole conversation; where it did
 not (a compacted context), a new row begins. Observation, tool and template tokens are untrained; sampled
-tokens, the stop token included, are trained, except in a turn whose completion could not be read.
+tokens, the stop token included, are trained. A turn whose completion could not be read is marked: it trains
+where its credit is negative, so that it is unlearned, and is left out where it is not.
 """
 
 from __future__ import annotations
 
 import math
 from array import array
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import dataclass, field, replace
 
 from grpo_trainer.domain.errors import Untrainable, UnusableTrajectory
 from upcycle.api.trajectory.v1.trajectory_pb2 import Turn
@@ -19,7 +20,8 @@ from upcycle.api.trajectory.v1.trajectory_pb2 import Turn
 @dataclass(slots=True)
 class TokenRow:
     """One row, arrays of equal length L. logprobs: the sampler's, 0 where untrained; turns: index within
-    the row.
+    the row. unreadable: turns of it that could not be read. first_turn: how many turns of the episode lie in
+    rows before it.
 
     13 bytes a token, as the rows of all complete groups wait in memory: bodies have token ids of 32 bits and
     single-precision logprobs."""
@@ -28,6 +30,8 @@ class TokenRow:
     trained: bytearray = field(default_factory=bytearray)
     logprobs: array[float] = field(default_factory=lambda: array("f"))
     turns: array[int] = field(default_factory=lambda: array("i"))
+    unreadable: frozenset[int] = frozenset()
+    first_turn: int = 0
 
     @classmethod
     def of(
@@ -40,19 +44,42 @@ class TokenRow:
         """The row with these values."""
         return cls(array("i", token_ids), bytearray(trained), array("f", logprobs), array("i", turns))
 
-    def extend(self, turn: Turn, *, index: int, train: bool) -> None:
-        """Append a turn: prompt and inserted tokens untrained, sampled tokens trained if `train`."""
+    def extend(self, turn: Turn, *, index: int, is_readable: bool = True) -> None:
+        """Append a turn: prompt and inserted tokens untrained, sampled tokens trained."""
         prompt, sampled = len(turn.new_prompt_ids), len(turn.sampled_ids)
         inserted = range(turn.inserted_start, turn.inserted_start + turn.num_inserted)
         self.token_ids.extend([*turn.new_prompt_ids, *turn.sampled_ids])
-        self.trained.extend([False] * prompt + [train and at not in inserted for at in range(sampled)])
-        self.logprobs.extend([0.0] * prompt + [lp if train else 0.0 for lp in turn.sampled_logprobs])
+        self.trained.extend([False] * prompt + [at not in inserted for at in range(sampled)])
+        self.logprobs.extend([0.0] * prompt + list(turn.sampled_logprobs))
         self.turns.extend([index] * (prompt + sampled))
+        if not is_readable:
+            self.unreadable |= {index}
 
     def trimmed(self) -> TokenRow:
         """Without the tokens after the last trained one: nothing is learned from them."""
         end = self.trained.rfind(True) + 1
-        return TokenRow(self.token_ids[:end], self.trained[:end], self.logprobs[:end], self.turns[:end])
+        return replace(
+            self,
+            token_ids=self.token_ids[:end],
+            trained=self.trained[:end],
+            logprobs=self.logprobs[:end],
+            turns=self.turns[:end],
+        )
+
+    def without(self, turns: Collection[int]) -> TokenRow:
+        """The row in which these turns are not trained."""
+        if not turns:
+            return self
+        kept = bytearray(
+            train and turn not in turns for train, turn in zip(self.trained, self.turns, strict=True)
+        )
+        logprobs = array("f", (lp if keep else 0.0 for lp, keep in zip(self.logprobs, kept, strict=True)))
+        return replace(self, trained=kept, logprobs=logprobs, unreadable=frozenset()).trimmed()
+
+    @property
+    def readable(self) -> TokenRow:
+        """Without its unreadable turns."""
+        return self.without(self.unreadable)
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +91,12 @@ class EpisodeTokens:
     temperature: float
     oldest_version: int
     newest_version: int
-    num_masked_turns: int
+    num_turns: int
+
+    @property
+    def num_unreadable(self) -> int:
+        """Turns that could not be read."""
+        return sum(len(row.unreadable) for row in self.rows)
 
     @property
     def num_trained(self) -> int:
@@ -84,16 +116,13 @@ def episode_tokens(
             f"{trajectory_id}: sampled at temperature {temperature:g}; ratios need a temperature > 0"
         )
     rows: list[TokenRow] = []
-    masked = 0
     within = 0
     for number, turn in enumerate(turns):
         _check_turn(trajectory_id, number, turn)
         if turn.restarts_context or not rows:
-            rows.append(TokenRow())
+            rows.append(TokenRow(first_turn=number))
             within = 0
-        train = train_parse_errors or not turn.parse_error
-        masked += not train
-        rows[-1].extend(turn, index=within, train=train)
+        rows[-1].extend(turn, index=within, is_readable=train_parse_errors or not turn.parse_error)
         within += 1
     versions = [span.version for turn in turns for span in turn.versions if span.num_tokens]
     trimmed = tuple(row for row in (each.trimmed() for each in rows) if row.token_ids)
@@ -101,17 +130,19 @@ def episode_tokens(
         raise UnusableTrajectory(
             f"{trajectory_id}: a row begins with a prompt, and a policy must have sampled"
         )
-    return EpisodeTokens(trajectory_id, trimmed, temperature, min(versions), max(versions), masked)
+    return EpisodeTokens(trajectory_id, trimmed, temperature, min(versions), max(versions), len(turns))
 
 
 def row_counts(episodes: Iterable[EpisodeTokens]) -> dict[str, float]:
-    """Metrics of a batch: context_forks, rows that an episode has beyond its first; masked_turns, turns that
-    could not be read and were left out."""
-    counts = {"context_forks": 0.0, "masked_turns": 0.0}
+    """Metrics of a batch: context_forks, rows that an episode has beyond its first; unreadable_turns, and
+    their share of all turns."""
+    counts = {"context_forks": 0.0, "unreadable_turns": 0.0}
+    num_turns = 0
     for episode in episodes:
         counts["context_forks"] += max(len(episode.rows) - 1, 0)
-        counts["masked_turns"] += episode.num_masked_turns
-    return counts
+        counts["unreadable_turns"] += episode.num_unreadable
+        num_turns += episode.num_turns
+    return {**counts, "unreadable_fraction": counts["unreadable_turns"] / max(num_turns, 1)}
 
 
 def _check_turn(trajectory_id: str, number: int, turn: Turn) -> None:

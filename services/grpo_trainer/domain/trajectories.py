@@ -31,7 +31,9 @@ class GradedTrajectory:
     sequence: int
     trace_headers: Mapping[str, str]
     cut_off: bool = False
-    """A token budget ended it, not the policy."""
+    """A budget of tokens or turns ended it, not the policy."""
+    num_tokens: int = 0
+    """That its policy sampled."""
     offered: bool = False
     """An evaluation asked for it: run_id is the evaluation's."""
     counts_as: int | None = None

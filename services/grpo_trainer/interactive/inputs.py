@@ -234,7 +234,8 @@ def refuse_no_temperature(name: str, temperature: float) -> None:
 
 
 def rows_of(tokens: EpisodeTokens, weight: float | None = None) -> tuple[PreparedRow, ...]:
-    """The rows of an episode that have something to train. weight: of each trained token."""
+    """The rows of an episode that have something to train, without turns that could not be read. weight: of
+    each trained token."""
     return tuple(
         PreparedRow(
             row.token_ids,
@@ -244,7 +245,7 @@ def rows_of(tokens: EpisodeTokens, weight: float | None = None) -> tuple[Prepare
             tokens.temperature,
             weights=None if weight is None else [weight * trained for trained in row.trained],
         )
-        for row in tokens.rows
+        for row in (each.readable for each in tokens.rows)
         if any(row.trained)
     )
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from functools import partial
+from typing import Final
 
 from blob_store import BlobRef
 from grpo_trainer.domain.published import PublishedPolicy
@@ -18,6 +19,10 @@ from grpo_trainer.publishing import announce_version
 from grpo_trainer.retrying import RetryUntilAvailable
 from identities.entities import interactive_run_id
 from upcycle.run_config import ALL_LINEAR
+from upcycle.run_config.names import CONSTANT
+
+_NO_RATE: Final = 1e-5
+"""No step has it; a state of 0.3.0 names it."""
 
 
 def interactive_spec(model: str, lora: Lora | None = None) -> TrainingSpec:
@@ -31,6 +36,8 @@ def interactive_spec(model: str, lora: Lora | None = None) -> TrainingSpec:
         model=model,
         group_size=2,
         loss="importance_sampling",
+        learning_rate=_NO_RATE,
+        lr_schedule=CONSTANT,
         lora_rank=adapters.rank,
         lora_alpha=adapters.alpha,
         lora_targets=adapters.targets or ALL_LINEAR,

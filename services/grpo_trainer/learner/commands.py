@@ -38,12 +38,14 @@ class Load:
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """One optimizer step on this rank's rows. canary_rows: the same for all ranks, at most CANARY_ROWS."""
+    """One optimizer step on this rank's rows. canary_rows: the same for all ranks, at most CANARY_ROWS.
+    drift_of: groups on which the divergence from the first policy is measured."""
 
     session: str
     rows: tuple[TrainingRow, ...]
     max_row_tokens: int
     canary_rows: tuple[TrainingRow, ...]
+    drift_of: frozenset[str] = frozenset()
 
     def execute(self, cores: SessionCores) -> dict[str, float] | None:
         """Metrics; None where nothing was left to learn. Raises Diverged, and then the rate stays."""
@@ -58,7 +60,12 @@ class Step:
                 model, optimizer, self.rows, core.step_options, core.ranks, max_row_tokens=self.max_row_tokens
             )
         core.rates.step()
-        return None if measured is None else {**measured, "learning_rate": rate}
+        if measured is None:
+            return None
+        drift = (
+            core.drift([row for row in self.rows if row.group_id in self.drift_of]) if self.drift_of else {}
+        )
+        return {**measured, **drift, "learning_rate": rate}
 
 
 @dataclass(frozen=True, slots=True)

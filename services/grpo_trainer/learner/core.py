@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -16,7 +17,9 @@ from grpo_math.objective import KlChoice, build_objective
 from grpo_math.packing import TrainingRow, pack
 from grpo_trainer.domain.errors import InvalidTrainingSpec
 from grpo_trainer.domain.spec import TrainingSpec
+from grpo_trainer.learner.drift import drift_kl
 from grpo_trainer.learner.lora import AdaptedModel, Bases, merged_state
+from grpo_trainer.learner.memory import is_out_of_memory
 from grpo_trainer.learner.optimization import StepOptions
 from grpo_trainer.learner.packed_model import ModelOptions, PackedModel, load_model
 from grpo_trainer.learner.policy_export import export_policy
@@ -26,6 +29,8 @@ from grpo_trainer.learner.ranks import ALONE, Ranks
 from grpo_trainer.learner.rate_schedule import RateSchedule
 from grpo_trainer.learner.snapshots import Export, HostSnapshot, WriterThread, host_state
 from grpo_trainer.learner.tensor_files import host_copy, load_tensors, read_tensors, weights_of
+
+log = logging.getLogger(__name__)
 
 CANARY_ROWS: Final = 8
 _CANARY_TOKENS: Final = 32
@@ -75,6 +80,7 @@ class LearnerCore:
         self.rates: RateSchedule | None = None
         self.random = RandomState(0)
         self.canary_rows: Sequence[TrainingRow] = ()
+        self._no_room_for_reference = False
 
     @property
     def loaded(self) -> tuple[PackedModel, torch.optim.Optimizer]:
@@ -117,6 +123,22 @@ class LearnerCore:
         if self._reference is None:
             raise RuntimeError("the learner was not begun")
         return self._reference
+
+    def drift(self, rows: Sequence[TrainingRow]) -> dict[str, float]:
+        """`drift_kl` of these rows; nothing where the first policy does not fit in memory beside this one:
+        a run does not end for a measurement."""
+        model, _ = self.loaded
+        if self.step_options is None or self._no_room_for_reference:
+            return {}
+        try:
+            found = drift_kl(model, self.reference(), rows, self.step_options, self.ranks)
+        except (MemoryError, RuntimeError) as error:
+            if self.ranks.size > 1 or not is_out_of_memory(error):
+                raise
+            self._no_room_for_reference = True
+            log.warning("drift_not_measured", extra={"error": str(error)})
+            return {}
+        return {} if found is None else {"drift_kl": found}
 
     def _model_for(self, spec: TrainingSpec, base: Path) -> PackedModel:
         options = self.options
@@ -219,7 +241,7 @@ def new_optimizer(parameters: Iterable[nn.Parameter], spec: TrainingSpec) -> tor
     """AdamW with the full learning rate."""
     return torch.optim.AdamW(
         list(parameters),
-        lr=spec.learning_rate,
+        lr=spec.peak_rate,
         betas=(spec.adam_beta1, spec.adam_beta2),
         weight_decay=spec.weight_decay,
         fused=True,

@@ -18,7 +18,7 @@ from torch.optim import Optimizer
 from grpo_math.aggregation import StepTotals
 from grpo_math.divergence import MismatchSums, kl_estimate, mismatch_report, mismatch_sums
 from grpo_math.errors import GrpoMathError
-from grpo_math.objective import Objective, entropy_threshold
+from grpo_math.objective import Objective, decision_entropy, entropy_threshold
 from grpo_math.packing import Microbatch, TrainingRow, microbatches, pack
 from grpo_math.tokens import TrainedTokens
 from grpo_trainer.domain.errors import Diverged
@@ -54,6 +54,7 @@ class Gradient:
     num_row_tokens: int
     num_unique_tokens: int
     num_trained: int
+    decision_entropy: float
 
 
 def trained_tokens(batch: Microbatch, logprobs: Tensor, entropies: Tensor) -> TrainedTokens:
@@ -102,18 +103,21 @@ def accumulate(
     num_dummy = int(ranks.largest(len(batches))) - len(batches)
     batches, totals = _prepared(model, batches, totals, options, ranks, num_dummy)
     total, sums = 0.0, MismatchSums()
+    uncertain = [torch.empty(0, device=model.device)]
     for batch in batches:
         logprobs, entropies = model.logprobs(batch)
         tokens = trained_tokens(batch, logprobs, entropies)
         loss = options.objective(tokens, totals)
         loss.backward()  # type: ignore[no-untyped-call]
+        uncertain.append(entropies.detach())
         total += float(loss.detach())
         sums += mismatch_sums(tokens, clip_low=options.clip_low, clip_high=options.clip_high)
     for _ in range(num_dummy):
         logprobs, entropies = model.logprobs(_dummy().to(model.device))
         nothing = 0.0 * (logprobs.sum() + entropies.sum())
         nothing.backward()  # type: ignore[no-untyped-call]
-    return _of_all_ranks(batches, total, sums, totals, ranks)
+    deciding = decision_entropy(ranks.joined(torch.cat(uncertain)))
+    return replace(_of_all_ranks(batches, total, sums, totals, ranks), decision_entropy=deciding)
 
 
 def _dummy() -> Microbatch:
@@ -140,6 +144,7 @@ def _of_all_ranks(
         num_row_tokens=int(added[1]),
         num_unique_tokens=int(added[2]),
         num_trained=totals.num_tokens,
+        decision_entropy=0.0,
     )
 
 
@@ -161,11 +166,11 @@ def _prepared(
     if needs_reference:
         if options.reference is None:
             raise GrpoMathError("a KL penalty needs a reference policy, and this step has none")
-        scores, _ = _scores(options.reference, batches, num_dummy)
+        scores, _ = batch_scores(options.reference, batches, num_dummy)
         batches = [replace(b, reference_logprobs=s) for b, s in zip(batches, scores, strict=True)]
     if not (needs_proximal or objective.top_entropy < 1 or objective.kl_in_reward):
         return batches, totals
-    scores, entropies = _scores(model, batches, num_dummy)
+    scores, entropies = batch_scores(model, batches, num_dummy)
     if needs_proximal:
         batches = [replace(b, proximal_logprobs=s) for b, s in zip(batches, scores, strict=True)]
     if objective.kl_in_reward:
@@ -177,7 +182,7 @@ def _prepared(
 
 
 @torch.no_grad()
-def _scores(
+def batch_scores(
     model: PolicyModel, batches: Sequence[Microbatch], num_dummy: int
 ) -> tuple[list[Tensor], list[Tensor]]:
     """Log-probabilities and entropies of every microbatch; num_dummy: passes for other ranks."""
@@ -284,6 +289,7 @@ def _measured(gradient: Gradient, norm: float, splits: int, elapsed: float) -> d
     return {
         **mismatch_metrics(gradient.sums),
         "loss": gradient.loss,
+        "decision_entropy": gradient.decision_entropy,
         "grad_norm": norm,
         "rows": float(gradient.num_rows),
         "tokens": float(gradient.num_trained),

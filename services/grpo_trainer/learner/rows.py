@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Final
 
 import torch
@@ -18,7 +18,15 @@ from grpo_trainer.learner.protocol import BatchGroup
 _PACKED: Final = {"i": torch.int32, "f": torch.float32}
 
 
-def batch_rows(groups: Sequence[BatchGroup], *, advantage: str, group_size: int) -> list[TrainingRow]:
+@dataclass(frozen=True, slots=True)
+class BatchRows:
+    """Rows of a batch. num_masked: turns that could not be read and do not train."""
+
+    rows: list[TrainingRow]
+    num_masked: int
+
+
+def batch_rows(groups: Sequence[BatchGroup], *, advantage: str, group_size: int) -> BatchRows:
     """Rows of a batch, as tensors; every row of a rollout carries its advantage.
 
     group_size: of the run; groups of evaluations may be larger, each is compared within itself. The order is
@@ -31,14 +39,21 @@ def batch_rows(groups: Sequence[BatchGroup], *, advantage: str, group_size: int)
         rewards[index, : len(group.rewards)] = torch.tensor(group.rewards, dtype=torch.float64)
     advantages = advantage_function(advantage)(rewards)
     rows: list[TrainingRow] = []
+    num_masked = 0
     for index, group in enumerate(ordered):
         for member, rollout in enumerate(group.rollouts):
-            rows += _rows_of(rollout, group.group_id, float(advantages[index, member]))
-    return rows
+            credit = float(advantages[index, member])
+            # What could not be read is unlearned where it cost reward; rewarding it would teach it.
+            contexts = rollout.rows if credit < 0 else tuple(row.readable for row in rollout.rows)
+            num_masked += 0 if credit < 0 else rollout.num_unreadable
+            rows += _rows_of(rollout, contexts, group.group_id, credit)
+    return BatchRows(rows, num_masked)
 
 
-def _rows_of(tokens: EpisodeTokens, group_id: str, advantage: float) -> list[TrainingRow]:
-    trained = [_trained_turns(row) for row in tokens.rows]
+def _rows_of(
+    tokens: EpisodeTokens, contexts: Sequence[TokenRow], group_id: str, advantage: float
+) -> list[TrainingRow]:
+    trained = [_trained_turns(row) for row in contexts]
     rows = [
         row_of(
             row,
@@ -47,7 +62,7 @@ def _rows_of(tokens: EpisodeTokens, group_id: str, advantage: float) -> list[Tra
             advantage=advantage,
             temperature=tokens.temperature,
         )
-        for number, row in enumerate(tokens.rows)
+        for number, row in enumerate(contexts)
         if trained[number]
     ]
     shares = [turns / sum(trained) for turns in trained if turns]

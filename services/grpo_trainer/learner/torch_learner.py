@@ -13,11 +13,12 @@ from typing import Any, Final, TypeVar
 
 import torch
 
-from grpo_math.packing import rank_shares
+from grpo_math.packing import TrainingRow, rank_shares
 from grpo_trainer.domain.errors import UnusableTrajectory
 from grpo_trainer.domain.spec import TrainingSpec
 from grpo_trainer.learner.commands import Load, Step, TakeSnapshot
 from grpo_trainer.learner.core import CANARY_ROWS, LearnerOptions, canary, new_optimizer
+from grpo_trainer.learner.drift import measured_groups
 from grpo_trainer.learner.memory import memory_for
 from grpo_trainer.learner.packed_model import PackedModel
 from grpo_trainer.learner.protocol import BatchGroup, StepNumbers
@@ -118,21 +119,26 @@ class TorchLearner:
     async def step(self, groups: Sequence[BatchGroup]) -> StepNumbers:
         """One optimizer step. Raises Diverged with the weights untouched, OutOfMemory."""
         with memory_for(f"a step of {len(groups)} groups does not fit in memory"):
-            values = await self._thread.run(lambda: self._thread.group.execute(self._step_commands(groups)))
-        return StepNumbers(values or {}, applied=values is not None)
+            return await self._thread.run(lambda: self._stepped(groups))
 
-    def _step_commands(self, groups: Sequence[BatchGroup]) -> list[Step]:
-        """What each rank computes."""
+    def _stepped(self, groups: Sequence[BatchGroup]) -> StepNumbers:
         if self._spec is None:
             raise RuntimeError("the learner was not begun")
-        rows = batch_rows(groups, advantage=self._spec.advantage, group_size=self._spec.group_size)
+        batch = batch_rows(groups, advantage=self._spec.advantage, group_size=self._spec.group_size)
+        values = self._thread.group.execute(self._step_commands(batch.rows, self._spec.drift_groups))
+        beside = {"masked_turns": float(batch.num_masked)}
+        return StepNumbers(beside | (values or {}), applied=values is not None)
+
+    def _step_commands(self, rows: Sequence[TrainingRow], num_measured: int) -> list[Step]:
+        """What each rank computes."""
         options = self._thread.options
         longest = max((row.num_trained for row in rows), default=1)
-        parts = [rows]
+        parts = [list(rows)]
         if options.ranks > 1:
             parts = rank_shares(rows, options.ranks, share_prefixes=options.share_prefixes)
         canary_rows = tuple(rows[:CANARY_ROWS])
-        return [Step(self._session, tuple(part), longest, canary_rows) for part in parts]
+        drift_of = measured_groups({row.group_id for row in rows}, num_measured)
+        return [Step(self._session, tuple(part), longest, canary_rows, drift_of) for part in parts]
 
     async def snapshot(self) -> HostSnapshot:
         """The session as it is now, copied to the host. Raises OutOfMemory."""

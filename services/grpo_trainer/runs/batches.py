@@ -6,6 +6,7 @@ from collections import deque
 from dataclasses import dataclass
 
 from episodes import GroupReason
+from grpo_trainer.domain.lengths import Lengths
 from grpo_trainer.domain.spec import TrainingSpec
 from grpo_trainer.domain.trajectories import CompleteGroup, Settlement, excluded
 
@@ -24,30 +25,37 @@ class BatchCutter:
     def __init__(self, spec: TrainingSpec) -> None:
         self._spec = spec
         self._ready: deque[CompleteGroup] = deque()
+        self._stale = Lengths()
 
     def add(self, group: CompleteGroup) -> None:
         """A complete group, ready to train."""
         self._ready.append(group)
 
     def drop_stale(self, version: int) -> tuple[Settlement, ...]:
-        """Removes every group with a token older than the bound, measured from `version`, which is in
+        """Removes every group with a token older than its bound, measured from `version`, which is in
         training.
 
-        The bound is re-checked here, per oldest token, however fresh the group was when it was dispatched.
+        Groups of the run were admitted at a pace that bounds their mean age, so only the hard limit throws
+        them away: a lower one would throw away the long tasks. Nothing paced a group of an evaluation.
         """
         fresh: deque[CompleteGroup] = deque()
         stale: list[Settlement] = []
         for group in self._ready:
+            name, limit = self._bound(group)
             staleness = version - group.effective_version
-            if staleness > self._spec.max_staleness:
-                detail = (
-                    f"staleness {staleness} > max_staleness {self._spec.max_staleness} at version {version}"
-                )
+            if staleness > limit:
+                detail = f"staleness {staleness} > {name} {limit} at version {version}"
                 stale.append(excluded(group, GroupReason.STALE, detail))
+                self._stale += Lengths.of([group])
             else:
                 fresh.append(group)
         self._ready = fresh
         return tuple(stale)
+
+    def _bound(self, group: CompleteGroup) -> tuple[str, int]:
+        if group.source_run_id:
+            return "max_staleness", self._spec.max_staleness
+        return "stale_after", self._spec.max_age
 
     def cut(self, version: int) -> Cut:
         """The next batch for the policy at `version`; its groups stay here until `remove` is called for
@@ -56,6 +64,15 @@ class BatchCutter:
         if len(self._ready) < self._spec.prompts_per_step:
             return Cut((), stale)
         return Cut(tuple(self._ready)[: self._spec.prompts_per_step], stale)
+
+    @property
+    def stale(self) -> Lengths:
+        """Of what was thrown away for its age since `forget_stale`."""
+        return self._stale
+
+    def forget_stale(self) -> None:
+        """A step has counted it."""
+        self._stale = Lengths()
 
     def remove(self, group_id: str) -> None:
         """The group was trained or excluded."""

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from grpo_trainer.domain.errors import Untrainable, UnusableTrajectory
+from grpo_trainer.domain.lengths import Drawn, Lengths
 from grpo_trainer.domain.offers import Completion, Lineage, OfferedGroup
 from grpo_trainer.domain.settled import SettledGroups
 from grpo_trainer.domain.spec import TrainingSpec
@@ -123,6 +124,12 @@ class GroupBuffer:
     def held(self) -> list[CompleteGroup]:
         """Groups that have a member here and are not settled, complete or not."""
         return [*self.cutter.waiting, *self.assembler.open_groups]
+
+    def drawn(self, batch: Iterable[CompleteGroup]) -> Drawn:
+        """What a step of these groups leaves: what still waits, and what was thrown away for its age."""
+        trained = {group.group_id for group in batch}
+        waiting = (group for group in self.held() if group.group_id not in trained)
+        return Drawn(Lengths.of(waiting), self.cutter.stale)
 
     @property
     def is_drained(self) -> bool:

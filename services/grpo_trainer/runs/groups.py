@@ -14,8 +14,9 @@ from dataclasses import dataclass, field
 from episodes import GroupReason
 from grpo_trainer.domain.offers import Completion, Lineage, OfferedGroup, OfferRules
 from grpo_trainer.domain.settled import SettledGroups
+from grpo_trainer.domain.signal import why_no_signal
 from grpo_trainer.domain.spec import TrainingSpec
-from grpo_trainer.domain.trajectories import CompleteGroup, GradedTrajectory, excluded, has_spread
+from grpo_trainer.domain.trajectories import CompleteGroup, GradedTrajectory, excluded
 
 
 @dataclass(slots=True)
@@ -130,11 +131,8 @@ class GroupAssembler:
                 GroupReason.QUARANTINED,
                 f"{odd.trajectory_id} has reward {odd.reward}, group size {odd.group_size}",
             )
-        if not has_spread(member.reward for member in group.members):
-            return (
-                GroupReason.ZERO_SPREAD,
-                f"all {len(group.members)} rewards are {group.members[0].reward:g}",
-            )
+        if (why := why_no_signal(self._spec, group.members)) is not None:
+            return GroupReason.ZERO_SPREAD, why
         return GroupReason.NONE, ""
 
     def _is_sound(self, member: GradedTrajectory) -> bool:

@@ -344,6 +344,7 @@ class TrainingSession:
             parent_checkpoint_id=state.parent_checkpoint_id,
             before={} if state.last_step is None else state.last_step.metrics,
             limits=self._deps.alarm_limits,
+            drawn=self.buffer.drawn(batch.groups),
         )
 
     async def _leave_out(self, state: SessionState, batch: _Batch, step: int, error: Diverged) -> None:
@@ -364,6 +365,7 @@ class TrainingSession:
         """Everything but tensors that the next step depends on."""
         for settlement in record.settlements:
             self.buffer.remember(settlement)
+        self.buffer.cutter.forget_stale()
         identity = checkpoint_id(self.spec.model, record.version)
         return replace(
             state,

@@ -12,7 +12,8 @@ from upcycle.run_config import Training
 MAX_EXACT_REWARDS = 5
 NUM_BINS = 10
 _REMEDIES: Mapping[str, str] = {
-    GroupReason.STALE: "raise max_staleness, or sample fewer groups at once",
+    GroupReason.STALE: "see whether the engine follows new versions; or raise stale_after, "
+    "or max_staleness for groups of evaluations",
     GroupReason.SHORT_GROUP: "see why their episodes failed",
     GroupReason.HELD_OUT: "train on tasks that are not held out",
     GroupReason.QUARANTINED: "look at the trajectories that were set aside: upcycle trajectories list",
@@ -80,7 +81,7 @@ def all_too_old(outcomes: Mapping[str, int], step: int, run_id: str) -> str:
     since = f" after step {step}" if step else ""
     return (
         f"paused itself: {total} groups in a row were settled without a step{since}, and {num_stale} of them "
-        "were stale: sampled by a version more than max_staleness older than the one in training; the "
+        "were stale: sampled by a version too old to train (stale_after); the "
         f"engine may have refused newer versions (upcycle why {run_id} names it); if it follows, "
         f"{_REMEDIES[GroupReason.STALE]}"
     )

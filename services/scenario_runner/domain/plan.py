@@ -1,7 +1,8 @@
 """What to plan next: pure decisions of the planner.
 
-`open_group_limit` bounds staleness by construction: a training run has at most (max_staleness + 1) x
-prompts_per_step groups open, and a group counts as open until it is settled. `groups_to_finish` bounds what
+`open_group_limit` paces sampling: a training run has at most (max_staleness + 1) x prompts_per_step groups
+open, and a group counts as open until it is settled. So the mean age of what trains is bounded, and a task
+that takes longer than others is waited for, not thrown away. `groups_to_finish` bounds what
 is thrown away at its end. Tasks come in a fresh seeded order per epoch.
 """
 

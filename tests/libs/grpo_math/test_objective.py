@@ -16,7 +16,7 @@ from grpo_math.corrections import OffPolicyRowMask, SamplerWeight
 from grpo_math.divergence import kl_estimate, mismatch_report, mismatch_sums
 from grpo_math.errors import GrpoMathError, UnknownName, UnsoundCombination
 from grpo_math.losses import Decoupled, ImportanceSampling, Ppo
-from grpo_math.objective import KlPenalty, Objective, build_objective, entropy_threshold
+from grpo_math.objective import KlPenalty, Objective, build_objective, decision_entropy, entropy_threshold
 from grpo_math.tokens import TrainedTokens
 
 
@@ -213,3 +213,9 @@ def test_a_missing_input_is_named() -> None:
         build_objective(parameters={"kl_coefficient": 0.1})(tokens, totals_of(tokens))
     with pytest.raises(GrpoMathError, match="proximal"):
         build_objective("decoupled")(tokens, totals_of(tokens))
+
+
+def test_entropy_of_decisions_is_that_of_the_least_certain_fifth() -> None:
+    entropies = torch.tensor([0.0, 0.1, 2.0, 0.0, 1.0, 0.0, 0.0, 0.0, 0.0, 0.0])
+    assert decision_entropy(entropies) == 1.5
+    assert decision_entropy(torch.tensor([0.5, 0.25])) == 0.5, "at least one token"

@@ -85,7 +85,7 @@ def test_an_alarm_is_a_gauge_and_one_log_line_when_it_is_raised_and_when_it_clea
     seen, before = [], dict[str, float]()
     for step, kl in enumerate([0.2] * 10 + [0.05], start=1):
         now = {"mismatch_kl": kl, "idle_fraction": 0.25, "tokens_per_s": 10.0}
-        before = now | watched(before, now, step=step, target_steps=100)
+        before = now | watched(before, now, step=step, pace=5)
         instruments.count_step(spec, record(step, before))
         seen.append(REGISTRY.get_sample_value("upcycle_trainer_alarm", labels))
     assert seen == [0.0] * 7 + [1.0] * 3 + [0.0]

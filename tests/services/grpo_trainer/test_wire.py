@@ -12,7 +12,8 @@ from tests.services.grpo_trainer.bench import Episodes, World, submission
 
 from grpo_trainer import wire
 from grpo_trainer.domain.errors import UnusableTrajectory
-from grpo_trainer.domain.token_rows import EpisodeTokens, episode_tokens
+from grpo_trainer.domain.token_rows import EpisodeTokens, episode_tokens, row_counts
+from upcycle.api.trajectory.v1 import trajectory_pb2 as trajectory
 from upcycle.api.trajectory.v1.trajectory_pb2 import TokenVersions, Turn
 
 UNREADABLE = "not JSON"
@@ -46,12 +47,27 @@ def test_a_compacted_context_begins_a_new_row() -> None:
     assert list(rows[1].turns) == [0, 0, 0, 0, 0, 1, 1]
 
 
-def test_a_turn_that_could_not_be_read_is_masked_and_the_rest_trains() -> None:
+def test_a_turn_that_could_not_be_read_is_marked_and_can_be_left_out() -> None:
     odd = turn(1, 2, parse_error=UNREADABLE)
-    masked = tokens(turn(2, 1), odd, turn(1, 1))
-    assert sum(masked.rows[0].trained) == 2
-    assert masked.num_masked_turns == 1
-    assert sum(tokens(turn(2, 1), odd, turn(1, 1), train_parse_errors=True).rows[0].trained) == 4
+    (row,) = tokens(turn(2, 1), odd, turn(1, 1)).rows
+    assert (sum(row.trained), row.unreadable) == (4, frozenset({1}))
+    readable = row.readable
+    assert list(readable.trained) == [False, False, True, False, False, False, False, True]
+    assert readable.logprobs[3:7].tolist() == [0.0] * 4
+    assert (sum(row.trained), row.logprobs[4]) == (4, -0.5), "the row itself stays as it is"
+    (last,) = tokens(turn(2, 1), odd).rows
+    assert len(last.token_ids) == 6
+    assert list(last.readable.token_ids) == [1, 1, 2], "nothing is learned from what follows"
+    assert tokens(turn(2, 1), odd, train_parse_errors=True).num_unreadable == 0
+
+
+def test_unreadable_turns_are_counted_over_all_rows_and_turns() -> None:
+    odd = {"parse_error": UNREADABLE}
+    one = tokens(turn(2, 1), turn(1, 2, **odd), turn(2, 1, restarts_context=True, **odd))
+    assert [row.unreadable for row in one.rows] == [{1}, {0}]
+    assert [row.first_turn for row in one.rows] == [0, 2]
+    counted = row_counts([one, tokens(turn(2, 1))])
+    assert counted == {"context_forks": 1.0, "unreadable_turns": 2.0, "unreadable_fraction": 0.5}
 
 
 def test_a_token_that_waits_takes_no_more_bytes_than_its_values_have() -> None:
@@ -68,8 +84,27 @@ def test_a_token_that_waits_takes_no_more_bytes_than_its_values_have() -> None:
 
 
 def test_tokens_after_the_last_trained_one_are_cut_off() -> None:
-    (row,) = tokens(turn(2, 1), turn(5, 3, parse_error=UNREADABLE)).rows
+    (row,) = tokens(turn(2, 1), turn(5, 0)).rows
     assert len(row.token_ids) == 3
+
+
+@pytest.mark.parametrize(
+    ("reason", "is_cut_off"),
+    [
+        (trajectory.STOP_REASON_MAX_TOKENS, True),
+        (trajectory.STOP_REASON_MAX_TURNS, True),
+        (trajectory.STOP_REASON_ANSWERED, False),
+        (trajectory.STOP_REASON_DONE, False),
+        (trajectory.STOP_REASON_FAILED, False),
+    ],
+)
+async def test_a_budget_of_turns_cuts_an_episode_off_as_one_of_tokens_does(
+    world: World, reason: trajectory.StopReason.ValueType, is_cut_off: bool
+) -> None:
+    fact = await Episodes(world).fact(0, 0, 1.0)
+    fact.stop_reason, fact.num_sampled_tokens = reason, 17
+    graded = wire.graded_from_wire(fact, 1, {})
+    assert (graded.cut_off, graded.num_tokens) == (is_cut_off, 17)
 
 
 def test_versions_span_all_sampled_tokens() -> None:
@@ -114,7 +149,7 @@ def test_every_sampled_token_is_trained_once_or_masked(shapes: list[tuple[int, i
     wanted = sum(sampled for _, sampled, _, odd in shapes if not odd)
     if sum(sampled for _, sampled, _, _ in shapes) == 0:
         return
-    assert tokens(*turns).num_trained == wanted
+    assert sum(sum(row.readable.trained) for row in tokens(*turns).rows) == wanted
 
 
 async def test_a_body_that_disagrees_with_its_fact_is_refused(world: World) -> None:
@@ -140,7 +175,7 @@ def test_a_submission_without_a_number_takes_the_default_of_the_contract() -> No
     spec = wire.spec_from_wire(submitted)
     assert (spec.steps, spec.prompts_per_step, spec.max_staleness) == (100, 16, 4)
     assert (spec.learning_rate, spec.max_grad_norm, spec.loss, spec.advantage) == (
-        1e-5,
+        1e-6,
         1.0,
         "ppo",
         "dr_grpo",

@@ -52,6 +52,8 @@ class Lesson:
             self.group_size,
             prompts_per_step=self.prompts,
             learning_rate=self.learning_rate,
+            lr_schedule="constant",
+            drift_groups=0,
             loss=self.loss,
             loss_config=self.loss_config,
             seed=self.seed,

@@ -24,7 +24,10 @@ BAD_TRAININGS: list[tuple[dict[str, Any], str]] = [
     ({"steps": 0, "warmup_steps": -1}, "spec.training.warmup_steps must be >= 0 and <= 1e+09, got -1"),
     ({"loss_config": {"proximal_anchor": 0.5}}, "['proximal_anchor'] must be 0 (off), or 1, got 0.5"),
     ({"loss": "decoupled", "loss_config": {"clamp_weight": -1}}, "['clamp_weight'] must be 0 (off), or 1"),
-    ({"min_lr_fraction": 0.5}, "spec.training.min_lr_fraction is 0.5 but a constant rate falls"),
+    (
+        {"lr_schedule": "constant", "min_lr_fraction": 0.5},
+        "spec.training.min_lr_fraction is 0.5 but a constant rate falls",
+    ),
     ({"min_lr_fraction": 1.5, "lr_schedule": "linear"}, "min_lr_fraction must be >= 0 and <= 1"),
     ({"learning_rate": 0.0}, "spec.training.learning_rate must be > 0 and <= 10, got 0"),
     ({"learning_rate": float("inf")}, "spec.training.learning_rate must be > 0 and <= 10, got inf"),
@@ -36,6 +39,11 @@ BAD_TRAININGS: list[tuple[dict[str, Any], str]] = [
     ({"prompts_per_step": 257, "group_size": 8}, "* spec.group_size is 2056, limit 2048: lower one of them"),
     ({"group_size": 1}, "spec.group_size must be >= 2 and <= 1024, got 1: one rollout has nothing to be"),
     ({"group_size": 1025}, "spec.group_size must be >= 1 and <= 1024, got 1025"),
+    (
+        {"max_staleness": 4, "stale_after": 3},
+        "spec.training.stale_after is 3 and spec.training.max_staleness 4: groups that sampling may",
+    ),
+    ({"stale_after": -1}, "spec.training.stale_after must be >= 0 and <= 8000"),
     ({"max_staleness": -1}, "spec.training.max_staleness must be >= 0 and <= 1000"),
     ({"adam_beta1": 1.0}, "spec.training.adam_beta1 must be >= 0 and < 1, got 1"),
     ({"lora_alpha": 4}, "spec.training.lora_alpha is set but spec.training.lora_rank is 0"),

@@ -112,6 +112,10 @@ USUAL_AND_ODD: dict[str, tuple[list[Any], list[Any]]] = {
     "steps": ([1, 4, 100], [0, -1, 10**9 + 1]),
     "prompts_per_step": ([1, 16], [0, 256, 257, 2048]),
     "max_staleness": ([0, 4], [-1, 1001]),
+    "stale_after": ([0, 40], [-1, 8001]),
+    "min_spread": ([0.0, 0.1], [-0.1, float("nan")]),
+    "solved_groups": (["train", "skip"], ["", "none"]),
+    "drift_groups": ([0, 1], [-1, 1000]),
     "learning_rate": ([1e-5, 10.0], [0.0, -1e-5, 10.1, float("nan"), float("inf")]),
     "max_grad_norm": ([1.0], [0.0, float("inf")]),
     "loss": (sorted(set(LOSSES) - {"cross_entropy"}), ["cross_entropy", "ppoo"]),
@@ -123,7 +127,7 @@ USUAL_AND_ODD: dict[str, tuple[list[Any], list[Any]]] = {
     "aggregation": (["", *AGGREGATIONS], ["token_median"]),
     "kl_estimator": (["k3"], ["k1", "k4"]),
     "kl_placement": (["loss"], ["reward", "both"]),
-    "lr_schedule": (["constant"], ["linear", "cosine", "cubic"]),
+    "lr_schedule": (["constant", ""], ["linear", "cosine", "cubic"]),
     "warmup_steps": ([0], [1, 3, 4, 100, -1]),
     "min_lr_fraction": ([0.0], [0.5, 1.0, 1.5, float("nan")]),
     "lora_rank": ([0, 4], [-1, 65537]),
@@ -164,7 +168,7 @@ def trainer_refuses(message: ts.RunSpec) -> str:
     options = step_options(spec, LearnerOptions())
     assert options.objective.aggregation in AGGREGATIONS
     rates = RateSchedule(new_optimizer([torch.nn.Parameter(torch.zeros(1))], spec), spec.schedule)
-    assert 0 < rates.rate <= spec.learning_rate
+    assert 0 < rates.rate <= spec.peak_rate
     return ""
 
 

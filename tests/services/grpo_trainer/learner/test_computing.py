@@ -33,7 +33,7 @@ ARCHITECTURES = [("qwen3", True), ("qwen3", False), ("llama", True), ("llama", F
 
 
 def rows() -> list[TrainingRow]:
-    return batch_rows(rollouts(3), advantage="dr_grpo", group_size=4)
+    return batch_rows(rollouts(3), advantage="dr_grpo", group_size=4).rows
 
 
 def gradients(

@@ -229,10 +229,14 @@ def episode(name: str, contexts: Sequence[TokenRow]) -> EpisodeTokens:
 def test_every_row_of_a_forked_episode_carries_its_advantage() -> None:
     context = TokenRow.of([1, 2, 3], [False, True, True], [0.0, -1.0, -1.0], [0, 0, 0])
     one, other = episode("one", [context, context]), episode("other", [context])
-    rows = batch_rows([BatchGroup("g", (one, other), (1.0, 0.0))], advantage="dr_grpo", group_size=2)
+    rows = batch_rows([BatchGroup("g", (one, other), (1.0, 0.0))], advantage="dr_grpo", group_size=2).rows
     credit = {row.row_id: row.advantage for row in rows}
     assert credit == {"one/0": 0.5, "one/1": 0.5, "other/0": -0.5}
-    assert row_counts([one, other]) == {"context_forks": 1.0, "masked_turns": 0.0}
+    assert row_counts([one, other]) == {
+        "context_forks": 1.0,
+        "unreadable_turns": 0.0,
+        "unreadable_fraction": 0.0,
+    }
 
 
 Stepper = Callable[[list[TrainingRow]], dict[str, float] | None]

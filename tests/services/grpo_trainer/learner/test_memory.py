@@ -95,7 +95,7 @@ def test_the_gradient_of_a_split_batch_is_that_of_the_whole(
 ) -> None:
     model = load_model(policy(tmp_path / "base"), device="cpu")
     optimizer = torch.optim.SGD(model.module.parameters(), lr=0.0)
-    rows = batch_rows(rollouts(2), advantage="dr_grpo", group_size=4)
+    rows = batch_rows(rollouts(2), advantage="dr_grpo", group_size=4).rows
     options = replace(step_options(spec(), WHOLE), max_grad_norm=math.inf)
 
     def gradients() -> tuple[dict[str, Tensor], float]:

@@ -3,6 +3,8 @@ it cannot be."""
 
 from __future__ import annotations
 
+import hashlib
+import json
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -85,7 +87,7 @@ REFUSED = [
     ({"warmup_steps": 4}, "some step must have the full rate"),
     ({"lr_schedule": "cosine", "min_lr_fraction": 1.5}, "min_lr_fraction must be >= 0 and <= 1, got 1.5"),
     ({"lr_schedule": "linear", "min_lr_fraction": float("nan")}, "min_lr_fraction must be .* got nan"),
-    ({"min_lr_fraction": 0.1}, "a constant rate falls to nothing less"),
+    ({"lr_schedule": "constant", "min_lr_fraction": 0.1}, "a constant rate falls to nothing less"),
 ]
 
 
@@ -98,14 +100,29 @@ def test_an_invalid_schedule_is_refused_at_the_start(config: dict[str, Any], rea
 def test_a_schedule_comes_with_the_run_and_is_part_of_its_digest() -> None:
     asked = submission(steps=9, lr_schedule="cosine", warmup_steps=2, min_lr_fraction=0.1)
     assert wire.spec_from_wire(asked).schedule == Schedule("cosine", 9, 2, 0.1)
-    assert wire.spec_from_wire(submission(steps=9)).schedule.is_flat
+    assert wire.spec_from_wire(submission(steps=9)).schedule == Schedule("linear", 9, 0, 0.0)
+    assert wire.spec_from_wire(submission(steps=0)).schedule.is_flat
     different = [
-        spec(),
-        spec(warmup_steps=1),
+        spec(lr_schedule="constant"),
+        spec(lr_schedule="constant", warmup_steps=1),
         spec(lr_schedule="linear"),
         spec(lr_schedule="linear", min_lr_fraction=0.5),
     ]
     assert len({one.digest() for one in different}) == 4
+
+
+def test_a_run_of_0_3_0_keeps_its_digest_and_a_default_of_today_has_another() -> None:
+    """It left out learning_rate 1e-5 and lr_schedule constant, which were its defaults."""
+    before = TrainingSpec("run-0", MODEL, 4, learning_rate=1e-5, lr_schedule="constant")
+    plain = {"run_id": "run-0", "model": MODEL, "group_size": 4}
+    assert before.digest() == hashlib.sha256(json.dumps(plain, sort_keys=True).encode()).hexdigest()
+    assert TrainingSpec("run-0", MODEL, 4).digest() != before.digest()
+
+
+def test_the_rate_is_chosen_by_what_trains() -> None:
+    full, adapters = TrainingSpec("run-0", MODEL, 4), TrainingSpec("run-0", MODEL, 4, lora_rank=8)
+    assert (full.learning_rate, adapters.learning_rate) == (1e-6, 1e-5)
+    assert spec(lora_rank=8).learning_rate == RATE
 
 
 async def test_interactive_updates_bring_their_own_rates(thread: LearnerThread, tmp_path: Path) -> None:

@@ -34,7 +34,7 @@ def group() -> BatchGroup:
 
 
 def test_weights_of_worked_examples() -> None:
-    rows = batch_rows([group()], advantage="m_grpo", group_size=2)
+    rows = batch_rows([group()], advantage="m_grpo", group_size=2).rows
     assert [row.trajectory_share for row in rows] == [1.0, 2 / 3, 1 / 3]
     batch = pack(rows)
     scores = torch.zeros(batch.num_trained, dtype=torch.float64)
@@ -49,7 +49,7 @@ def test_weights_of_worked_examples() -> None:
 def test_the_step_counts_trajectories_not_rows() -> None:
     torch.manual_seed(0)
     model = PackedModel(new_module(config_of("qwen3", tied=True), dtype=torch.float64))
-    rows = batch_rows([group()], advantage="m_grpo", group_size=2)
+    rows = batch_rows([group()], advantage="m_grpo", group_size=2).rows
     objective = build_objective("cross_entropy", aggregation="turn_mean")
     losses = []
     for tokens in (8, 4096):

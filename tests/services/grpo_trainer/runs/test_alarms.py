@@ -13,14 +13,14 @@ from service_kit.settings import SettingsError, load_settings
 
 
 def fold(
-    name: str, values: Sequence[float], *, target_steps: int = 100, limits: AlarmLimits = DEFAULT_LIMITS
+    name: str, values: Sequence[float], *, pace: int = 5, limits: AlarmLimits = DEFAULT_LIMITS
 ) -> list[dict[str, float]]:
     """The completed metrics of each step; only what the step before recorded is handed on."""
     steps: list[dict[str, float]] = []
     for number, value in enumerate(values, start=1):
         before = steps[-1] if steps else {}
         now = {name: value}
-        steps.append(now | watched(before, now, step=number, target_steps=target_steps, limits=limits))
+        steps.append(now | watched(before, now, step=number, pace=pace, limits=limits))
     return steps
 
 
@@ -47,19 +47,35 @@ def test_no_mismatch_is_ever_measured_as_nan_and_counted() -> None:
     assert not any(kinds(fold("mismatch_kl", [float("nan")] * 10)))
 
 
-def test_entropy_below_a_fifth_of_its_start_early_in_the_run_is_a_collapse() -> None:
-    steps = fold("entropy", [2.0] + [0.39] * 9, target_steps=100)
-    assert kinds(steps) == [set()] * 8 + [{AlarmKind.ENTROPY_COLLAPSE}] * 2
+def test_decisions_with_a_twentieth_of_their_first_entropy_are_a_collapse_at_any_step() -> None:
+    steps = fold("decision_entropy", [2.0] + [1.0] * 30 + [0.09] * 9)
+    assert kinds(steps) == [set()] * 38 + [{AlarmKind.ENTROPY_COLLAPSE}] * 2
     (alarm,) = alarms_of(steps[-1])
-    assert (alarm.value, alarm.since_step) == (0.39, 9)
-    assert alarm.limit == pytest.approx(0.4)
+    assert (alarm.value, alarm.since_step) == (0.09, 39)
+    assert alarm.limit == pytest.approx(0.1)
+    assert not kinds(fold("decision_entropy", [2.0] + [0.09] * 8 + [0.11]))[-1]
 
 
-def test_entropy_may_fall_late_in_the_run_but_not_to_nothing() -> None:
-    # 10 % of 20 steps are over before there are 8 low updates: a policy that has learned is certain.
-    assert not any(kinds(fold("entropy", [2.0] + [0.3] * 19, target_steps=20)))
-    assert kinds(fold("entropy", [2.0] + [0.019] * 8, target_steps=20))[-1] == {AlarmKind.ENTROPY_COLLAPSE}
-    assert not kinds(fold("entropy", [2.0] + [0.019] * 8 + [0.5], target_steps=20))[-1]
+def test_a_policy_that_was_certain_of_most_tokens_from_the_start_is_no_collapse() -> None:
+    """As the demo's last steps: 0.02 nats a token, of which a fifth of the tokens holds nearly all."""
+    assert not any(kinds(fold("decision_entropy", [0.4] + [0.021] * 20)))
+
+
+def test_turns_that_could_not_be_read_are_averaged_over_eight_updates() -> None:
+    assert not any(kinds(fold("unreadable_fraction", [0.5] + [0.0] * 7)))
+    steps = fold("unreadable_fraction", [0.11] * 8)
+    assert kinds(steps) == [set()] * 7 + [{AlarmKind.UNREADABLE}]
+    (alarm,) = alarms_of(steps[-1])
+    assert alarm.value == pytest.approx(0.11)
+    assert "11.0% of the turns could not be read" in alarm.text
+
+
+def test_what_is_twice_as_old_as_the_pace_says_that_an_engine_does_not_follow() -> None:
+    assert not any(kinds(fold("staleness_mean", [10.0] * 9, pace=5)))
+    steps = fold("staleness_mean", [10.1] * 9, pace=5)
+    assert kinds(steps) == [set()] * 7 + [{AlarmKind.AGE}] * 2
+    assert alarms_of(steps[-1])[0].limit == 10.0
+    assert not kinds(fold("staleness_mean", [10.1] * 9 + [9.0], pace=5))[-1]
 
 
 def test_trajectories_without_an_end_are_averaged_over_eight_updates() -> None:
@@ -84,12 +100,12 @@ def test_the_limits_are_settings_whose_defaults_are_those_of_the_domain() -> Non
         "GRPO_TRAINER_ALARM_UPDATES": "2",
         "GRPO_TRAINER_ALARM_MISMATCH_KL": "0.5",
         "GRPO_TRAINER_ALARM_ENTROPY_SHARE": "0.3",
-        "GRPO_TRAINER_ALARM_ENTROPY_EARLY": "0.4",
-        "GRPO_TRAINER_ALARM_ENTROPY_FLOOR": "0.01",
         "GRPO_TRAINER_ALARM_NO_EOS": "0.25",
+        "GRPO_TRAINER_ALARM_UNREADABLE": "0.3",
+        "GRPO_TRAINER_ALARM_AGE": "3",
     }
     chosen = alarm_limits(load_settings(GrpoTrainerSettings, environ=environ))
-    assert chosen == AlarmLimits(2, 0.5, 0.3, 0.4, 0.01, 0.25)
+    assert chosen == AlarmLimits(2, 0.5, 0.3, 0.25, 0.3, 3.0)
     assert kinds(fold("mismatch_kl", [0.4, 0.6, 0.6], limits=chosen), chosen)[1:] == [
         set(),
         {AlarmKind.MISMATCH_KL},
@@ -104,6 +120,8 @@ def test_the_limits_are_settings_whose_defaults_are_those_of_the_domain() -> Non
         ("MISMATCH_KL", "nan"),
         ("ENTROPY_SHARE", "1.5"),
         ("NO_EOS", "-1"),
+        ("UNREADABLE", "1.1"),
+        ("AGE", "0.5"),
     ],
 )
 def test_limits_that_cannot_be_are_refused_by_name(name: str, value: str) -> None:
@@ -115,9 +133,9 @@ def test_a_restart_with_wider_limits_does_not_show_what_they_would_not_raise() -
     last = fold("mismatch_kl", [0.2] * 9)[-1]
     assert {alarm.kind for alarm in alarms_of(last)} == {AlarmKind.MISMATCH_KL}
     assert not alarms_of(last, AlarmLimits(mismatch_kl=0.3))
-    low = fold("entropy", [2.0] + [0.39] * 9)[-1]
+    low = fold("decision_entropy", [2.0] + [0.09] * 9)[-1]
     assert alarms_of(low)
-    assert not alarms_of(low, AlarmLimits(entropy_share=0.1))
+    assert not alarms_of(low, AlarmLimits(entropy_share=0.01))
     cut = fold("no_eos_fraction", [0.1] * 9)[-1]
     assert alarms_of(cut)
     assert not alarms_of(cut, AlarmLimits(no_eos=0.2))

@@ -14,12 +14,13 @@ from tests.services.grpo_trainer.runs.test_groups import SPEC, member
 
 from episodes import GroupOutcome, GroupReason
 from grpo_trainer.domain.alarms import AlarmLimits
+from grpo_trainer.domain.lengths import Lengths
 from grpo_trainer.domain.steps import StepPlan, StepRecord
 from grpo_trainer.domain.trajectories import CompleteGroup, Settlement
 from grpo_trainer.runs.batches import BatchCutter, Cut
 
 TWO_PER_STEP = dataclasses.replace(
-    SPEC, prompts_per_step=2, max_staleness=2, steps=10, checkpoint_every_steps=4
+    SPEC, prompts_per_step=2, max_staleness=2, stale_after=2, steps=10, checkpoint_every_steps=4
 )
 
 
@@ -65,12 +66,34 @@ def test_a_group_past_the_bound_is_dropped_from_the_middle_of_the_queue_and_says
         GroupOutcome.EXCLUDED,
         GroupReason.STALE,
         ("b-e0", "b-e1"),
-        detail="staleness 3 > max_staleness 2 at version 5",
+        detail="staleness 3 > stale_after 2 at version 5",
     )
     assert queue.cut(5) == Cut((fresh, last), (settlement,))
     assert list(queue.waiting) == [fresh, last]
     assert queue.cut(6).groups == ()
     assert list(queue.waiting) == [last]
+
+
+def test_what_was_let_in_waits_far_beyond_the_pace_and_a_group_of_an_evaluation_does_not() -> None:
+    own, offered = group("a", 0, 0), group("b", 0, 0, source_run_id="run-2")
+    queue = BatchCutter(dataclasses.replace(TWO_PER_STEP, stale_after=0, prompts_per_step=1))
+    queue.add(own)
+    queue.add(offered)
+    assert queue.cut(2) == Cut((own,), ())
+    (released,) = queue.cut(3).stale
+    assert (released.group_id, released.outcome) == ("b", GroupOutcome.RELEASED)
+    assert released.detail == "staleness 3 > max_staleness 2 at version 3"
+    assert queue.cut(16) == Cut((own,), ())
+    assert queue.stale == Lengths(), "an evaluation drew its tasks by itself"
+    (thrown,) = queue.cut(17).stale
+    assert thrown.detail == "staleness 17 > stale_after 16 at version 17"
+    assert queue.stale == Lengths(2.0, 0.0)
+
+
+def test_a_run_without_staleness_trains_on_nothing_older() -> None:
+    queue = BatchCutter(dataclasses.replace(TWO_PER_STEP, max_staleness=0, stale_after=0))
+    queue.add(group("a", 4, 5))
+    assert [one.group_id for one in queue.cut(5).stale] == ["a"]
 
 
 PLAN = StepPlan(
@@ -153,15 +176,13 @@ def test_seconds_of_the_trainer_are_those_of_all_steps_so_far() -> None:
 
 
 def test_alarms_go_on_from_the_step_before_under_the_limits_of_the_plan() -> None:
-    before = {"mismatch_kl_streak": 1.0, "entropy_start": 2.0}
-    # Early are the first 3 of 10 steps; a quarter of the entropy that it began with is 0.5.
-    limits = AlarmLimits(updates=2, mismatch_kl=0.3, entropy_share=0.25, entropy_early=0.3)
-    learned = {"mismatch_kl": 0.4, "entropy": 0.4}
+    before = {"mismatch_kl_streak": 1.0, "decision_entropy_start": 2.0}
+    limits = AlarmLimits(updates=2, mismatch_kl=0.3, entropy_share=0.25)
+    learned = {"mismatch_kl": 0.4, "decision_entropy": 0.4}
     metrics = record(learned, before=before, limits=limits).metrics
     assert (metrics["mismatch_kl_streak"], metrics["alarm_mismatch_kl"]) == (2.0, 3.0)
-    assert (metrics["entropy_start"], metrics["entropy_low_streak"]) == (2.0, 1.0)
-    late = record(learned, before=before, limits=limits, step=4).metrics
-    assert late["entropy_low_streak"] == 0.0
+    assert (metrics["decision_entropy_start"], metrics["entropy_low_streak"]) == (2.0, 1.0)
+    assert metrics["age_limit"] == 6.0, "twice the pace of max_staleness 2"
     assert record(learned, before=before).metrics["alarm_mismatch_kl"] == 0.0, "2 of 8 updates"
     assert record(learned, limits=limits).metrics["mismatch_kl_streak"] == 1.0
 

@@ -12,6 +12,7 @@ from blob_store import BlobRef
 from episodes import GroupOutcome, GroupReason
 from grpo_trainer.domain.offers import Completion, OfferedGroup
 from grpo_trainer.domain.settled import SettledGroups
+from grpo_trainer.domain.signal import why_no_signal
 from grpo_trainer.domain.spec import TrainingSpec
 from grpo_trainer.domain.trajectories import CompleteGroup, GradedTrajectory, Settlement
 from grpo_trainer.runs.groups import GroupAssembler
@@ -40,6 +41,43 @@ def member(number: int, sequence: int, *, group_id: str = GROUP, **changes: Any)
         trace_headers={},
     )
     return dataclasses.replace(plain, **changes)
+
+
+def signals(rewards: tuple[float, ...], solved: tuple[bool, ...], **options: Any) -> str | None:
+    """Why members with these rewards teach nothing."""
+    members = [
+        member(number, 1, reward=reward, success=success)
+        for number, (reward, success) in enumerate(zip(rewards, solved, strict=True))
+    ]
+    return why_no_signal(dataclasses.replace(SPEC, **options), members)
+
+
+def test_a_spread_below_the_least_one_is_none() -> None:
+    rewards, solved = (0.95, 1.0, 0.98, 1.0), (True,) * 4
+    assert signals(rewards, solved) is None
+    assert signals(rewards, solved, min_spread=0.04) is None
+    assert signals(rewards, solved, min_spread=0.06) == (
+        "4 rewards from 0.95 to 1 differ by less than min_spread 0.06"
+    )
+
+
+def test_groups_that_all_solved_are_skipped_where_the_run_says_so_and_graded_failures_never() -> None:
+    rewards = (0.95, 1.0, 0.98, 1.0)
+    assert signals(rewards, (True,) * 4, solved_groups="skip") == (
+        "4 rewards from 0.95 to 1 tell successes apart by something else than success (solved_groups=skip)"
+    )
+    assert signals(rewards, (True, True, False, True), solved_groups="skip") is None
+    assert signals(rewards, (False,) * 4, solved_groups="skip") is None
+    assert signals((1.0,) * 4, (True,) * 4, solved_groups="skip") == "all 4 rewards are 1"
+
+
+def test_a_solved_group_ends_as_one_without_spread() -> None:
+    one = assembler(solved_groups="skip")
+    for number in range(3):
+        one.add(member(number, 1, reward=1.0, success=True))
+    done = one.add(member(3, 1, reward=0.9, success=True))
+    assert isinstance(done, Settlement)
+    assert done.reason is GroupReason.ZERO_SPREAD
 
 
 def assembler(settled: SettledGroups | None = None, **changes: Any) -> GroupAssembler:

@@ -17,7 +17,6 @@ from episodes import GroupOutcome
 from episodes import GroupReason as Reason
 from grpo_math.packing import TrainingRow
 from grpo_trainer import wire
-from grpo_trainer.domain.alarms import AlarmKind, alarms_of, watched
 from grpo_trainer.domain.errors import InvalidTrainingSpec, Untrainable, UnusableTrajectory
 from grpo_trainer.domain.offers import Ancestor
 from grpo_trainer.domain.schedules import Schedule
@@ -233,7 +232,7 @@ def mixed() -> list[BatchGroup]:
 def test_groups_of_four_and_of_eight_are_compared_within_themselves(
     advantage: str, four: tuple[float, float], eight: tuple[float, float]
 ) -> None:
-    rows = batch_rows(mixed(), advantage=advantage, group_size=4)
+    rows = batch_rows(mixed(), advantage=advantage, group_size=4).rows
     credit = {row.row_id: row.advantage for row in rows}
     expected = {f"own/{n}/0": four[n in (1, 2)] for n in range(4)}
     expected |= {f"other/{n}/0": eight[n != 5] for n in range(8)}
@@ -242,7 +241,7 @@ def test_groups_of_four_and_of_eight_are_compared_within_themselves(
 
 def test_the_gradient_of_a_mixed_batch_is_that_of_its_groups() -> None:
     def rows_of(groups: list[BatchGroup]) -> list[TrainingRow]:
-        return batch_rows(groups, advantage="dr_grpo", group_size=4)
+        return batch_rows(groups, advantage="dr_grpo", group_size=4).rows
 
     own, other = mixed()
     chosen = options(aggregation="sum")
@@ -283,21 +282,6 @@ def test_a_run_without_a_limit_warms_up_and_keeps_its_rate() -> None:
     spec = TrainingSpec("run-1", MODEL, 4, steps=0, warmup_steps=3)
     assert spec.schedule == Schedule("constant", 0, 3, 0.0)
     assert [spec.schedule.factor(done) for done in (0, 1, 2, 3, 5000)] == [1 / 4, 2 / 4, 3 / 4, 1, 1]
-
-
-def test_entropy_of_a_run_without_a_limit_is_compared_with_its_start_for_ten_steps() -> None:
-    def after(low_from: int) -> set[AlarmKind]:
-        """Alarms of the tenth step."""
-        before: dict[str, float] = {}
-        for step in range(1, 11):
-            now = {"entropy": 0.3 if step >= low_from else 2.0}
-            before = now | watched(before, now, step=step, target_steps=0)
-        later = {"entropy": 0.3} | watched(before, {"entropy": 0.3}, step=11, target_steps=0)
-        assert not alarms_of(later)
-        return {alarm.kind for alarm in alarms_of(before)}
-
-    assert after(low_from=3) == {AlarmKind.ENTROPY_COLLAPSE}
-    assert after(low_from=4) == set()
 
 
 async def test_a_base_whose_parents_have_no_manifests_has_no_ancestors(world: World, tmp_path: Path) -> None:

@@ -22,7 +22,7 @@ from scenario_runner.domain.runs import RunRecord, RunState
 from upcycle.run_config import PolicyChoice, RunSpec, Training
 
 RUN, GROUP, PROMPTS, BOUND = "run-1", 2, 1, 1
-SPEC = TrainingSpec(RUN, "m", GROUP, prompts_per_step=PROMPTS, max_staleness=BOUND)
+SPEC = TrainingSpec(RUN, "m", GROUP, prompts_per_step=PROMPTS, max_staleness=BOUND, stale_after=2 * BOUND)
 
 
 def planned() -> RunRecord:
@@ -135,7 +135,7 @@ class Loop(RuleBasedStateMachine):
             self.settle(one.group_id)
         for group in cut.groups:
             assert group.group_id not in self.trained
-            assert all(self.version - member.oldest_version <= BOUND for member in group.members)
+            assert all(self.version - member.oldest_version <= 2 * BOUND for member in group.members)
             self.trained[group.group_id] = self.version
             self.settle(group.group_id)
         self.version += bool(cut.groups)

@@ -439,14 +439,18 @@ class TrainingConfig(_message.Message):
     EPOCHS_FIELD_NUMBER: _builtins.int
     SCORE_FAILURES_FIELD_NUMBER: _builtins.int
     MAX_INFRA_FAILURES_FIELD_NUMBER: _builtins.int
+    STALE_AFTER_FIELD_NUMBER: _builtins.int
+    MIN_SPREAD_FIELD_NUMBER: _builtins.int
+    SOLVED_GROUPS_FIELD_NUMBER: _builtins.int
+    DRIFT_GROUPS_FIELD_NUMBER: _builtins.int
     steps: _builtins.int
     """optimizer steps, default 100; 0: until the run is stopped"""
     prompts_per_step: _builtins.int
     """P, groups per batch, default 16"""
     max_staleness: _builtins.int
-    """versions, default 4"""
+    """versions that sampling may run ahead of training, default 4"""
     learning_rate: _builtins.float
-    """default 1e-5"""
+    """default 1e-6, with lora_rank 1e-5"""
     max_grad_norm: _builtins.float
     """default 1"""
     loss: _builtins.str
@@ -470,7 +474,7 @@ class TrainingConfig(_message.Message):
     kl_placement: _builtins.str
     """"loss" or "reward", default "loss" """
     lr_schedule: _builtins.str
-    """of the learning rate over the steps: "constant", "linear" or "cosine", default "constant" """
+    """of the learning rate over the steps: "constant", "linear" or "cosine", default "": "linear", for a run without a number of steps "constant" """
     warmup_steps: _builtins.int
     """first steps, during which the rate rises to learning_rate; default 0"""
     min_lr_fraction: _builtins.float
@@ -496,6 +500,14 @@ class TrainingConfig(_message.Message):
     """Of 64 episodes, the share that may fail without the policy's doing; above it among the last 64 the run pauses
     itself. Default 0.5; 1: never.
     """
+    stale_after: _builtins.int
+    """Versions after which a group is thrown away, default 0: 8 * max_staleness, which paces sampling."""
+    min_spread: _builtins.float
+    """least difference of rewards in a group that trains, default 0: any"""
+    solved_groups: _builtins.str
+    """groups in which every member succeeded: "train" or "skip", default "train" """
+    drift_groups: _builtins.int
+    """groups of a step on which the KL from the run's first policy is measured, default 1"""
     @_builtins.property
     def loss_config(self) -> _containers.ScalarMap[_builtins.str, _builtins.float]:
         """e.g. clip_low 0.2, clip_high 0.28"""
@@ -529,10 +541,14 @@ class TrainingConfig(_message.Message):
         epochs: _builtins.int | None = ...,
         score_failures: _builtins.bool | None = ...,
         max_infra_failures: _builtins.float | None = ...,
+        stale_after: _builtins.int | None = ...,
+        min_spread: _builtins.float | None = ...,
+        solved_groups: _builtins.str | None = ...,
+        drift_groups: _builtins.int | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_adam_beta1", b"_adam_beta1", "_adam_beta2", b"_adam_beta2", "_advantage", b"_advantage", "_aggregation", b"_aggregation", "_checkpoint_every_steps", b"_checkpoint_every_steps", "_epochs", b"_epochs", "_kl_estimator", b"_kl_estimator", "_kl_placement", b"_kl_placement", "_learning_rate", b"_learning_rate", "_lora_alpha", b"_lora_alpha", "_lora_rank", b"_lora_rank", "_lora_targets", b"_lora_targets", "_loss", b"_loss", "_lr_schedule", b"_lr_schedule", "_max_grad_norm", b"_max_grad_norm", "_max_infra_failures", b"_max_infra_failures", "_max_staleness", b"_max_staleness", "_min_lr_fraction", b"_min_lr_fraction", "_no_step_groups", b"_no_step_groups", "_prompts_per_step", b"_prompts_per_step", "_score_failures", b"_score_failures", "_seed", b"_seed", "_steps", b"_steps", "_warmup_steps", b"_warmup_steps", "_weight_decay", b"_weight_decay", "adam_beta1", b"adam_beta1", "adam_beta2", b"adam_beta2", "advantage", b"advantage", "aggregation", b"aggregation", "checkpoint_every_steps", b"checkpoint_every_steps", "epochs", b"epochs", "kl_estimator", b"kl_estimator", "kl_placement", b"kl_placement", "learning_rate", b"learning_rate", "lora_alpha", b"lora_alpha", "lora_rank", b"lora_rank", "lora_targets", b"lora_targets", "loss", b"loss", "lr_schedule", b"lr_schedule", "max_grad_norm", b"max_grad_norm", "max_infra_failures", b"max_infra_failures", "max_staleness", b"max_staleness", "min_lr_fraction", b"min_lr_fraction", "no_step_groups", b"no_step_groups", "prompts_per_step", b"prompts_per_step", "score_failures", b"score_failures", "seed", b"seed", "steps", b"steps", "warmup_steps", b"warmup_steps", "weight_decay", b"weight_decay"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_adam_beta1", b"_adam_beta1", "_adam_beta2", b"_adam_beta2", "_advantage", b"_advantage", "_aggregation", b"_aggregation", "_checkpoint_every_steps", b"_checkpoint_every_steps", "_drift_groups", b"_drift_groups", "_epochs", b"_epochs", "_kl_estimator", b"_kl_estimator", "_kl_placement", b"_kl_placement", "_learning_rate", b"_learning_rate", "_lora_alpha", b"_lora_alpha", "_lora_rank", b"_lora_rank", "_lora_targets", b"_lora_targets", "_loss", b"_loss", "_lr_schedule", b"_lr_schedule", "_max_grad_norm", b"_max_grad_norm", "_max_infra_failures", b"_max_infra_failures", "_max_staleness", b"_max_staleness", "_min_lr_fraction", b"_min_lr_fraction", "_min_spread", b"_min_spread", "_no_step_groups", b"_no_step_groups", "_prompts_per_step", b"_prompts_per_step", "_score_failures", b"_score_failures", "_seed", b"_seed", "_solved_groups", b"_solved_groups", "_stale_after", b"_stale_after", "_steps", b"_steps", "_warmup_steps", b"_warmup_steps", "_weight_decay", b"_weight_decay", "adam_beta1", b"adam_beta1", "adam_beta2", b"adam_beta2", "advantage", b"advantage", "aggregation", b"aggregation", "checkpoint_every_steps", b"checkpoint_every_steps", "drift_groups", b"drift_groups", "epochs", b"epochs", "kl_estimator", b"kl_estimator", "kl_placement", b"kl_placement", "learning_rate", b"learning_rate", "lora_alpha", b"lora_alpha", "lora_rank", b"lora_rank", "lora_targets", b"lora_targets", "loss", b"loss", "lr_schedule", b"lr_schedule", "max_grad_norm", b"max_grad_norm", "max_infra_failures", b"max_infra_failures", "max_staleness", b"max_staleness", "min_lr_fraction", b"min_lr_fraction", "min_spread", b"min_spread", "no_step_groups", b"no_step_groups", "prompts_per_step", b"prompts_per_step", "score_failures", b"score_failures", "seed", b"seed", "solved_groups", b"solved_groups", "stale_after", b"stale_after", "steps", b"steps", "warmup_steps", b"warmup_steps", "weight_decay", b"weight_decay"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_adam_beta1", b"_adam_beta1", "_adam_beta2", b"_adam_beta2", "_advantage", b"_advantage", "_aggregation", b"_aggregation", "_checkpoint_every_steps", b"_checkpoint_every_steps", "_epochs", b"_epochs", "_kl_estimator", b"_kl_estimator", "_kl_placement", b"_kl_placement", "_learning_rate", b"_learning_rate", "_lora_alpha", b"_lora_alpha", "_lora_rank", b"_lora_rank", "_lora_targets", b"_lora_targets", "_loss", b"_loss", "_lr_schedule", b"_lr_schedule", "_max_grad_norm", b"_max_grad_norm", "_max_infra_failures", b"_max_infra_failures", "_max_staleness", b"_max_staleness", "_min_lr_fraction", b"_min_lr_fraction", "_no_step_groups", b"_no_step_groups", "_prompts_per_step", b"_prompts_per_step", "_score_failures", b"_score_failures", "_seed", b"_seed", "_steps", b"_steps", "_warmup_steps", b"_warmup_steps", "_weight_decay", b"_weight_decay", "adam_beta1", b"adam_beta1", "adam_beta2", b"adam_beta2", "advantage", b"advantage", "aggregation", b"aggregation", "checkpoint_every_steps", b"checkpoint_every_steps", "epochs", b"epochs", "kl_estimator", b"kl_estimator", "kl_placement", b"kl_placement", "learning_rate", b"learning_rate", "lora_alpha", b"lora_alpha", "lora_rank", b"lora_rank", "lora_targets", b"lora_targets", "loss", b"loss", "loss_config", b"loss_config", "lr_schedule", b"lr_schedule", "max_grad_norm", b"max_grad_norm", "max_infra_failures", b"max_infra_failures", "max_staleness", b"max_staleness", "min_lr_fraction", b"min_lr_fraction", "no_step_groups", b"no_step_groups", "prompts_per_step", b"prompts_per_step", "score_failures", b"score_failures", "seed", b"seed", "steps", b"steps", "warmup_steps", b"warmup_steps", "weight_decay", b"weight_decay"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_adam_beta1", b"_adam_beta1", "_adam_beta2", b"_adam_beta2", "_advantage", b"_advantage", "_aggregation", b"_aggregation", "_checkpoint_every_steps", b"_checkpoint_every_steps", "_drift_groups", b"_drift_groups", "_epochs", b"_epochs", "_kl_estimator", b"_kl_estimator", "_kl_placement", b"_kl_placement", "_learning_rate", b"_learning_rate", "_lora_alpha", b"_lora_alpha", "_lora_rank", b"_lora_rank", "_lora_targets", b"_lora_targets", "_loss", b"_loss", "_lr_schedule", b"_lr_schedule", "_max_grad_norm", b"_max_grad_norm", "_max_infra_failures", b"_max_infra_failures", "_max_staleness", b"_max_staleness", "_min_lr_fraction", b"_min_lr_fraction", "_min_spread", b"_min_spread", "_no_step_groups", b"_no_step_groups", "_prompts_per_step", b"_prompts_per_step", "_score_failures", b"_score_failures", "_seed", b"_seed", "_solved_groups", b"_solved_groups", "_stale_after", b"_stale_after", "_steps", b"_steps", "_warmup_steps", b"_warmup_steps", "_weight_decay", b"_weight_decay", "adam_beta1", b"adam_beta1", "adam_beta2", b"adam_beta2", "advantage", b"advantage", "aggregation", b"aggregation", "checkpoint_every_steps", b"checkpoint_every_steps", "drift_groups", b"drift_groups", "epochs", b"epochs", "kl_estimator", b"kl_estimator", "kl_placement", b"kl_placement", "learning_rate", b"learning_rate", "lora_alpha", b"lora_alpha", "lora_rank", b"lora_rank", "lora_targets", b"lora_targets", "loss", b"loss", "loss_config", b"loss_config", "lr_schedule", b"lr_schedule", "max_grad_norm", b"max_grad_norm", "max_infra_failures", b"max_infra_failures", "max_staleness", b"max_staleness", "min_lr_fraction", b"min_lr_fraction", "min_spread", b"min_spread", "no_step_groups", b"no_step_groups", "prompts_per_step", b"prompts_per_step", "score_failures", b"score_failures", "seed", b"seed", "solved_groups", b"solved_groups", "stale_after", b"stale_after", "steps", b"steps", "warmup_steps", b"warmup_steps", "weight_decay", b"weight_decay"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__adam_beta1: _TypeAlias = _typing.Literal["adam_beta1"]  # noqa: Y015
     _WhichOneofArgType__adam_beta1: _TypeAlias = _typing.Literal["_adam_beta1", b"_adam_beta1"]  # noqa: Y015
@@ -544,6 +560,8 @@ class TrainingConfig(_message.Message):
     _WhichOneofArgType__aggregation: _TypeAlias = _typing.Literal["_aggregation", b"_aggregation"]  # noqa: Y015
     _WhichOneofReturnType__checkpoint_every_steps: _TypeAlias = _typing.Literal["checkpoint_every_steps"]  # noqa: Y015
     _WhichOneofArgType__checkpoint_every_steps: _TypeAlias = _typing.Literal["_checkpoint_every_steps", b"_checkpoint_every_steps"]  # noqa: Y015
+    _WhichOneofReturnType__drift_groups: _TypeAlias = _typing.Literal["drift_groups"]  # noqa: Y015
+    _WhichOneofArgType__drift_groups: _TypeAlias = _typing.Literal["_drift_groups", b"_drift_groups"]  # noqa: Y015
     _WhichOneofReturnType__epochs: _TypeAlias = _typing.Literal["epochs"]  # noqa: Y015
     _WhichOneofArgType__epochs: _TypeAlias = _typing.Literal["_epochs", b"_epochs"]  # noqa: Y015
     _WhichOneofReturnType__kl_estimator: _TypeAlias = _typing.Literal["kl_estimator"]  # noqa: Y015
@@ -570,6 +588,8 @@ class TrainingConfig(_message.Message):
     _WhichOneofArgType__max_staleness: _TypeAlias = _typing.Literal["_max_staleness", b"_max_staleness"]  # noqa: Y015
     _WhichOneofReturnType__min_lr_fraction: _TypeAlias = _typing.Literal["min_lr_fraction"]  # noqa: Y015
     _WhichOneofArgType__min_lr_fraction: _TypeAlias = _typing.Literal["_min_lr_fraction", b"_min_lr_fraction"]  # noqa: Y015
+    _WhichOneofReturnType__min_spread: _TypeAlias = _typing.Literal["min_spread"]  # noqa: Y015
+    _WhichOneofArgType__min_spread: _TypeAlias = _typing.Literal["_min_spread", b"_min_spread"]  # noqa: Y015
     _WhichOneofReturnType__no_step_groups: _TypeAlias = _typing.Literal["no_step_groups"]  # noqa: Y015
     _WhichOneofArgType__no_step_groups: _TypeAlias = _typing.Literal["_no_step_groups", b"_no_step_groups"]  # noqa: Y015
     _WhichOneofReturnType__prompts_per_step: _TypeAlias = _typing.Literal["prompts_per_step"]  # noqa: Y015
@@ -578,6 +598,10 @@ class TrainingConfig(_message.Message):
     _WhichOneofArgType__score_failures: _TypeAlias = _typing.Literal["_score_failures", b"_score_failures"]  # noqa: Y015
     _WhichOneofReturnType__seed: _TypeAlias = _typing.Literal["seed"]  # noqa: Y015
     _WhichOneofArgType__seed: _TypeAlias = _typing.Literal["_seed", b"_seed"]  # noqa: Y015
+    _WhichOneofReturnType__solved_groups: _TypeAlias = _typing.Literal["solved_groups"]  # noqa: Y015
+    _WhichOneofArgType__solved_groups: _TypeAlias = _typing.Literal["_solved_groups", b"_solved_groups"]  # noqa: Y015
+    _WhichOneofReturnType__stale_after: _TypeAlias = _typing.Literal["stale_after"]  # noqa: Y015
+    _WhichOneofArgType__stale_after: _TypeAlias = _typing.Literal["_stale_after", b"_stale_after"]  # noqa: Y015
     _WhichOneofReturnType__steps: _TypeAlias = _typing.Literal["steps"]  # noqa: Y015
     _WhichOneofArgType__steps: _TypeAlias = _typing.Literal["_steps", b"_steps"]  # noqa: Y015
     _WhichOneofReturnType__warmup_steps: _TypeAlias = _typing.Literal["warmup_steps"]  # noqa: Y015
@@ -594,6 +618,8 @@ class TrainingConfig(_message.Message):
     def WhichOneof(self, oneof_group: _WhichOneofArgType__aggregation) -> _WhichOneofReturnType__aggregation | None: ...
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__checkpoint_every_steps) -> _WhichOneofReturnType__checkpoint_every_steps | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__drift_groups) -> _WhichOneofReturnType__drift_groups | None: ...
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__epochs) -> _WhichOneofReturnType__epochs | None: ...
     @_typing.overload
@@ -621,6 +647,8 @@ class TrainingConfig(_message.Message):
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__min_lr_fraction) -> _WhichOneofReturnType__min_lr_fraction | None: ...
     @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__min_spread) -> _WhichOneofReturnType__min_spread | None: ...
+    @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__no_step_groups) -> _WhichOneofReturnType__no_step_groups | None: ...
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__prompts_per_step) -> _WhichOneofReturnType__prompts_per_step | None: ...
@@ -628,6 +656,10 @@ class TrainingConfig(_message.Message):
     def WhichOneof(self, oneof_group: _WhichOneofArgType__score_failures) -> _WhichOneofReturnType__score_failures | None: ...
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__seed) -> _WhichOneofReturnType__seed | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__solved_groups) -> _WhichOneofReturnType__solved_groups | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__stale_after) -> _WhichOneofReturnType__stale_after | None: ...
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__steps) -> _WhichOneofReturnType__steps | None: ...
     @_typing.overload

@@ -291,7 +291,7 @@ class TrainingAlarm(_message.Message):
     SINCE_STEP_FIELD_NUMBER: _builtins.int
     TEXT_FIELD_NUMBER: _builtins.int
     kind: _builtins.str
-    """mismatch_kl, entropy_collapse, no_eos"""
+    """mismatch_kl, entropy_collapse, no_eos, unreadable, age"""
     value: _builtins.float
     limit: _builtins.float
     """what the value is compared with"""

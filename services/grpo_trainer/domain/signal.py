@@ -1,0 +1,23 @@
+"""Whether a group tells its members apart in a way that a run trains on. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from grpo_trainer.domain.spec import TrainingSpec
+from grpo_trainer.domain.trajectories import GradedTrajectory
+
+
+def why_no_signal(spec: TrainingSpec, members: Sequence[GradedTrajectory]) -> str | None:
+    """For people, why these members teach the run nothing; None where they do. members: with finite
+    rewards."""
+    rewards = [member.reward for member in members]
+    low, high = min(rewards), max(rewards)
+    if low == high:
+        return f"all {len(rewards)} rewards are {low:g}"
+    seen = f"{len(rewards)} rewards from {low:g} to {high:g}"
+    if high - low < spec.min_spread:
+        return f"{seen} differ by less than min_spread {spec.min_spread:g}"
+    if spec.solved_groups == "skip" and all(member.success for member in members):
+        return f"{seen} tell successes apart by something else than success (solved_groups=skip)"
+    return None

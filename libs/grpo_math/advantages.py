@@ -107,6 +107,32 @@ def m_grpo(rewards: Tensor) -> Tensor:
     return grpo(rewards)
 
 
+def normalize_then_sum(parts: Tensor, weights: Tensor, *, epsilon: float = STD_EPSILON) -> Tensor:
+    """Each part of the reward is normalised within its group, then they are added by weight, then the batch
+    is normalised: a part of small variance is not drowned by one of large variance (GDPO, arXiv:2601.05242;
+    TRL's `multi_objective_aggregation="normalize_then_sum"`). parts [K, P, G], weights [K] -> [P, G]; NaN: a
+    member without that part."""
+    if parts.ndim != 3 or weights.shape != parts.shape[:1]:
+        raise GrpoMathError(
+            f"parts must be [K, P, G] and weights [K], got {tuple(parts.shape)} and {tuple(weights.shape)}"
+        )
+    total = sum(
+        (weight * grpo(part, epsilon=epsilon) for weight, part in zip(weights, parts, strict=True)),
+        start=torch.zeros(parts.shape[1:], dtype=torch.float64),
+    )
+    present = (~torch.isnan(parts)).any(dim=0)
+    known = total[present]
+    if known.numel() < 2:
+        return torch.zeros_like(total)
+    normalized = (total - known.mean()) / (known.std(correction=1) + epsilon)
+    # A group without any spread has nothing to compare, whatever the mean of the others is.
+    informative = present & (total != 0).any(dim=1, keepdim=True)
+    return torch.where(informative, normalized, 0.0)
+
+
+OF_PARTS: Final = ("normalize_then_sum",)
+"""Advantages that need the parts of the rewards."""
+
 ADVANTAGES: Final[dict[str, AdvantageFunction]] = {
     "dr_grpo": dr_grpo,
     "grpo": grpo,

@@ -12,6 +12,7 @@ from blob_store import ref as blob_ref
 from grpo_trainer.domain.errors import InvalidTrainingSpec, UnusableTrajectory
 from grpo_trainer.domain.failures import Failure
 from grpo_trainer.domain.offers import OfferedGroup
+from grpo_trainer.domain.rewards import RewardPart
 from grpo_trainer.domain.spec import TrainingSpec, spec_of_run
 from grpo_trainer.domain.states import BasePolicy
 from grpo_trainer.domain.steps import StepRecord
@@ -71,6 +72,8 @@ def graded_from_wire(
         sequence=sequence,
         trace_headers=trace_headers(headers),
         num_tokens=message.num_sampled_tokens,
+        turn_rewards=tuple(message.turn_rewards),
+        parts=tuple(RewardPart(one.name, one.weight, one.value) for one in message.subscores),
         **_sampled(message),
     )
 

@@ -32,12 +32,15 @@ from upcycle.run_config.names import (
     ADVANTAGES,
     AGGREGATIONS,
     ALL_LINEAR,
+    BY_EPISODE,
     CONSTANT,
     KL_ESTIMATORS,
     KL_PLACEMENTS,
     LINEAR,
+    REWARD_SCHEDULES,
     SCHEDULES,
     SOLVED_GROUPS,
+    TURN_CREDITS,
     Channel,
     Purpose,
 )
@@ -172,6 +175,23 @@ class Training:
     """name of the loss: `ppo`, `importance_sampling`, `cispo`, `gspo`, …"""
     advantage: Annotated[str, OneOf(ADVANTAGES)] = "dr_grpo"
     """how rewards of a group become credit."""
+    turn_credit: Annotated[str, OneOf(TURN_CREDITS)] = BY_EPISODE
+    """`episode`: every turn has the advantage of its trajectory. `turn`: each turn is compared, by what it
+    led to, with the turns of the same index in its group."""
+    turn_discount: Annotated[Number, Limit(0, 1)] = 1.0
+    """with turn_credit `turn`: what a reward is worth one turn earlier."""
+    turn_reward_weight: Annotated[Number, Limit(0, 1000)] = 1.0
+    """with turn_credit `turn`: weight of what each turn earned (`turn_rewards` of a grade), beside the
+    reward, which the last turn earns."""
+    reward_schedule: Annotated[str, OneOf(REWARD_SCHEDULES)] = CONSTANT
+    """`fade`: once the share of episodes that succeed has been at least `fade_at` for `fade_steps` steps, the
+    rewards of the process (`process_rewards`, and of turns) fall to 0 over as many steps."""
+    fade_at: Annotated[Number, Limit(0, 1, above=True)] = 0.8
+    """share of successes from which the process is paid less."""
+    fade_steps: Annotated[Whole, Limit(1, 10**6)] = 10
+    """steps in a row with that share, and steps over which the process rewards fall."""
+    process_rewards: tuple[str, ...] = ()
+    """names of the rubric's graders that pay for the process, not for the outcome: they fade."""
     checkpoint_every_steps: Annotated[Whole, Limit(1)] = 10
     """steps between checkpoints that ask to be promoted; the last step always saves one."""
     seed: Seed = 0

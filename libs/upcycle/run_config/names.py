@@ -26,7 +26,8 @@ class Channel(StrEnum):
 
 CHANNELS: Final = (Channel.LATEST, Channel.HEAD)
 """The channels that a run may play; a candidate is pinned by its version."""
-ADVANTAGES: Final = ("batch", "dr_grpo", "grpo", "m_grpo", "max_rl", "rloo")
+NORMALIZE_THEN_SUM: Final = "normalize_then_sum"
+ADVANTAGES: Final = ("batch", "dr_grpo", "grpo", "m_grpo", "max_rl", NORMALIZE_THEN_SUM, "rloo")
 AGGREGATIONS: Final = ("constant_length", "row_mean", "row_sum", "sum", "token_mean", "turn_mean")
 KL_ESTIMATORS: Final = ("k1", "k2", "k3", "k3_plus")
 KL_PLACEMENTS: Final = ("loss", "reward")
@@ -34,6 +35,10 @@ CONSTANT: Final = "constant"
 LINEAR: Final = "linear"
 SCHEDULES: Final = (CONSTANT, "cosine", LINEAR)
 SOLVED_GROUPS: Final = ("skip", "train")
+BY_EPISODE, BY_TURN = "episode", "turn"
+TURN_CREDITS: Final = (BY_EPISODE, BY_TURN)
+FADE: Final = "fade"
+REWARD_SCHEDULES: Final = (CONSTANT, FADE)
 SFT_LOSS: Final = "cross_entropy"
 """The loss of SFT. It compares no rollouts, so it is for interactive training only."""
 ALL_LINEAR: Final = "all-linear"

@@ -13,7 +13,18 @@ from typing import TYPE_CHECKING, Any, Final
 from upcycle.local_runs import is_local_run, why_no_source
 from upcycle.run_config.limits import MAX_GROUP_SIZE, MAX_TRAINABLE_GROUP, MAX_TRAJECTORIES_PER_STEP
 from upcycle.run_config.losses import loss_refusals
-from upcycle.run_config.names import ALL_LINEAR, CHANNELS, CONSTANT, SCHEDULES, Channel, Purpose, Say
+from upcycle.run_config.names import (
+    ALL_LINEAR,
+    BY_TURN,
+    CHANNELS,
+    CONSTANT,
+    FADE,
+    NORMALIZE_THEN_SUM,
+    SCHEDULES,
+    Channel,
+    Purpose,
+    Say,
+)
 
 if TYPE_CHECKING:
     from upcycle.run_config.model import PolicyChoice, RunSpec, Sampling, Training
@@ -57,6 +68,38 @@ def _staleness(training: Training, say: Say) -> Iterator[str]:
             f"{say('stale_after')} is {limit} and {say('max_staleness')} {pace}: groups that sampling may "
             "have open would be thrown away; give it at least as many versions, or leave it out"
         )
+
+
+def _credit(training: Training, say: Say) -> Iterator[str]:
+    by_turn = training.turn_credit == BY_TURN
+    for name, default in (("turn_discount", 1.0), ("turn_reward_weight", 1.0)):
+        if not by_turn and getattr(training, name) != default:
+            yield (
+                f"{say(name)} is set but {say('turn_credit')} is {training.turn_credit!r}: nothing reads it; "
+                f"set {say('turn_credit')} to {BY_TURN}, or leave it out"
+            )
+    if by_turn and training.advantage == NORMALIZE_THEN_SUM:
+        yield (
+            f"{say('turn_credit')} {BY_TURN!r} compares what a turn led to, one number, and "
+            f"{say('advantage')} {NORMALIZE_THEN_SUM!r} the parts of a reward: choose one of them"
+        )
+
+
+def _fading(training: Training, say: Say) -> Iterator[str]:
+    parts, pays_turns = training.process_rewards, training.turn_credit == BY_TURN
+    if training.reward_schedule == FADE:
+        if not parts and not (pays_turns and training.turn_reward_weight):
+            yield (
+                f"{say('reward_schedule')} is {FADE!r} and nothing fades: name the graders that pay for the "
+                f"process in {say('process_rewards')}, or set {say('turn_credit')} to {BY_TURN}"
+            )
+        return
+    for name, default in (("fade_at", 0.8), ("fade_steps", 10), ("process_rewards", ())):
+        if getattr(training, name) != default:
+            yield (
+                f"{say(name)} is set but {say('reward_schedule')} is {training.reward_schedule!r}: nothing "
+                f"reads it; set {say('reward_schedule')} to {FADE}, or leave it out"
+            )
 
 
 def _adapters(training: Training, say: Say) -> Iterator[str]:
@@ -191,7 +234,7 @@ def _thinking(sampling: Sampling, say: Say) -> Iterator[str]:
 
 
 SAMPLING_RULES: Final[tuple[Rule, ...]] = (_thinking,)
-TRAINING_RULES: Final[tuple[Rule, ...]] = (_loss, _schedule, _staleness, _adapters)
+TRAINING_RULES: Final[tuple[Rule, ...]] = (_loss, _schedule, _staleness, _credit, _fading, _adapters)
 POLICY_RULES: Final[tuple[Rule, ...]] = (_channel,)
 RUN_RULES: Final[tuple[Rule, ...]] = (
     _batch,

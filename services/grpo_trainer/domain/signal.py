@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from grpo_trainer.domain.spec import TrainingSpec
 from grpo_trainer.domain.trajectories import GradedTrajectory
+from upcycle.run_config.names import BY_TURN
 
 
 def why_no_signal(spec: TrainingSpec, members: Sequence[GradedTrajectory]) -> str | None:
@@ -13,6 +14,9 @@ def why_no_signal(spec: TrainingSpec, members: Sequence[GradedTrajectory]) -> st
     rewards."""
     rewards = [member.reward for member in members]
     low, high = min(rewards), max(rewards)
+    told_apart = {member.turn_rewards for member in members} if _pays_turns(spec) else set()
+    if len(told_apart) > 1:
+        return None
     if low == high:
         return f"all {len(rewards)} rewards are {low:g}"
     seen = f"{len(rewards)} rewards from {low:g} to {high:g}"
@@ -21,3 +25,7 @@ def why_no_signal(spec: TrainingSpec, members: Sequence[GradedTrajectory]) -> st
     if spec.solved_groups == "skip" and all(member.success for member in members):
         return f"{seen} tell successes apart by something else than success (solved_groups=skip)"
     return None
+
+
+def _pays_turns(spec: TrainingSpec) -> bool:
+    return spec.turn_credit == BY_TURN and spec.turn_reward_weight > 0

@@ -11,6 +11,7 @@ from typing import Any
 from episodes import GroupOutcome, GroupReason
 from grpo_trainer.domain.alarms import DEFAULT_LIMITS, AlarmLimits, watched
 from grpo_trainer.domain.lengths import NOTHING_BESIDE, Drawn, length_metrics
+from grpo_trainer.domain.rewards import fade_metrics
 from grpo_trainer.domain.spec import TrainingSpec
 from grpo_trainer.domain.trajectories import CompleteGroup, Settlement
 
@@ -51,7 +52,7 @@ class StepRecord:
 class StepPlan:
     """Groups that enter step `step`. version: in training. idle_s: how long the trainer waited for them.
     before: all metrics of the step before, empty for the first. limits: of alarms. drawn: beside
-    its groups."""
+    its groups. success: share of all episodes that ended since the step before; None where none did."""
 
     spec: TrainingSpec
     step: int
@@ -62,6 +63,7 @@ class StepPlan:
     before: Mapping[str, float] = field(default_factory=dict)
     limits: AlarmLimits = DEFAULT_LIMITS
     drawn: Drawn = NOTHING_BESIDE
+    success: float | None = None
 
     def record(self, learned: Mapping[str, float], *, at: datetime, traceparent: str) -> StepRecord:
         """The record of this step. learned: metrics of the optimizer step."""
@@ -102,6 +104,8 @@ class StepPlan:
         ages = [self.version - member.effective_version for member in members]
         counts = self.step > self.spec.max_staleness + 1
         return {
+            **fade_metrics(self.spec, self.before, self.step, self.success),
+            **({} if self.success is None else {"success_all": self.success}),
             **length_metrics(self.before, self.groups, self.drawn, counts=counts),
             "reward_mean": sum(member.reward for member in members) / len(members),
             "success_rate": sum(member.success for member in members) / len(members),

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from blob_store import BlobRef
 from episodes import GroupOutcome, GroupReason
+from grpo_trainer.domain.rewards import RewardPart
 from grpo_trainer.domain.spec import TrainingSpec
 
 
@@ -34,6 +35,10 @@ class GradedTrajectory:
     """A budget of tokens or turns ended it, not the policy."""
     num_tokens: int = 0
     """That its policy sampled."""
+    turn_rewards: tuple[float, ...] = ()
+    """What each turn earned, where a grader says so."""
+    parts: tuple[RewardPart, ...] = ()
+    """What its reward is made of; empty where that is not known."""
     offered: bool = False
     """An evaluation asked for it: run_id is the evaluation's."""
     counts_as: int | None = None

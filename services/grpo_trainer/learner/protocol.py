@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
+from grpo_trainer.domain.rewards import RewardPart
 from grpo_trainer.domain.spec import TrainingSpec
 from grpo_trainer.domain.token_rows import EpisodeTokens
 from grpo_trainer.learner.prepared import Adam, DatumValues, LossSpec, MeasuredPass, PreparedBatch
@@ -14,11 +15,14 @@ from grpo_trainer.learner.prepared import Adam, DatumValues, LossSpec, MeasuredP
 
 @dataclass(frozen=True, slots=True)
 class BatchGroup:
-    """Rollouts that are compared with one another, and the reward of each."""
+    """Rollouts that are compared with one another, and the reward of each; what each of their turns earned,
+    and what their rewards are made of, where that is known."""
 
     group_id: str
     rollouts: tuple[EpisodeTokens, ...]
     rewards: tuple[float, ...]
+    turn_rewards: tuple[tuple[float, ...], ...] = ()
+    parts: tuple[tuple[RewardPart, ...], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -23,8 +23,9 @@ from grpo_trainer.learner.memory import memory_for
 from grpo_trainer.learner.packed_model import PackedModel
 from grpo_trainer.learner.protocol import BatchGroup, StepNumbers
 from grpo_trainer.learner.rank_group import RankGroup
-from grpo_trainer.learner.rows import batch_rows
+from grpo_trainer.learner.rows import Credit, batch_rows
 from grpo_trainer.learner.snapshots import HostSnapshot, WriterThread
+from upcycle.run_config.names import BY_TURN
 
 __all__ = ["LearnerOptions", "LearnerThread", "TorchLearner", "canary", "new_optimizer"]
 
@@ -80,6 +81,12 @@ def misfit(config: Any, token_ids: Sequence[int]) -> str | None:
     return None
 
 
+def credit_of(spec: TrainingSpec) -> Credit:
+    """How the run gives credit."""
+    discount = spec.turn_discount if spec.turn_credit == BY_TURN else None
+    return Credit(spec.advantage, discount, spec.turn_reward_weight)
+
+
 class TorchLearner:
     """Model, optimizer and random state of one session; heavy work happens in its own thread."""
 
@@ -124,7 +131,7 @@ class TorchLearner:
     def _stepped(self, groups: Sequence[BatchGroup]) -> StepNumbers:
         if self._spec is None:
             raise RuntimeError("the learner was not begun")
-        batch = batch_rows(groups, advantage=self._spec.advantage, group_size=self._spec.group_size)
+        batch = batch_rows(groups, credit=credit_of(self._spec), group_size=self._spec.group_size)
         values = self._thread.group.execute(self._step_commands(batch.rows, self._spec.drift_groups))
         beside = {"masked_turns": float(batch.num_masked)}
         return StepNumbers(beside | (values or {}), applied=values is not None)

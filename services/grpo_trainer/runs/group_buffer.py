@@ -91,6 +91,7 @@ class GroupBuffer:
         self._arrived = asyncio.Event()
         self._published: dict[str, Settlement] = {}
         self._replayed = 0
+        self._ended = self._successes = 0
         self._fetches: dict[str, list[asyncio.Task[EpisodeTokens | UnusableTrajectory]]] = {}
         self._fetching = asyncio.Semaphore(32)
 
@@ -132,6 +133,16 @@ class GroupBuffer:
         return Drawn(Lengths.of(waiting), self.cutter.stale)
 
     @property
+    def success(self) -> float | None:
+        """Share of the run's own episodes that succeeded, of those that ended since `step_taken`."""
+        return self._successes / self._ended if self._ended else None
+
+    def step_taken(self) -> None:
+        """A step has counted what is counted from step to step."""
+        self.cutter.forget_stale()
+        self._ended = self._successes = 0
+
+    @property
     def is_drained(self) -> bool:
         """Every fact that was put is handled."""
         return not self._inbox
@@ -155,6 +166,8 @@ class GroupBuffer:
             return  # no step follows; the planner cancels what is left
         match fact:
             case GradedTrajectory():
+                self._ended += 1
+                self._successes += fact.success
                 await self._take(self.assembler.add(fact))
             case GroupShortened(group_id, expected_members, sequence):
                 await self._take(self.assembler.shorten(group_id, expected_members, sequence))
@@ -231,7 +244,13 @@ class GroupBuffer:
             rollouts.append(tokens)
         if not any(tokens.num_trained for tokens in rollouts):
             raise Untrainable(f"{group.group_id}: no token of it may be trained")
-        return BatchGroup(group.group_id, tuple(rollouts), tuple(member.reward for member in group.members))
+        return BatchGroup(
+            group.group_id,
+            tuple(rollouts),
+            tuple(member.reward for member in group.members),
+            tuple(member.turn_rewards for member in group.members),
+            tuple(member.parts for member in group.members),
+        )
 
     def close(self) -> None:
         """Cancel what is being fetched."""

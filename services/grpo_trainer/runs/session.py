@@ -34,6 +34,7 @@ from grpo_trainer.learner.protocol import BatchGroup, Canary
 from grpo_trainer.retrying import RetryUntilAvailable
 from grpo_trainer.runs.announcing import announce, confirm
 from grpo_trainer.runs.attempts import BatchAttempts
+from grpo_trainer.runs.crediting import paid
 from grpo_trainer.runs.deps import RunDeps
 from grpo_trainer.runs.early_end import EarlyEnd
 from grpo_trainer.runs.group_buffer import Fact, GroupBuffer
@@ -317,7 +318,9 @@ class TrainingSession:
         with span as traceparent:
             try:
                 async with self._attempts.at(plan.step, batch.groups):
-                    numbers = await self._learner.step(batch.contents)
+                    numbers = await self._learner.step(
+                        paid(self.spec, batch.contents, plan.before, plan.step)
+                    )
             except Diverged as error:
                 await self._leave_out(state, batch, plan.step, error)
                 return state
@@ -325,7 +328,8 @@ class TrainingSession:
             stalled = time.monotonic()
             await self._landed()
             snapshot = await self._learner.snapshot()
-            learned = {**numbers.values, **_counted(batch), "stall_s": time.monotonic() - stalled}
+            counted = row_counts(rollout for group in batch.contents for rollout in group.rollouts)
+            learned = {**numbers.values, **counted, "stall_s": time.monotonic() - stalled}
             record = plan.record(learned, at=self._deps.now(), traceparent=traceparent)
             following = self._following(state, record, snapshot.canary)
             self._persistence.begin(following, snapshot)
@@ -345,6 +349,7 @@ class TrainingSession:
             before={} if state.last_step is None else state.last_step.metrics,
             limits=self._deps.alarm_limits,
             drawn=self.buffer.drawn(batch.groups),
+            success=self.buffer.success,
         )
 
     async def _leave_out(self, state: SessionState, batch: _Batch, step: int, error: Diverged) -> None:
@@ -365,7 +370,7 @@ class TrainingSession:
         """Everything but tensors that the next step depends on."""
         for settlement in record.settlements:
             self.buffer.remember(settlement)
-        self.buffer.cutter.forget_stale()
+        self.buffer.step_taken()
         identity = checkpoint_id(self.spec.model, record.version)
         return replace(
             state,
@@ -393,7 +398,3 @@ class TrainingSession:
         first = self.buffer.first_unsettled_sequence
         bound = min(handled, self._watermark.bound)
         return bound if first is None else min(bound, first - 1)
-
-
-def _counted(batch: _Batch) -> dict[str, float]:
-    return row_counts(rollout for group in batch.contents for rollout in group.rollouts)

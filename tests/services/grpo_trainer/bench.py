@@ -213,7 +213,8 @@ def shortened(index: int, expected_members: int) -> taskset_events.GroupShortene
 
 
 def submission(**config: Any) -> taskset_events.RunSubmitted:
-    """A training run: 2 prompts of 4 rollouts per step unless said otherwise."""
+    """A training run: 2 prompts of 4 rollouts per step unless said otherwise. One that says how far sampling
+    runs ahead throws away what is older, unless it says otherwise: few steps then show it."""
     run_id, group_size = config.pop("run_id", RUN), config.pop("group_size", 4)
     gate, model = config.pop("gate", ""), config.pop("model", MODEL)
     split = config.pop("split", common.SPLIT_TRAIN)
@@ -223,6 +224,8 @@ def submission(**config: Any) -> taskset_events.RunSubmitted:
         "learning_rate": 1e-2,
         "checkpoint_every_steps": 2,
     }
+    if "max_staleness" in config:
+        defaults["stale_after"] = config["max_staleness"]
     spec = taskset.RunSpec(
         taskset="train-set",
         purpose=common.PURPOSE_TRAIN,

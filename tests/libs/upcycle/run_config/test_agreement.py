@@ -13,7 +13,7 @@ import pytest
 import torch
 from tests.libs.upcycle.run_config.bad_runs import BAD_TRAININGS
 
-from grpo_math.advantages import ADVANTAGES, AGGREGATION_OF, DEFAULT_ADVANTAGE
+from grpo_math.advantages import ADVANTAGES, AGGREGATION_OF, DEFAULT_ADVANTAGE, OF_PARTS
 from grpo_math.aggregation import AGGREGATIONS
 from grpo_math.divergence import KL_KINDS, KL_PLACEMENTS
 from grpo_math.errors import GrpoMathError, UnknownName
@@ -40,7 +40,7 @@ EVERY_OPTION = sorted(
 
 def test_names_are_those_of_the_mathematics_and_of_the_curves() -> None:
     assert set(run_config.LOSSES) == set(LOSSES)
-    assert set(run_config.ADVANTAGES) == set(ADVANTAGES)
+    assert set(run_config.ADVANTAGES) == {*ADVANTAGES, *OF_PARTS}
     assert set(run_config.AGGREGATIONS) == set(AGGREGATIONS)
     assert set(AGGREGATION_OF.values()) <= set(run_config.AGGREGATIONS)
     assert run_config.KL_ESTIMATORS == KL_KINDS
@@ -116,10 +116,17 @@ USUAL_AND_ODD: dict[str, tuple[list[Any], list[Any]]] = {
     "min_spread": ([0.0, 0.1], [-0.1, float("nan")]),
     "solved_groups": (["train", "skip"], ["", "none"]),
     "drift_groups": ([0, 1], [-1, 1000]),
+    "turn_credit": (["episode", "turn"], ["", "token"]),
+    "turn_discount": ([1.0], [0.9, -0.1, 1.1]),
+    "turn_reward_weight": ([1.0], [0.0, 0.5, -1.0]),
+    "reward_schedule": (["constant"], ["fade", "", "linear"]),
+    "fade_at": ([0.8], [0.5, 0.0, 1.1]),
+    "fade_steps": ([10], [5, 0]),
+    "process_rewards": ([[]], [["style"]]),
     "learning_rate": ([1e-5, 10.0], [0.0, -1e-5, 10.1, float("nan"), float("inf")]),
     "max_grad_norm": ([1.0], [0.0, float("inf")]),
     "loss": (sorted(set(LOSSES) - {"cross_entropy"}), ["cross_entropy", "ppoo"]),
-    "advantage": (sorted(ADVANTAGES), ["grp"]),
+    "advantage": ([*sorted(ADVANTAGES), *OF_PARTS], ["grp"]),
     "checkpoint_every_steps": ([1, 10], [0]),
     "weight_decay": ([0.0, 0.1], [-0.1, float("nan")]),
     "adam_beta1": ([0.0, 0.9], [1.0, -0.1]),

@@ -26,14 +26,14 @@ from grpo_trainer.learner.packed_model import (
     layers_of,
     new_module,
 )
-from grpo_trainer.learner.rows import batch_rows
+from grpo_trainer.learner.rows import Credit, batch_rows
 
 CPU, GPU = torch.device("cpu"), torch.device("cuda")
 ARCHITECTURES = [("qwen3", True), ("qwen3", False), ("llama", True), ("llama", False)]
 
 
 def rows() -> list[TrainingRow]:
-    return batch_rows(rollouts(3), advantage="dr_grpo", group_size=4).rows
+    return batch_rows(rollouts(3), credit=Credit("dr_grpo"), group_size=4).rows
 
 
 def gradients(

@@ -22,7 +22,7 @@ from grpo_trainer.domain.token_rows import EpisodeTokens, TokenRow, row_counts
 from grpo_trainer.learner.optimization import StepOptions, accumulate, optimize
 from grpo_trainer.learner.packed_model import PolicyModel
 from grpo_trainer.learner.protocol import BatchGroup
-from grpo_trainer.learner.rows import batch_rows
+from grpo_trainer.learner.rows import Credit, batch_rows
 
 VOCAB = 32
 # transformers computes the norms in float32, whatever the dtype of the model
@@ -229,7 +229,9 @@ def episode(name: str, contexts: Sequence[TokenRow]) -> EpisodeTokens:
 def test_every_row_of_a_forked_episode_carries_its_advantage() -> None:
     context = TokenRow.of([1, 2, 3], [False, True, True], [0.0, -1.0, -1.0], [0, 0, 0])
     one, other = episode("one", [context, context]), episode("other", [context])
-    rows = batch_rows([BatchGroup("g", (one, other), (1.0, 0.0))], advantage="dr_grpo", group_size=2).rows
+    rows = batch_rows(
+        [BatchGroup("g", (one, other), (1.0, 0.0))], credit=Credit("dr_grpo"), group_size=2
+    ).rows
     credit = {row.row_id: row.advantage for row in rows}
     assert credit == {"one/0": 0.5, "one/1": 0.5, "other/0": -0.5}
     assert row_counts([one, other]) == {

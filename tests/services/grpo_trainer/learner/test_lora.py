@@ -22,7 +22,7 @@ from grpo_trainer.learner.core import LearnerCore, canary
 from grpo_trainer.learner.lora import AdaptedModel
 from grpo_trainer.learner.packed_model import ModelOptions, load_model
 from grpo_trainer.learner.ranks import Ranks
-from grpo_trainer.learner.rows import batch_rows
+from grpo_trainer.learner.rows import Credit, batch_rows
 from grpo_trainer.learner.tensor_files import read_tensors
 from grpo_trainer.learner.torch_learner import LearnerOptions, LearnerThread, TorchLearner
 from upcycle.api.training.v1 import events_pb2 as events
@@ -69,7 +69,7 @@ async def test_a_step_changes_adapters_only_and_what_is_published_is_the_same_po
 
         await (await learner.snapshot()).export(tmp_path / "published")
         merged = load_model(tmp_path / "published", device="cpu")
-        batch = pack(batch_rows(rollouts(9), advantage="dr_grpo", group_size=4).rows)
+        batch = pack(batch_rows(rollouts(9), credit=Credit("dr_grpo"), group_size=4).rows)
         with torch.no_grad():
             expected, found = adapted(learner).logprobs(batch)[0], merged.logprobs(batch)[0]
             unadapted = load_model(base, device="cpu").logprobs(batch)[0]
@@ -87,7 +87,7 @@ async def test_a_base_in_several_files_is_merged_all_the_same(thread: LearnerThr
         await learner.step(rollouts(0))
         snapshot = await learner.snapshot()
         await snapshot.export(tmp_path / "published")
-    rows = batch_rows(rollouts(0), advantage="dr_grpo", group_size=4).rows[:8]
+    rows = batch_rows(rollouts(0), credit=Credit("dr_grpo"), group_size=4).rows[:8]
     proofs = canary(load_model(tmp_path / "published", device="cpu"), rows)
     for (ids, expected), (same_ids, found) in zip(snapshot.canary, proofs, strict=True):
         assert ids == same_ids
@@ -142,7 +142,7 @@ async def test_the_reference_of_adapters_is_their_base_without_them(
 ) -> None:
     base = policy(tmp_path / "base")
     wanted = spec(loss_config={"kl_coefficient": 0.3})
-    batch = pack(batch_rows(rollouts(9), advantage="dr_grpo", group_size=4).rows)
+    batch = pack(batch_rows(rollouts(9), credit=Credit("dr_grpo"), group_size=4).rows)
     async with begun(thread, base, wanted) as learner, begun(thread, base, spec(seed=3)) as other:
         for seed in range(2):
             await learner.step(rollouts(seed))

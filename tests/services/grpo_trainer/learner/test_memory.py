@@ -24,7 +24,7 @@ from grpo_trainer.learner.core import step_options
 from grpo_trainer.learner.memory import is_out_of_memory
 from grpo_trainer.learner.optimization import optimize
 from grpo_trainer.learner.packed_model import load_model
-from grpo_trainer.learner.rows import batch_rows
+from grpo_trainer.learner.rows import Credit, batch_rows
 from grpo_trainer.learner.torch_learner import LearnerOptions, TorchLearner
 
 WHOLE = LearnerOptions(num_threads=1, microbatch_tokens=8192)
@@ -95,7 +95,7 @@ def test_the_gradient_of_a_split_batch_is_that_of_the_whole(
 ) -> None:
     model = load_model(policy(tmp_path / "base"), device="cpu")
     optimizer = torch.optim.SGD(model.module.parameters(), lr=0.0)
-    rows = batch_rows(rollouts(2), advantage="dr_grpo", group_size=4).rows
+    rows = batch_rows(rollouts(2), credit=Credit("dr_grpo"), group_size=4).rows
     options = replace(step_options(spec(), WHOLE), max_grad_norm=math.inf)
 
     def gradients() -> tuple[dict[str, Tensor], float]:

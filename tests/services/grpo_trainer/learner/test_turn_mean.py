@@ -12,7 +12,7 @@ from grpo_trainer.domain.token_rows import EpisodeTokens, TokenRow
 from grpo_trainer.learner.optimization import StepOptions, accumulate, trained_tokens
 from grpo_trainer.learner.packed_model import PackedModel, new_module
 from grpo_trainer.learner.protocol import BatchGroup
-from grpo_trainer.learner.rows import batch_rows
+from grpo_trainer.learner.rows import Credit, batch_rows
 
 
 def context(*turns: int) -> TokenRow:
@@ -34,7 +34,7 @@ def group() -> BatchGroup:
 
 
 def test_weights_of_worked_examples() -> None:
-    rows = batch_rows([group()], advantage="m_grpo", group_size=2).rows
+    rows = batch_rows([group()], credit=Credit("m_grpo"), group_size=2).rows
     assert [row.trajectory_share for row in rows] == [1.0, 2 / 3, 1 / 3]
     batch = pack(rows)
     scores = torch.zeros(batch.num_trained, dtype=torch.float64)
@@ -49,7 +49,7 @@ def test_weights_of_worked_examples() -> None:
 def test_the_step_counts_trajectories_not_rows() -> None:
     torch.manual_seed(0)
     model = PackedModel(new_module(config_of("qwen3", tied=True), dtype=torch.float64))
-    rows = batch_rows([group()], advantage="m_grpo", group_size=2).rows
+    rows = batch_rows([group()], credit=Credit("m_grpo"), group_size=2).rows
     objective = build_objective("cross_entropy", aggregation="turn_mean")
     losses = []
     for tokens in (8, 4096):

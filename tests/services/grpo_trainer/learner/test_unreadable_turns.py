@@ -12,7 +12,7 @@ from grpo_trainer.domain.token_rows import EpisodeTokens, TokenRow
 from grpo_trainer.learner.optimization import StepOptions, accumulate
 from grpo_trainer.learner.packed_model import PackedModel, new_module
 from grpo_trainer.learner.protocol import BatchGroup
-from grpo_trainer.learner.rows import batch_rows
+from grpo_trainer.learner.rows import Credit, batch_rows
 
 GARBAGE, GOOD = 7, 5
 
@@ -41,7 +41,7 @@ def group() -> BatchGroup:
 
 
 def test_it_trains_where_the_credit_is_negative_and_is_masked_where_it_is_not() -> None:
-    batch = batch_rows([group()], advantage="dr_grpo", group_size=3)
+    batch = batch_rows([group()], credit=Credit("dr_grpo"), group_size=3)
     assert batch.num_masked == 1
     trained = {row.row_id: row.token_ids[row.trained].tolist() for row in batch.rows}
     assert trained == {"winner/0": [GOOD], "loser/0": [GOOD], "garbled/0": [GARBAGE]}
@@ -51,7 +51,7 @@ def test_it_trains_where_the_credit_is_negative_and_is_masked_where_it_is_not() 
 
 def test_where_rewards_are_tied_it_is_masked() -> None:
     tied = BatchGroup("g", group().rollouts, (1.0, 1.0, 1.0))
-    batch = batch_rows([tied], advantage="dr_grpo", group_size=3)
+    batch = batch_rows([tied], credit=Credit("dr_grpo"), group_size=3)
     assert batch.num_masked == 2
     assert [row.row_id for row in batch.rows] == ["winner/0", "loser/0"]
 
@@ -60,7 +60,7 @@ def test_a_step_makes_the_garbage_less_likely() -> None:
     """Only the garbled loser is left to learn from: before, its one turn was masked and nothing moved."""
     torch.manual_seed(0)
     model = PackedModel(new_module(config_of("qwen3", tied=True), dtype=torch.float64))
-    rows = batch_rows([group()], advantage="dr_grpo", group_size=3).rows
+    rows = batch_rows([group()], credit=Credit("dr_grpo"), group_size=3).rows
     garbled = [row for row in rows if row.row_id == "garbled/0"]
     options = StepOptions(build_objective("importance_sampling"))
 

@@ -27,6 +27,7 @@ SIZE = 4
 
 def spec(**changes: object) -> TrainingSpec:
     given: dict[str, Any] = {"group_size": SIZE, "prompts_per_step": 2, "max_staleness": 2, **changes}
+    given["stale_after"] = max(0, given["max_staleness"])
     return training_spec(run_id=RUN, model="m", **given)
 
 

@@ -84,6 +84,14 @@ async def test_a_run_with_a_schedule_is_killed_and_ends_with_the_same_bits(tmp_p
     assert distance(await whole.weights(1), await flat.weights(1)) > 1e-3
 
 
+async def test_a_run_with_credit_by_turn_is_killed_and_ends_with_the_same_bits(tmp_path: Path) -> None:
+    fading = {"reward_schedule": "fade", "fade_at": 0.1, "fade_steps": 1, "turn_reward_weight": 0.5}
+    whole = await new_world(tmp_path / "whole", turn_credit="turn", turn_discount=0.5, **fading)
+    await assert_kills_change_no_bit(whole)
+    flat = await restarted(await new_world(tmp_path / "flat"), LAST)
+    assert distance(await whole.weights(1), await flat.weights(1)) > 1e-3
+
+
 async def assert_kills_change_no_bit(whole: World) -> None:
     """At five places of the run."""
     left_behind = await recorded(whole, LAST)

@@ -25,7 +25,7 @@ from grpo_trainer.domain.states import BasePolicy
 from grpo_trainer.domain.token_rows import EpisodeTokens, TokenRow
 from grpo_trainer.domain.trajectories import Settlement
 from grpo_trainer.learner.protocol import BatchGroup
-from grpo_trainer.learner.rows import batch_rows
+from grpo_trainer.learner.rows import Credit, batch_rows
 from identities.objects import policy_manifest
 from policy_files import PolicyFacts, load, manifest_ref, upload
 from upcycle.api.common.v1 import common_pb2 as common
@@ -232,7 +232,7 @@ def mixed() -> list[BatchGroup]:
 def test_groups_of_four_and_of_eight_are_compared_within_themselves(
     advantage: str, four: tuple[float, float], eight: tuple[float, float]
 ) -> None:
-    rows = batch_rows(mixed(), advantage=advantage, group_size=4).rows
+    rows = batch_rows(mixed(), credit=Credit(advantage), group_size=4).rows
     credit = {row.row_id: row.advantage for row in rows}
     expected = {f"own/{n}/0": four[n in (1, 2)] for n in range(4)}
     expected |= {f"other/{n}/0": eight[n != 5] for n in range(8)}
@@ -241,7 +241,7 @@ def test_groups_of_four_and_of_eight_are_compared_within_themselves(
 
 def test_the_gradient_of_a_mixed_batch_is_that_of_its_groups() -> None:
     def rows_of(groups: list[BatchGroup]) -> list[TrainingRow]:
-        return batch_rows(groups, advantage="dr_grpo", group_size=4).rows
+        return batch_rows(groups, credit=Credit("dr_grpo"), group_size=4).rows
 
     own, other = mixed()
     chosen = options(aggregation="sum")

@@ -443,6 +443,13 @@ class TrainingConfig(_message.Message):
     MIN_SPREAD_FIELD_NUMBER: _builtins.int
     SOLVED_GROUPS_FIELD_NUMBER: _builtins.int
     DRIFT_GROUPS_FIELD_NUMBER: _builtins.int
+    TURN_CREDIT_FIELD_NUMBER: _builtins.int
+    TURN_DISCOUNT_FIELD_NUMBER: _builtins.int
+    TURN_REWARD_WEIGHT_FIELD_NUMBER: _builtins.int
+    REWARD_SCHEDULE_FIELD_NUMBER: _builtins.int
+    FADE_AT_FIELD_NUMBER: _builtins.int
+    FADE_STEPS_FIELD_NUMBER: _builtins.int
+    PROCESS_REWARDS_FIELD_NUMBER: _builtins.int
     steps: _builtins.int
     """optimizer steps, default 100; 0: until the run is stopped"""
     prompts_per_step: _builtins.int
@@ -508,9 +515,25 @@ class TrainingConfig(_message.Message):
     """groups in which every member succeeded: "train" or "skip", default "train" """
     drift_groups: _builtins.int
     """groups of a step on which the KL from the run's first policy is measured, default 1"""
+    turn_credit: _builtins.str
+    """"episode" (default): one advantage for all turns; "turn": one for each"""
+    turn_discount: _builtins.float
+    """of a reward one turn earlier, default 1"""
+    turn_reward_weight: _builtins.float
+    """of what turns earned beside the reward, default 1"""
+    reward_schedule: _builtins.str
+    """"constant" (default) or "fade" """
+    fade_at: _builtins.float
+    """share of successes from which process rewards fade, default 0.8"""
+    fade_steps: _builtins.int
+    """steps in a row with it, and steps of the fall, default 10"""
     @_builtins.property
     def loss_config(self) -> _containers.ScalarMap[_builtins.str, _builtins.float]:
         """e.g. clip_low 0.2, clip_high 0.28"""
+
+    @_builtins.property
+    def process_rewards(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """graders that pay for the process"""
 
     def __init__(
         self,
@@ -545,10 +568,17 @@ class TrainingConfig(_message.Message):
         min_spread: _builtins.float | None = ...,
         solved_groups: _builtins.str | None = ...,
         drift_groups: _builtins.int | None = ...,
+        turn_credit: _builtins.str | None = ...,
+        turn_discount: _builtins.float | None = ...,
+        turn_reward_weight: _builtins.float | None = ...,
+        reward_schedule: _builtins.str | None = ...,
+        fade_at: _builtins.float | None = ...,
+        fade_steps: _builtins.int | None = ...,
+        process_rewards: _abc.Iterable[_builtins.str] | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_adam_beta1", b"_adam_beta1", "_adam_beta2", b"_adam_beta2", "_advantage", b"_advantage", "_aggregation", b"_aggregation", "_checkpoint_every_steps", b"_checkpoint_every_steps", "_drift_groups", b"_drift_groups", "_epochs", b"_epochs", "_kl_estimator", b"_kl_estimator", "_kl_placement", b"_kl_placement", "_learning_rate", b"_learning_rate", "_lora_alpha", b"_lora_alpha", "_lora_rank", b"_lora_rank", "_lora_targets", b"_lora_targets", "_loss", b"_loss", "_lr_schedule", b"_lr_schedule", "_max_grad_norm", b"_max_grad_norm", "_max_infra_failures", b"_max_infra_failures", "_max_staleness", b"_max_staleness", "_min_lr_fraction", b"_min_lr_fraction", "_min_spread", b"_min_spread", "_no_step_groups", b"_no_step_groups", "_prompts_per_step", b"_prompts_per_step", "_score_failures", b"_score_failures", "_seed", b"_seed", "_solved_groups", b"_solved_groups", "_stale_after", b"_stale_after", "_steps", b"_steps", "_warmup_steps", b"_warmup_steps", "_weight_decay", b"_weight_decay", "adam_beta1", b"adam_beta1", "adam_beta2", b"adam_beta2", "advantage", b"advantage", "aggregation", b"aggregation", "checkpoint_every_steps", b"checkpoint_every_steps", "drift_groups", b"drift_groups", "epochs", b"epochs", "kl_estimator", b"kl_estimator", "kl_placement", b"kl_placement", "learning_rate", b"learning_rate", "lora_alpha", b"lora_alpha", "lora_rank", b"lora_rank", "lora_targets", b"lora_targets", "loss", b"loss", "lr_schedule", b"lr_schedule", "max_grad_norm", b"max_grad_norm", "max_infra_failures", b"max_infra_failures", "max_staleness", b"max_staleness", "min_lr_fraction", b"min_lr_fraction", "min_spread", b"min_spread", "no_step_groups", b"no_step_groups", "prompts_per_step", b"prompts_per_step", "score_failures", b"score_failures", "seed", b"seed", "solved_groups", b"solved_groups", "stale_after", b"stale_after", "steps", b"steps", "warmup_steps", b"warmup_steps", "weight_decay", b"weight_decay"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_adam_beta1", b"_adam_beta1", "_adam_beta2", b"_adam_beta2", "_advantage", b"_advantage", "_aggregation", b"_aggregation", "_checkpoint_every_steps", b"_checkpoint_every_steps", "_drift_groups", b"_drift_groups", "_epochs", b"_epochs", "_fade_at", b"_fade_at", "_fade_steps", b"_fade_steps", "_kl_estimator", b"_kl_estimator", "_kl_placement", b"_kl_placement", "_learning_rate", b"_learning_rate", "_lora_alpha", b"_lora_alpha", "_lora_rank", b"_lora_rank", "_lora_targets", b"_lora_targets", "_loss", b"_loss", "_lr_schedule", b"_lr_schedule", "_max_grad_norm", b"_max_grad_norm", "_max_infra_failures", b"_max_infra_failures", "_max_staleness", b"_max_staleness", "_min_lr_fraction", b"_min_lr_fraction", "_min_spread", b"_min_spread", "_no_step_groups", b"_no_step_groups", "_prompts_per_step", b"_prompts_per_step", "_reward_schedule", b"_reward_schedule", "_score_failures", b"_score_failures", "_seed", b"_seed", "_solved_groups", b"_solved_groups", "_stale_after", b"_stale_after", "_steps", b"_steps", "_turn_credit", b"_turn_credit", "_turn_discount", b"_turn_discount", "_turn_reward_weight", b"_turn_reward_weight", "_warmup_steps", b"_warmup_steps", "_weight_decay", b"_weight_decay", "adam_beta1", b"adam_beta1", "adam_beta2", b"adam_beta2", "advantage", b"advantage", "aggregation", b"aggregation", "checkpoint_every_steps", b"checkpoint_every_steps", "drift_groups", b"drift_groups", "epochs", b"epochs", "fade_at", b"fade_at", "fade_steps", b"fade_steps", "kl_estimator", b"kl_estimator", "kl_placement", b"kl_placement", "learning_rate", b"learning_rate", "lora_alpha", b"lora_alpha", "lora_rank", b"lora_rank", "lora_targets", b"lora_targets", "loss", b"loss", "lr_schedule", b"lr_schedule", "max_grad_norm", b"max_grad_norm", "max_infra_failures", b"max_infra_failures", "max_staleness", b"max_staleness", "min_lr_fraction", b"min_lr_fraction", "min_spread", b"min_spread", "no_step_groups", b"no_step_groups", "prompts_per_step", b"prompts_per_step", "reward_schedule", b"reward_schedule", "score_failures", b"score_failures", "seed", b"seed", "solved_groups", b"solved_groups", "stale_after", b"stale_after", "steps", b"steps", "turn_credit", b"turn_credit", "turn_discount", b"turn_discount", "turn_reward_weight", b"turn_reward_weight", "warmup_steps", b"warmup_steps", "weight_decay", b"weight_decay"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_adam_beta1", b"_adam_beta1", "_adam_beta2", b"_adam_beta2", "_advantage", b"_advantage", "_aggregation", b"_aggregation", "_checkpoint_every_steps", b"_checkpoint_every_steps", "_drift_groups", b"_drift_groups", "_epochs", b"_epochs", "_kl_estimator", b"_kl_estimator", "_kl_placement", b"_kl_placement", "_learning_rate", b"_learning_rate", "_lora_alpha", b"_lora_alpha", "_lora_rank", b"_lora_rank", "_lora_targets", b"_lora_targets", "_loss", b"_loss", "_lr_schedule", b"_lr_schedule", "_max_grad_norm", b"_max_grad_norm", "_max_infra_failures", b"_max_infra_failures", "_max_staleness", b"_max_staleness", "_min_lr_fraction", b"_min_lr_fraction", "_min_spread", b"_min_spread", "_no_step_groups", b"_no_step_groups", "_prompts_per_step", b"_prompts_per_step", "_score_failures", b"_score_failures", "_seed", b"_seed", "_solved_groups", b"_solved_groups", "_stale_after", b"_stale_after", "_steps", b"_steps", "_warmup_steps", b"_warmup_steps", "_weight_decay", b"_weight_decay", "adam_beta1", b"adam_beta1", "adam_beta2", b"adam_beta2", "advantage", b"advantage", "aggregation", b"aggregation", "checkpoint_every_steps", b"checkpoint_every_steps", "drift_groups", b"drift_groups", "epochs", b"epochs", "kl_estimator", b"kl_estimator", "kl_placement", b"kl_placement", "learning_rate", b"learning_rate", "lora_alpha", b"lora_alpha", "lora_rank", b"lora_rank", "lora_targets", b"lora_targets", "loss", b"loss", "loss_config", b"loss_config", "lr_schedule", b"lr_schedule", "max_grad_norm", b"max_grad_norm", "max_infra_failures", b"max_infra_failures", "max_staleness", b"max_staleness", "min_lr_fraction", b"min_lr_fraction", "min_spread", b"min_spread", "no_step_groups", b"no_step_groups", "prompts_per_step", b"prompts_per_step", "score_failures", b"score_failures", "seed", b"seed", "solved_groups", b"solved_groups", "stale_after", b"stale_after", "steps", b"steps", "warmup_steps", b"warmup_steps", "weight_decay", b"weight_decay"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_adam_beta1", b"_adam_beta1", "_adam_beta2", b"_adam_beta2", "_advantage", b"_advantage", "_aggregation", b"_aggregation", "_checkpoint_every_steps", b"_checkpoint_every_steps", "_drift_groups", b"_drift_groups", "_epochs", b"_epochs", "_fade_at", b"_fade_at", "_fade_steps", b"_fade_steps", "_kl_estimator", b"_kl_estimator", "_kl_placement", b"_kl_placement", "_learning_rate", b"_learning_rate", "_lora_alpha", b"_lora_alpha", "_lora_rank", b"_lora_rank", "_lora_targets", b"_lora_targets", "_loss", b"_loss", "_lr_schedule", b"_lr_schedule", "_max_grad_norm", b"_max_grad_norm", "_max_infra_failures", b"_max_infra_failures", "_max_staleness", b"_max_staleness", "_min_lr_fraction", b"_min_lr_fraction", "_min_spread", b"_min_spread", "_no_step_groups", b"_no_step_groups", "_prompts_per_step", b"_prompts_per_step", "_reward_schedule", b"_reward_schedule", "_score_failures", b"_score_failures", "_seed", b"_seed", "_solved_groups", b"_solved_groups", "_stale_after", b"_stale_after", "_steps", b"_steps", "_turn_credit", b"_turn_credit", "_turn_discount", b"_turn_discount", "_turn_reward_weight", b"_turn_reward_weight", "_warmup_steps", b"_warmup_steps", "_weight_decay", b"_weight_decay", "adam_beta1", b"adam_beta1", "adam_beta2", b"adam_beta2", "advantage", b"advantage", "aggregation", b"aggregation", "checkpoint_every_steps", b"checkpoint_every_steps", "drift_groups", b"drift_groups", "epochs", b"epochs", "fade_at", b"fade_at", "fade_steps", b"fade_steps", "kl_estimator", b"kl_estimator", "kl_placement", b"kl_placement", "learning_rate", b"learning_rate", "lora_alpha", b"lora_alpha", "lora_rank", b"lora_rank", "lora_targets", b"lora_targets", "loss", b"loss", "loss_config", b"loss_config", "lr_schedule", b"lr_schedule", "max_grad_norm", b"max_grad_norm", "max_infra_failures", b"max_infra_failures", "max_staleness", b"max_staleness", "min_lr_fraction", b"min_lr_fraction", "min_spread", b"min_spread", "no_step_groups", b"no_step_groups", "process_rewards", b"process_rewards", "prompts_per_step", b"prompts_per_step", "reward_schedule", b"reward_schedule", "score_failures", b"score_failures", "seed", b"seed", "solved_groups", b"solved_groups", "stale_after", b"stale_after", "steps", b"steps", "turn_credit", b"turn_credit", "turn_discount", b"turn_discount", "turn_reward_weight", b"turn_reward_weight", "warmup_steps", b"warmup_steps", "weight_decay", b"weight_decay"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__adam_beta1: _TypeAlias = _typing.Literal["adam_beta1"]  # noqa: Y015
     _WhichOneofArgType__adam_beta1: _TypeAlias = _typing.Literal["_adam_beta1", b"_adam_beta1"]  # noqa: Y015
@@ -564,6 +594,10 @@ class TrainingConfig(_message.Message):
     _WhichOneofArgType__drift_groups: _TypeAlias = _typing.Literal["_drift_groups", b"_drift_groups"]  # noqa: Y015
     _WhichOneofReturnType__epochs: _TypeAlias = _typing.Literal["epochs"]  # noqa: Y015
     _WhichOneofArgType__epochs: _TypeAlias = _typing.Literal["_epochs", b"_epochs"]  # noqa: Y015
+    _WhichOneofReturnType__fade_at: _TypeAlias = _typing.Literal["fade_at"]  # noqa: Y015
+    _WhichOneofArgType__fade_at: _TypeAlias = _typing.Literal["_fade_at", b"_fade_at"]  # noqa: Y015
+    _WhichOneofReturnType__fade_steps: _TypeAlias = _typing.Literal["fade_steps"]  # noqa: Y015
+    _WhichOneofArgType__fade_steps: _TypeAlias = _typing.Literal["_fade_steps", b"_fade_steps"]  # noqa: Y015
     _WhichOneofReturnType__kl_estimator: _TypeAlias = _typing.Literal["kl_estimator"]  # noqa: Y015
     _WhichOneofArgType__kl_estimator: _TypeAlias = _typing.Literal["_kl_estimator", b"_kl_estimator"]  # noqa: Y015
     _WhichOneofReturnType__kl_placement: _TypeAlias = _typing.Literal["kl_placement"]  # noqa: Y015
@@ -594,6 +628,8 @@ class TrainingConfig(_message.Message):
     _WhichOneofArgType__no_step_groups: _TypeAlias = _typing.Literal["_no_step_groups", b"_no_step_groups"]  # noqa: Y015
     _WhichOneofReturnType__prompts_per_step: _TypeAlias = _typing.Literal["prompts_per_step"]  # noqa: Y015
     _WhichOneofArgType__prompts_per_step: _TypeAlias = _typing.Literal["_prompts_per_step", b"_prompts_per_step"]  # noqa: Y015
+    _WhichOneofReturnType__reward_schedule: _TypeAlias = _typing.Literal["reward_schedule"]  # noqa: Y015
+    _WhichOneofArgType__reward_schedule: _TypeAlias = _typing.Literal["_reward_schedule", b"_reward_schedule"]  # noqa: Y015
     _WhichOneofReturnType__score_failures: _TypeAlias = _typing.Literal["score_failures"]  # noqa: Y015
     _WhichOneofArgType__score_failures: _TypeAlias = _typing.Literal["_score_failures", b"_score_failures"]  # noqa: Y015
     _WhichOneofReturnType__seed: _TypeAlias = _typing.Literal["seed"]  # noqa: Y015
@@ -604,6 +640,12 @@ class TrainingConfig(_message.Message):
     _WhichOneofArgType__stale_after: _TypeAlias = _typing.Literal["_stale_after", b"_stale_after"]  # noqa: Y015
     _WhichOneofReturnType__steps: _TypeAlias = _typing.Literal["steps"]  # noqa: Y015
     _WhichOneofArgType__steps: _TypeAlias = _typing.Literal["_steps", b"_steps"]  # noqa: Y015
+    _WhichOneofReturnType__turn_credit: _TypeAlias = _typing.Literal["turn_credit"]  # noqa: Y015
+    _WhichOneofArgType__turn_credit: _TypeAlias = _typing.Literal["_turn_credit", b"_turn_credit"]  # noqa: Y015
+    _WhichOneofReturnType__turn_discount: _TypeAlias = _typing.Literal["turn_discount"]  # noqa: Y015
+    _WhichOneofArgType__turn_discount: _TypeAlias = _typing.Literal["_turn_discount", b"_turn_discount"]  # noqa: Y015
+    _WhichOneofReturnType__turn_reward_weight: _TypeAlias = _typing.Literal["turn_reward_weight"]  # noqa: Y015
+    _WhichOneofArgType__turn_reward_weight: _TypeAlias = _typing.Literal["_turn_reward_weight", b"_turn_reward_weight"]  # noqa: Y015
     _WhichOneofReturnType__warmup_steps: _TypeAlias = _typing.Literal["warmup_steps"]  # noqa: Y015
     _WhichOneofArgType__warmup_steps: _TypeAlias = _typing.Literal["_warmup_steps", b"_warmup_steps"]  # noqa: Y015
     _WhichOneofReturnType__weight_decay: _TypeAlias = _typing.Literal["weight_decay"]  # noqa: Y015
@@ -622,6 +664,10 @@ class TrainingConfig(_message.Message):
     def WhichOneof(self, oneof_group: _WhichOneofArgType__drift_groups) -> _WhichOneofReturnType__drift_groups | None: ...
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__epochs) -> _WhichOneofReturnType__epochs | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__fade_at) -> _WhichOneofReturnType__fade_at | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__fade_steps) -> _WhichOneofReturnType__fade_steps | None: ...
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__kl_estimator) -> _WhichOneofReturnType__kl_estimator | None: ...
     @_typing.overload
@@ -653,6 +699,8 @@ class TrainingConfig(_message.Message):
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__prompts_per_step) -> _WhichOneofReturnType__prompts_per_step | None: ...
     @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__reward_schedule) -> _WhichOneofReturnType__reward_schedule | None: ...
+    @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__score_failures) -> _WhichOneofReturnType__score_failures | None: ...
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__seed) -> _WhichOneofReturnType__seed | None: ...
@@ -662,6 +710,12 @@ class TrainingConfig(_message.Message):
     def WhichOneof(self, oneof_group: _WhichOneofArgType__stale_after) -> _WhichOneofReturnType__stale_after | None: ...
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__steps) -> _WhichOneofReturnType__steps | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__turn_credit) -> _WhichOneofReturnType__turn_credit | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__turn_discount) -> _WhichOneofReturnType__turn_discount | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__turn_reward_weight) -> _WhichOneofReturnType__turn_reward_weight | None: ...
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__warmup_steps) -> _WhichOneofReturnType__warmup_steps | None: ...
     @_typing.overload

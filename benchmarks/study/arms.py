@@ -1,0 +1,121 @@
+"""What is compared: arms of a study over seeds, their curves and intervals."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+from benchmarks.study.corridor import Group, Kinds, Table
+from grpo_trainer.domain.signal import why_no_signal
+from grpo_trainer.domain.spec import TrainingSpec, training_spec
+from grpo_trainer.domain.trajectories import GradedTrajectory
+
+RATE: Final = 0.05
+_T95: Final = {2: 4.303, 4: 2.776}
+"""Two-sided t at 95 %, by degrees of freedom: three seeds, five seeds."""
+_MOST_DRAWN: Final = 4
+"""Times the groups of a step: as many a step may draw before it goes with fewer."""
+
+Measures = Mapping[str, float]
+Play = Callable[[int], Measures]
+"""One run of an arm under a seed."""
+
+
+@dataclass(frozen=True, slots=True)
+class Arm:
+    """One side of a comparison."""
+
+    name: str
+    play: Play
+
+
+@dataclass(frozen=True, slots=True)
+class Study:
+    """A method of a paper as an option of a run. measure: what decides; better: 1 where more is."""
+
+    option: str
+    source: str
+    measure: str
+    better: int
+    arms: Sequence[Arm]
+
+
+def spec_of(**options: Any) -> TrainingSpec:
+    """A run of the corridor."""
+    given = {"steps": 60, "prompts_per_step": 8, "learning_rate": RATE, "lr_schedule": "constant", **options}
+    return training_spec(run_id="run-study", model="corridor", group_size=8, **given)
+
+
+def draw(table: Table, kinds: Sequence[int]) -> list[Group]:
+    """A batch of groups that have a signal, of kinds drawn from these; shorter where none comes any more."""
+    found: list[Group] = []
+    for _ in range(_MOST_DRAWN * table.spec.prompts_per_step):
+        table.drawn += 1
+        group = table.play(int(table.random.choice(kinds)))
+        if why_no_signal(table.spec, _members(group)) is None:
+            found.append(group)
+        if len(found) == table.spec.prompts_per_step:
+            break
+    return found
+
+
+def trained(kinds: Kinds, seed: int, *, every: int = 10, **options: Any) -> Measures:
+    """A plain run: success and reward at its end, mean success along it, and steps to 80 %."""
+    table = Table(kinds, spec_of(**options), seed)
+    everything = range(len(kinds.turns))
+    curve = [table.success()]
+    for _ in range(table.spec.steps):
+        if groups := draw(table, everything):
+            table.learn(groups)
+        curve.append(table.success())
+    return measures_of(curve, table)
+
+
+def measures_of(curve: Sequence[float], table: Table) -> Measures:
+    """success: at the end; area: mean over the run; to_80: steps until 80 %, the run's length where never;
+    drawn: groups that a step played."""
+    to_80 = next((step for step, success in enumerate(curve) if success >= 0.8), len(curve))
+    return {
+        "success": curve[-1],
+        "area": statistics.fmean(curve),
+        "to_80": float(to_80),
+        "reward": table.reward(),
+        "drawn": table.drawn / len(curve),
+    }
+
+
+def interval(values: Sequence[float]) -> tuple[float, float]:
+    """Mean, and half the width of its 95 % t interval over seeds."""
+    if len(values) < 2:
+        return values[0], math.nan
+    spread = statistics.stdev(values) / math.sqrt(len(values))
+    return statistics.fmean(values), _T95[len(values) - 1] * spread
+
+
+def _members(group: Group) -> list[GradedTrajectory]:
+    return [
+        GradedTrajectory(
+            trajectory_id="t",
+            episode_id="e",
+            run_id="run-study",
+            group_id="g",
+            member=number,
+            group_size=len(group.rewards),
+            reward=reward,
+            success=success,
+            body=None,  # type: ignore[arg-type]  # nothing fetches it
+            oldest_version=0,
+            newest_version=0,
+            task_digest="",
+            may_train=True,
+            sequence=0,
+            trace_headers={},
+            turn_rewards=turns,
+        )
+        for number, (reward, success, turns) in enumerate(
+            zip(group.rewards, group.successes, group.turn_rewards, strict=True)
+        )
+    ]

@@ -1,0 +1,77 @@
+"""The studies, by the name that `make study METHOD=` takes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import partial
+from typing import Any, Final
+
+from benchmarks.study.arms import Arm, Study, trained
+from benchmarks.study.corridor import Kinds
+
+LONG: Final = Kinds(turns=(8, 8), actions=6, start=(1.0, 1.0))
+"""Eight turns that all must be right, or detours: success of about 1 % at first, so the outcome alone is a
+rare word."""
+UNEQUAL: Final = Kinds(turns=(2, 2, 3, 4, 5), start=(2.5, 2.0, 1.0, 0.8, 0.6), detour_cost=0.05)
+"""Easy kinds that are soon solved but for detours, beside hard ones."""
+
+
+def _options(kinds: Kinds, steps: int, named: Mapping[str, Mapping[str, Any]]) -> tuple[Arm, ...]:
+    return tuple(Arm(name, partial(trained, kinds, steps=steps, **chosen)) for name, chosen in named.items())
+
+
+STUDIES: Final[Mapping[str, Study]] = {
+    "turn_credit": Study(
+        "turn_credit",
+        "Zeng et al. 2025, arXiv:2505.11821; M-GRPO: WebAgent-R1, arXiv:2505.16421",
+        "area",
+        1,
+        _options(
+            LONG,
+            60,
+            {
+                "episode (default)": {},
+                "episode, m_grpo": {"advantage": "m_grpo"},
+                "turn": {"turn_credit": "turn"},
+                "turn, discount .9": {"turn_credit": "turn", "turn_discount": 0.9},
+                "turn, discount .5": {"turn_credit": "turn", "turn_discount": 0.5},
+                "turn, without turn rewards": {"turn_credit": "turn", "turn_reward_weight": 0.0},
+                "turn, m_grpo": {"turn_credit": "turn", "advantage": "m_grpo"},
+            },
+        ),
+    ),
+    "solved_groups": Study(
+        "solved_groups",
+        "groups that differ in a graded tail only",
+        "success",
+        1,
+        _options(
+            UNEQUAL,
+            60,
+            {
+                "train (default)": {},
+                "skip": {"solved_groups": "skip"},
+                "train, grpo": {"advantage": "grpo"},
+                "skip, grpo": {"advantage": "grpo", "solved_groups": "skip"},
+                "min_spread .1": {"min_spread": 0.1},
+            },
+        ),
+    ),
+    "lr_schedule": Study(
+        "lr_schedule",
+        "TRL's default is linear, prime-rl's constant",
+        "success",
+        1,
+        _options(
+            UNEQUAL,
+            60,
+            {
+                "linear (default)": {"lr_schedule": "linear"},
+                "constant": {},
+                "cosine": {"lr_schedule": "cosine"},
+                "linear, rate x 3": {"lr_schedule": "linear", "learning_rate": 0.15},
+                "constant, rate x 3": {"learning_rate": 0.15},
+            },
+        ),
+    ),
+}

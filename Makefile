@@ -176,6 +176,10 @@ parity: $(VENV)/.dev ## the trainer's own code on recorded losses and gradients 
 bench: $(VENV)/.dev ## every benchmark, one table
 	$(BIN)/python -m benchmarks
 
+.PHONY: study
+study: $(VENV)/.dev ## the ablation of one option of a run, five seeds, minutes (METHOD=turn_credit, task_sampler, warm_start, solved_groups, lr_schedule)
+	$(BIN)/python -m benchmarks.study $(or $(METHOD),turn_credit)
+
 .PHONY: lock
 lock: $(VENV)/.dev ## resolve requirements/*.txt again
 	$(BIN)/python requirements/lock.py

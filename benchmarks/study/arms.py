@@ -12,6 +12,8 @@ from benchmarks.study.corridor import Group, Kinds, Table
 from grpo_trainer.domain.signal import why_no_signal
 from grpo_trainer.domain.spec import TrainingSpec, training_spec
 from grpo_trainer.domain.trajectories import GradedTrajectory
+from scenario_runner.domain.task_sampler import TaskPast, added, draw_tasks
+from upcycle.run_config.names import UNIFORM
 
 RATE: Final = 0.05
 _T95: Final = {2: 4.303, 4: 2.776}
@@ -49,26 +51,44 @@ def spec_of(**options: Any) -> TrainingSpec:
     return training_spec(run_id="run-study", model="corridor", group_size=8, **given)
 
 
-def draw(table: Table, kinds: Sequence[int]) -> list[Group]:
-    """A batch of groups that have a signal, of kinds drawn from these; shorter where none comes any more."""
+def draw(table: Table, past: list[TaskPast]) -> list[Group]:
+    """A batch of groups that have a signal, of tasks that the run's sampler draws; shorter where none comes
+    any more. past: of each kind, which grows."""
     found: list[Group] = []
     for _ in range(_MOST_DRAWN * table.spec.prompts_per_step):
+        at = table.drawn
         table.drawn += 1
-        group = table.play(int(table.random.choice(kinds)))
-        if why_no_signal(table.spec, _members(group)) is None:
+        kind = _drawn_kind(table, past, at)
+        group = table.play(kind)
+        has_signal = why_no_signal(table.spec, _members(group)) is None
+        past[kind] = added(
+            dict(enumerate(past)), kind, trained=int(has_signal), flat=int(not has_signal), newest=at
+        )
+        if has_signal:
             found.append(group)
         if len(found) == table.spec.prompts_per_step:
             break
     return found
 
 
-def trained(kinds: Kinds, seed: int, *, every: int = 10, **options: Any) -> Measures:
-    """A plain run: success and reward at its end, mean success along it, and steps to 80 %."""
+def _drawn_kind(table: Table, past: Sequence[TaskPast], at: int) -> int:
+    if table.spec.task_sampler == UNIFORM:
+        return int(table.random.integers(len(past)))
+    ((_, kind),) = draw_tasks(table.spec.task_sampler, table.seed, past, range(at, at + 1))
+    return kind
+
+
+def trained(
+    kinds: Kinds, seed: int, *, before: Callable[[Table], None] = lambda table: None, **options: Any
+) -> Measures:
+    """A plain run: success and reward at its end, mean success along it, and steps to 80 %. before: what
+    comes ahead of it."""
     table = Table(kinds, spec_of(**options), seed)
-    everything = range(len(kinds.turns))
+    before(table)
     curve = [table.success()]
+    past = [TaskPast() for _ in kinds.turns]
     for _ in range(table.spec.steps):
-        if groups := draw(table, everything):
+        if groups := draw(table, past):
             table.learn(groups)
         curve.append(table.success())
     return measures_of(curve, table)
@@ -90,7 +110,7 @@ def measures_of(curve: Sequence[float], table: Table) -> Measures:
 def interval(values: Sequence[float]) -> tuple[float, float]:
     """Mean, and half the width of its 95 % t interval over seeds."""
     if len(values) < 2:
-        return values[0], math.nan
+        return values[0], 0.0  # one run has no spread
     spread = statistics.stdev(values) / math.sqrt(len(values))
     return statistics.fmean(values), _T95[len(values) - 1] * spread
 

@@ -68,6 +68,7 @@ class Table:
         aggregation = spec.aggregation or ("turn_mean" if spec.advantage == "m_grpo" else "token_mean")
         self.objective: Objective = build_objective(spec.loss, aggregation=aggregation)
         self.random = np.random.default_rng(seed)
+        self.seed = seed
         self.done = self.drawn = 0
 
     def play(self, kind: int, *, hint: float = 0.0) -> Group:

@@ -7,13 +7,20 @@ from functools import partial
 from typing import Any, Final
 
 from benchmarks.study.arms import Arm, Study, trained
-from benchmarks.study.corridor import Kinds
+from benchmarks.study.corridor import Kinds, Table
 
 LONG: Final = Kinds(turns=(8, 8), actions=6, start=(1.0, 1.0))
 """Eight turns that all must be right, or detours: success of about 1 % at first, so the outcome alone is a
 rare word."""
 UNEQUAL: Final = Kinds(turns=(2, 2, 3, 4, 5), start=(2.5, 2.0, 1.0, 0.8, 0.6), detour_cost=0.05)
 """Easy kinds that are soon solved but for detours, beside hard ones."""
+
+MIXED: Final = Kinds(
+    turns=(1, 1, 1, 1, 1, 1, 12, 12, 5, 5), start=(4.0, 4.0, 4.0, 4.0, 4.0, 4.0, 0.0, 0.0, 1.0, 1.0)
+)
+"""Six kinds that are solved, two that are out of reach, two that can be learned."""
+HOPELESS: Final = Kinds(turns=(10, 10), actions=8, start=(0.0, 0.0))
+"""Ten turns without an idea of the right action: success of one in a million."""
 
 
 def _options(kinds: Kinds, steps: int, named: Mapping[str, Mapping[str, Any]]) -> tuple[Arm, ...]:
@@ -57,6 +64,34 @@ STUDIES: Final[Mapping[str, Study]] = {
             },
         ),
     ),
+    "task_sampler": Study(
+        "task_sampler",
+        "self-evolving curriculum: WebRL, arXiv:2411.02337",
+        "success",
+        1,
+        _options(
+            MIXED,
+            40,
+            {"uniform (default)": {}, "spread": {"task_sampler": "spread"}, "age": {"task_sampler": "age"}},
+        ),
+    ),
+    "warm_start": Study(
+        "upcycle train --sft before the run",
+        "behaviour cloning before RL: WebAgent-R1, arXiv:2505.16421",
+        "success",
+        1,
+        tuple(
+            Arm(
+                name,
+                partial(trained, HOPELESS, steps=60, before=partial(Table.imitate, steps=steps, per_kind=8)),
+            )
+            for name, steps in (
+                ("no warm start", 0),
+                ("40 steps of cloning", 40),
+                ("80 steps of cloning", 80),
+            )
+        ),
+    ),
     "lr_schedule": Study(
         "lr_schedule",
         "TRL's default is linear, prime-rl's constant",
@@ -71,6 +106,12 @@ STUDIES: Final[Mapping[str, Study]] = {
                 "cosine": {"lr_schedule": "cosine"},
                 "linear, rate x 3": {"lr_schedule": "linear", "learning_rate": 0.15},
                 "constant, rate x 3": {"learning_rate": 0.15},
+                "linear, x 20, 2 groups": {
+                    "lr_schedule": "linear",
+                    "learning_rate": 1.0,
+                    "prompts_per_step": 2,
+                },
+                "constant, x 20, 2 groups": {"learning_rate": 1.0, "prompts_per_step": 2},
             },
         ),
     ),

@@ -40,7 +40,9 @@ from upcycle.run_config.names import (
     REWARD_SCHEDULES,
     SCHEDULES,
     SOLVED_GROUPS,
+    TASK_SAMPLERS,
     TURN_CREDITS,
+    UNIFORM,
     Channel,
     Purpose,
 )
@@ -228,18 +230,19 @@ class Training:
     """least difference between the highest and the lowest reward of a group that trains; below it they count
     as equal."""
     solved_groups: Annotated[str, OneOf(SOLVED_GROUPS)] = "train"
-    """groups in which every member succeeded: `train` on what else their rewards tell apart, such as brevity,
-    or `skip` them as if their rewards were equal."""
+    """groups that all solved: `train` on what else tells their rewards apart, such as brevity, or `skip`."""
     drift_groups: Annotated[Whole, Limit(0, 999, why="0 measures none")] = 1
     """groups of each step on which the divergence from the run's first policy is measured (metric
     `drift_kl`); it is not in the loss. All weights: a second, frozen model in memory. 0: none."""
+    task_sampler: Annotated[str, OneOf(TASK_SAMPLERS)] = UNIFORM
+    """`uniform`: each task once per epoch. `spread`: tasks whose groups had different rewards are drawn more
+    often. `age`: tasks that were not played for long."""
     no_step_groups: Annotated[Whole, Limit(0, why="0 is max(8 * prompts_per_step, 64)")] = 0
     """groups in a row that may end without a step; then a run with a limit of steps ends, because its tasks
     teach it nothing. 0: max(8 * prompts_per_step, 64)."""
     max_infra_failures: Annotated[Number, Limit(0, 1, why="1 never pauses the run")] = 0.5
     """share of the last 64 episodes that may fail without the policy's doing; above it the run pauses
     itself."""
-
     score_failures: Flag = True
     """failures that the policy caused have reward 0 and train; false: such an episode is missing and played
     again."""

@@ -21,6 +21,7 @@ from upcycle.run_config.names import (
     FADE,
     NORMALIZE_THEN_SUM,
     SCHEDULES,
+    UNIFORM,
     Channel,
     Purpose,
     Say,
@@ -209,6 +210,14 @@ def _pair(spec: RunSpec, say: Say) -> Iterator[str]:
         )
 
 
+def _sampler(spec: RunSpec, say: Say) -> Iterator[str]:
+    if spec.training is not None and spec.no_sampling and spec.training.task_sampler != UNIFORM:
+        yield (
+            f"{say('training.task_sampler')} is {spec.training.task_sampler!r} and {say('no_sampling')} is "
+            "set: the run plays no task itself; leave one of them out"
+        )
+
+
 def _sources(spec: RunSpec, say: Say) -> Iterator[str]:
     limit = 64
     if len(spec.source_runs) > limit:
@@ -244,5 +253,6 @@ RUN_RULES: Final[tuple[Rule, ...]] = (
     _concurrent,
     _choice_of_tasks,
     _pair,
+    _sampler,
     _sources,
 )

@@ -17,7 +17,14 @@ from upcycle.run_config.model import CONFIG
 
 _HYPERPARAMETERS: Final = tuple(one.name for one in fields(Training))
 
-_NOT_DIGESTED: Final = ("epochs", "no_step_groups", "score_failures", "max_infra_failures", "drift_groups")
+_NOT_DIGESTED: Final = (
+    "epochs",
+    "no_step_groups",
+    "score_failures",
+    "max_infra_failures",
+    "drift_groups",
+    "task_sampler",
+)
 """Hyperparameters on which no weights depend: the planner alone acts on them, or they only measure."""
 _WHEN_DIGESTED: Final = {"learning_rate": 1e-5, "lr_schedule": "constant"}
 """Defaults of 0.3.0 that are others today: its runs keep their digests."""

@@ -21,6 +21,7 @@ from scenario_runner.adapters.sql_catalog import Catalog
 from scenario_runner.adapters.sql_retention import OldRuns
 from scenario_runner.adapters.sql_rows import episode_of, run_of, slots_of
 from scenario_runner.adapters.sql_source_groups import SourceGroups
+from scenario_runner.adapters.sql_task_pasts import TaskPasts
 from scenario_runner.adapters.tables import EPISODE, GROUP, RUN
 from scenario_runner.domain.learning import WithoutStep
 from scenario_runner.domain.plan import Loss
@@ -105,6 +106,7 @@ class PlanUnit(SqlAnnouncements):
         self.changed_runs: set[str] = set()
         """Whose rows this transaction writes."""
         self.source_groups = SourceGroups(connection, self.changed_runs)
+        self.task_pasts = TaskPasts(connection)
         self.old_runs = OldRuns(connection)
         self.catalog = Catalog(connection)
         self._runs: dict[str, RunRecord | None] = {}

@@ -52,6 +52,7 @@ BAD_TRAININGS: list[tuple[dict[str, Any], str]] = [
     ({"reward_schedule": "fade"}, "spec.training.reward_schedule is 'fade' and nothing fades"),
     ({"fade_at": 0.5}, "spec.training.fade_at is set but spec.training.reward_schedule is 'constant'"),
     ({"process_rewards": ["evidence"]}, "spec.training.process_rewards is set but"),
+    ({"task_sampler": "oldest"}, "spec.training.task_sampler 'oldest' does not exist"),
     ({"stale_after": -1}, "spec.training.stale_after must be >= 0 and <= 8000"),
     ({"max_staleness": -1}, "spec.training.max_staleness must be >= 0 and <= 1000"),
     ({"adam_beta1": 1.0}, "spec.training.adam_beta1 must be >= 0 and < 1, got 1"),

@@ -38,6 +38,10 @@ PROVOKED_BY: Final[Mapping[EpisodeFailure, tuple[str, str]]] = {
         "test_a_reward_that_is_no_number_is_a_failure_and_never_a_reward",
     ),
     EpisodeFailure.GRADER_ERROR: (_EXTRA, "test_an_extra_grader_that_fails_has_not_scored_zero"),
+    EpisodeFailure.CONTEXT_SPENT: (
+        _REFUSED,
+        "test_a_context_that_is_spent_after_turns_is_the_policys_failure_at_the_first_attempt",
+    ),
     EpisodeFailure.POLICY_UNREADABLE: (
         _POLICY,
         "test_a_turn_after_which_the_conversation_cannot_go_on_is_the_policys",

@@ -20,6 +20,7 @@ class EpisodeFailure(StrEnum):
     REWARD_INVALID = "reward_invalid"
     GRADER_ERROR = "grader_error"
     POLICY_UNREADABLE = "policy_unreadable"
+    CONTEXT_SPENT = "context_spent"
     TOOL_TIMEOUT = "tool_timeout"
     PROCESS_ENDED = "process_ended"
     ANSWER_ERROR = "answer_error"
@@ -54,6 +55,9 @@ MISSING: Final[Mapping[EpisodeFailure, str]] = {
 
 ATTRIBUTABLE: Final[Mapping[EpisodeFailure, str]] = {
     EpisodeFailure.POLICY_UNREADABLE: "the conversation cannot go on after a turn of the policy",
+    EpisodeFailure.CONTEXT_SPENT: "the conversation outgrew the model's context after a turn of the policy. "
+    "A budget of the run (`max_turns`, `max_tokens_per_turn`, `max_tokens_per_episode`) that is spent is no "
+    "failure: the scenario grades what the turns left",
     EpisodeFailure.TOOL_TIMEOUT: "a tool that the policy called blocked its environment beyond the tool's "
     "time, used up the processor time, or took most of the time until the episode's deadline, also where it "
     "was still running then and its environment said so",

@@ -30,6 +30,7 @@ FailureKind = Literal[
     "reward_invalid",
     "grader_error",
     "policy_unreadable",
+    "context_spent",
     "tool_timeout",
     "process_ended",
     "answer_error",

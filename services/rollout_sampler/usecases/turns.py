@@ -184,16 +184,16 @@ class EpisodePlayer:
         return True
 
     async def _sampled(self, index: int) -> tuple[Completion, range] | None:
-        """The turn's completion; None where it does not fit, neither into the episode's tokens nor into the
-        engine's context. Raises ContextOverflow where not even the first prompt fits."""
+        """The turn's completion; None where the episode's tokens are spent. Raises EpisodeBroken where the
+        engine's context is, and ContextOverflow where not even the first prompt fits."""
         while self._room() > 0:
             try:
                 return await self._complete(index, self._retry_s, self._body.usage)
-            except ContextOverflow:
+            except ContextOverflow as error:
                 if not index:
                     raise
                 if not self._compress():
-                    return None
+                    raise EpisodeBroken(EpisodeFailure.CONTEXT_SPENT, str(error)) from error
         return None
 
     @property

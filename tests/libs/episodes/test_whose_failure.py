@@ -10,6 +10,7 @@ def test_each_kind_is_either_missing_or_attributable() -> None:
     assert not set(MISSING) & set(ATTRIBUTABLE)
     assert [kind.value for kind in EpisodeFailure if kind in ATTRIBUTABLE] == [
         "policy_unreadable",
+        "context_spent",
         "tool_timeout",
         "process_ended",
         "answer_error",

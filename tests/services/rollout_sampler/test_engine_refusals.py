@@ -14,7 +14,7 @@ from tests.support.waiting import until
 from policy_files import PolicyFacts, upload
 from upcycle.api.taskset.v1.events_pb2 import EpisodeFailed
 from upcycle.api.trajectory.v1.events_pb2 import TrajectoryRecorded
-from upcycle.api.trajectory.v1.trajectory_pb2 import STOP_REASON_MAX_TOKENS
+from upcycle.api.trajectory.v1.trajectory_pb2 import STOP_REASON_FAILED
 
 SPENT = "This model's maximum context length is 512 tokens. However, your request has 530 input tokens."
 STRICT_TEMPLATE = """\
@@ -52,28 +52,37 @@ async def test_a_request_that_an_engine_refuses_is_asked_of_no_other(
     await until(lambda: bed.environments.closed == ["lease-0"])
 
 
-async def test_a_context_that_is_spent_after_turns_ends_the_episode_and_it_is_graded(bed: Testbed) -> None:
-    def script(prompt: str, _: dict[str, Any]) -> str:
-        if "<tool_response>" in prompt:
-            raise refusal(web.HTTPBadRequest, SPENT)
-        return tool_call("search_logs", page=1)
+def spent_after_a_turn(prompt: str, _: dict[str, Any]) -> str:
+    if "<tool_response>" in prompt:
+        raise refusal(web.HTTPBadRequest, SPENT)
+    return tool_call("search_logs", page=1)
 
+
+async def test_a_context_that_is_spent_after_turns_is_the_policys_failure_at_the_first_attempt(
+    bed: Testbed,
+) -> None:
     bed.environments.tools = {"search_logs": lambda _: "a page"}
-    engine = await bed.engine(script)
+    engine = await bed.engine(spent_after_a_turn)
     await bed.sampler()
     await bed.ask(bed.request())
     (fact,) = await bed.outcomes(1)
     assert isinstance(fact, TrajectoryRecorded)
     body = await bed.body(fact)
-    assert (fact.stop_reason, body.stop_reason, body.answer) == (
-        STOP_REASON_MAX_TOKENS,
-        STOP_REASON_MAX_TOKENS,
-        "",
-    )
-    assert not fact.HasField("failure"), "the grader asks the scenario for the reward"
+    assert (fact.failure.kind, body.stop_reason, body.answer) == ("context_spent", STOP_REASON_FAILED, "")
+    assert "maximum context length is 512" in body.failure.detail
     assert (len(body.turns), len(body.turns[0].tool_results), len(engine.requests)) == (1, 1, 2)
     assert fact.num_sampled_tokens == len(body.turns[0].sampled_ids) > 0
-    assert list(bed.environments.open_leases) == [fact.lease_id], "its environment waits for the grader"
+    await until(lambda: bed.environments.closed == ["lease-0"], "the environment, which no grader needs")
+
+
+async def test_it_is_missing_in_a_run_that_does_not_score_failures(bed: Testbed) -> None:
+    bed.environments.tools = {"search_logs": lambda _: "a page"}
+    await bed.engine(spent_after_a_turn)
+    await bed.sampler()
+    await bed.ask(bed.request(failures_are_missing=True))
+    (fact,) = await bed.outcomes(1)
+    assert isinstance(fact, EpisodeFailed)
+    assert fact.kind == "context_spent"
 
 
 async def test_a_first_prompt_that_the_engine_has_no_room_for_is_a_typed_failure(bed: Testbed) -> None:

@@ -270,7 +270,7 @@ def test_planner_trainer_and_ledger_agree_in_any_order_of_events(
 async def _play(folder: Path, moves: list[tuple[str, int]]) -> None:
     planner = PlannerHarness(await open_database(f"sqlite:///{folder / 'plan.sqlite'}"))
     try:
-        await planner.begin(train_spec(steps=50), num_tasks=3)
+        await planner.begin(train_spec(prompts=1, staleness=3, steps=50), num_tasks=3)
         platform = Platform(planner)
         for action, pick in moves:
             await platform.act(action, pick)

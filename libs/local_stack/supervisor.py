@@ -27,6 +27,8 @@ _HOUSEKEEPING_S: Final = 2.0
 _MAX_LOG_BYTES: Final = 20 * 1024 * 1024
 _RECHECK_S: Final = 0.05
 STATE_FILE: Final = "state.json"
+STOP_SAID_EVERY_S: Final = 5.0
+"""Between two lines that name what has not stopped yet."""
 
 
 class AlreadyRunning(UpcycleError):
@@ -139,7 +141,7 @@ class Supervisor:
         for name in reversed(self._managed):
             dependents = [stopped[other] for other in stopped if name in self._needs(other)]
             stopped[name] = asyncio.create_task(self._bring_down(name, dependents), name=f"down {name}")
-        await asyncio.gather(*stopped.values())
+        await self._until_stopped(stopped)
         await self._housekeeping.cancel()
         if left := await asyncio.to_thread(end_marked, self.folder):
             self._report("supervisor", f"ended {len(left)} processes that their services had left behind")
@@ -147,6 +149,16 @@ class Supervisor:
         if self._lock is not None:
             self._lock.close()
             self._lock = None
+
+    async def _until_stopped(self, stopping: Mapping[str, asyncio.Task[None]]) -> None:
+        """Waits for all of them, and names now and then those that it waits for."""
+        left = set(stopping.values())
+        while left:
+            _, left = await asyncio.wait(left, timeout=STOP_SAID_EVERY_S)
+            if left:
+                names = ", ".join(name for name, task in stopping.items() if task in left)
+                self._report("supervisor", f"waiting for {names} to stop")
+        await asyncio.gather(*stopping.values())
 
     async def kill(self, name: str) -> None:
         """kill -9 one process; it is restarted."""

@@ -40,7 +40,7 @@ class Layout:
     """databases, object store, weights and logs; kept between starts. Commands find the default one from its
     folder or one below, another one by up.data_dir of the settings, or by UPCYCLE_PEERS_*: `peers` in its
     state.json. Default .upcycle/up."""
-    environments: Annotated[tuple[Path, ...], Parameter(negative="")] = (Path("."),)
+    environments: Annotated[tuple[Path, ...], Parameter(negative="", consume_multiple=True)] = (Path("."),)
     """folders that environments may be loaded from."""
     port_offset: int | None = None
     """added to every default port. Default 0."""

@@ -173,6 +173,18 @@ async def test_a_process_deaf_to_term_is_killed_after_its_grace(tmp_path: Path, 
     assert marked(tmp_path) == []
 
 
+async def test_what_takes_long_to_stop_is_named(
+    tmp_path: Path, toy: ToyFactory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("local_stack.supervisor.STOP_SAID_EVERY_S", 0.2)
+    events: list[str] = []
+    specs = [replace(toy("deaf", "deaf"), stop_s=2.0), toy("good")]
+    async with Supervisor(tmp_path, specs, on_event=events.append):
+        events.clear()
+    assert "supervisor: waiting for deaf to stop" in events
+    assert events[-1] == "deaf: did not stop within 2 s and is killed"
+
+
 async def test_stop_leaves_it_stopped_and_start_brings_it_back(tmp_path: Path, toy: ToyFactory) -> None:
     async with Supervisor(tmp_path, [toy("grader")], policy=FAST) as supervisor:
         await supervisor.stop("grader")

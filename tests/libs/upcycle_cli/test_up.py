@@ -52,8 +52,9 @@ async def _never() -> str | None:
 def test_a_folder_that_is_no_model_is_refused_in_one_line(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    data = str(tmp_path / "data")
-    assert run(["up", "--model", "m", "--model-dir", "/no/such", "--data-dir", data]) == Exit.USAGE
+    data, folders = str(tmp_path / "data"), [str(tmp_path), "."]
+    model = ["--model", "m", "--model-dir", "/no/such"]
+    assert run(["up", *model, "--data-dir", data, "--environments", *folders]) == Exit.USAGE
     assert capsys.readouterr().err == (
         "upcycle: /no/such is no model: it has no config.json; give a Hugging Face directory\n"
     )

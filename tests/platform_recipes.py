@@ -69,6 +69,7 @@ def small_training(*, steps: int, seed: int = 1, gate: bool = True) -> RunSpec:
         prompts_per_step=8,
         max_staleness=4,
         learning_rate=5e-4,
+        lr_schedule="constant",
         checkpoint_every_steps=4,
         seed=seed,
     )

@@ -52,6 +52,8 @@ log = logging.getLogger(__name__)
 
 # `why` answers within a second, also when a peer does not.
 ASK_TIMEOUT_S: Final = 0.6
+_FADES: Final = "process_weight"
+"""Metric of runs whose rewards for the process fade."""
 _EPISODES_AT_ONCE: Final = 1000
 _OVER: Final = (training_messages.SESSION_STATE_FINISHED, training_messages.SESSION_STATE_FAILED)
 _NO_COMMAND: Final = datetime.max.replace(tzinfo=UTC)
@@ -188,6 +190,7 @@ class PeerFacts:
             session.failure_kind,
             await self._behind(session),
             session.groups_publishing,
+            session.last_metrics.values.get(_FADES, 1.0),
         )
 
     async def _behind(self, session: training_messages.TrainingSession) -> str:

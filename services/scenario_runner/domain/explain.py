@@ -101,6 +101,9 @@ def _learning_nothing(facts: RunFacts) -> Iterator[WaitReason]:
 def _alarming(facts: RunFacts) -> Iterator[WaitReason]:
     for one in facts.session.alarms if facts.session is not None else ():
         yield WaitReason("grpo_trainer", f"alarm: {one}", 0, 0.0, "look at the run's curves, or stop it")
+    if facts.session is not None and facts.session.process_weight < 1:
+        what = f"rewards of the process count {facts.session.process_weight:.0%} by now"
+        yield WaitReason("grpo_trainer", what, 0, 0.0, "nothing: the run's reward_schedule is fade")
 
 
 def _planner(facts: RunFacts) -> Iterator[WaitReason]:

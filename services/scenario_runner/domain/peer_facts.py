@@ -73,6 +73,8 @@ class SessionFact:
     """The run of the same model that the trainer has open before it; empty where there is none."""
     groups_publishing: int = 0
     """Of the step that it stores, before it announces it."""
+    process_weight: float = 1.0
+    """How much rewards of the process counted in its newest step."""
 
     @property
     def num_held(self) -> int:

@@ -35,6 +35,7 @@ NAMES: Final = (
     "decisions",
     "outbox",
     "queues",
+    "echo_eval",
     "wall_clock",
 )
 RESULTS: Final = Path(__file__).parent / "results"

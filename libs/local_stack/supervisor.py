@@ -79,16 +79,17 @@ class Supervisor:
         self._policy = policy or RestartPolicy()
         self._on_event = on_event
         self._describe = describe
-        base = {**(os.environ if env is None else env), MARKER: str(self.folder)}
-        logs = self.folder / "logs"
-        self._managed = {
-            spec.name: Managed(spec, logs / f"{spec.name}.log", base, self._policy, self._report)
-            for spec in specs
-            if isinstance(spec, ProcessSpec)
-        }
+        self._base = {**(os.environ if env is None else env), MARKER: str(self.folder)}
+        self._logs = self.folder / "logs"
+        self._managed = {spec.name: self._made(spec) for spec in specs if isinstance(spec, ProcessSpec)}
+        self._added: set[str] = set()
+        """Of them those that came later."""
         self._started_at = 0.0
         self._lock: IO[str] | None = None
         self._housekeeping = BackgroundTasks("supervisor")
+
+    def _made(self, spec: ProcessSpec) -> Managed:
+        return Managed(spec, self._logs / f"{spec.name}.log", self._base, self._policy, self._report)
 
     @property
     def processes(self) -> tuple[ProcessStatus, ...]:
@@ -175,6 +176,26 @@ class Supervisor:
         managed.start()
         await self.wait_ready(name, timeout_s=managed.spec.start_s if timeout_s is None else timeout_s)
 
+    def add(self, spec: ProcessSpec) -> None:
+        """Begin to keep one process more, while the others run. What it names must be there. If it is given
+        up, the others go on without it, and `failed` says nothing."""
+        added = (self._managed[name].spec for name in sorted(self._added))
+        _check_order([*self._specs, *added, spec])
+        self._by_name[spec.name] = spec
+        self._managed[spec.name] = managed = self._made(spec)
+        self._added.add(spec.name)
+        managed.start()
+
+    async def remove(self, name: str) -> None:
+        """Stop a process that was added, and forget it. Raises UnknownProcess."""
+        managed = self._of(name)
+        if name not in self._added:
+            raise UnknownProcess(f"{name!r} was not added: stop it instead")
+        await managed.stop()
+        self._added.discard(name)
+        del self._managed[name], self._by_name[name]
+        self._write_state()
+
     async def wait_ready(self, name: str, *, timeout_s: float) -> None:
         """Return when the process answers that it is ready. Raises DeadlineExceeded, GaveUp."""
         managed = self._of(name)
@@ -186,10 +207,10 @@ class Supervisor:
         self._write_state()
 
     async def failed(self) -> None:
-        """Wait until a process is given up; raises GaveUp."""
+        """Wait until a process is given up, of those that it was made with; raises GaveUp."""
         while True:
-            for managed in self._managed.values():
-                if managed.phase is ProcessPhase.FAILED:
+            for name, managed in list(self._managed.items()):
+                if managed.phase is ProcessPhase.FAILED and name not in self._added:
                     await managed.until_ready()
             await self._housekeeping_tick()
 
@@ -235,7 +256,7 @@ class Supervisor:
     async def _rotate_and_record(self) -> None:
         while True:
             try:
-                for managed in self._managed.values():
+                for managed in tuple(self._managed.values()):
                     rotate(managed.log, _MAX_LOG_BYTES)
                 self._write_state()
             except OSError as error:  # a full disk must not take the processes along

@@ -42,12 +42,13 @@ def build_app(settings: ModelGatewaySettings) -> Service:
     directory = RegistryDirectory(registry, poll_s=settings.poll_s, on_promotion=promotions.moved)
     bus.include_router(directory_router(directory))
     engines = AiohttpEngines(idle_timeout_s=settings.idle_timeout_s)
+    pick = PickEngine(directory, suspect_s=settings.engine_suspect_s)
     blobs = S3BlobStore(settings.s3)
     capture = BlobCapture(blobs, bus, fraction=settings.capture_fraction)
     deps = GatewayDeps(
         access=KeyAccess(keys),
-        relay=_relay(settings, directory, engines),
-        models=ListModels(directory, engines, promotions),
+        relay=_relay(settings, directory, engines, pick),
+        models=ListModels(directory, engines, promotions, pick),
         promotions=promotions,
         usage=usage,
         capture=capture,
@@ -89,9 +90,8 @@ def _public(settings: ModelGatewaySettings, deps: GatewayDeps) -> PublicHttp:
 
 
 def _relay(
-    settings: ModelGatewaySettings, directory: RegistryDirectory, engines: AiohttpEngines
+    settings: ModelGatewaySettings, directory: RegistryDirectory, engines: AiohttpEngines, pick: PickEngine
 ) -> EngineRelay:
-    pick = PickEngine(directory, suspect_s=settings.engine_suspect_s)
     policy = RelayPolicy(engine_wait_s=settings.engine_wait_s, request_timeout_s=settings.request_timeout_s)
     return EngineRelay(directory, engines, pick, policy)
 

@@ -31,7 +31,8 @@ class Layout:
     """What is started, and where."""
 
     model: str | None = None
-    """slug that the engines serve; without it no engine is started. Also up.model of the settings."""
+    """slug that engines serve from the start. Engines of other models are started when a run or a request at
+    the gateway asks for them. Also up.model of the settings."""
     model_dir: Path | None = None
     """Hugging Face directory that is imported as MODEL when it is new."""
     engine: Engine | None = None
@@ -44,6 +45,8 @@ class Layout:
     """folders that environments may be loaded from."""
     port_offset: int | None = None
     """added to every default port. Default 0."""
+    engine_idle_s: float = 600.0
+    """seconds without use after which an engine that was started on demand stops."""
     standing: Path | None = None
     """TOML file of a training run that is going while the platform is up, and again after a restart: the same
     file that `upcycle train --config` takes. Its model is served unless --model names one."""
@@ -148,6 +151,7 @@ async def _bring(stack: "Stack", standing: "Standing") -> None:
 def _settings(
     layout: Layout, standing: "Standing | None", on_event: Callable[[str], None]
 ) -> "StackSettings":
+    from local_stack.engine_keeper import KeeperLimits
     from local_stack.stack import StackSettings
     from upcycle.shipped import FOLDER
 
@@ -160,6 +164,7 @@ def _settings(
         model_dir=layout.model_dir,
         environment_roots=(*(folder.absolute() for folder in layout.environments), FOLDER),
         port_offset=layout.port_offset or 0,
+        on_demand=KeeperLimits(idle_s=layout.engine_idle_s),
         on_event=on_event,
     )
 

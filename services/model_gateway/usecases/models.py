@@ -6,6 +6,7 @@ from model_gateway.adapters.directory import RegistryDirectory
 from model_gateway.adapters.engine_http import AiohttpEngines
 from model_gateway.domain.calls import ModelTarget
 from model_gateway.domain.routing import EngineRoute
+from model_gateway.usecases.pick import PickEngine
 from model_gateway.usecases.promotions import Promotions
 
 _REFRESH_S = 1.0
@@ -14,10 +15,13 @@ _REFRESH_S = 1.0
 class ListModels:
     """Models as OpenAI lists them, and as operators want to see them."""
 
-    def __init__(self, directory: RegistryDirectory, engines: AiohttpEngines, promotions: Promotions) -> None:
+    def __init__(
+        self, directory: RegistryDirectory, engines: AiohttpEngines, promotions: Promotions, pick: PickEngine
+    ) -> None:
         self._directory = directory
         self._engines = engines
         self._promotions = promotions
+        self._pick = pick
         self._lengths: dict[str, int] = {}
 
     async def cards(self) -> list[dict[str, Any]]:
@@ -40,13 +44,17 @@ class ListModels:
         return cards
 
     def serving(self) -> list[dict[str, Any]]:
-        """Per model: head, the engines that serve it, and the latest promotions with their times."""
+        """Per model: head, the engines that serve it, requests that wait for one, seconds since the last
+        request, and the latest promotions with their times."""
         view = self._directory.view
+        asked = {model: self._pick.asked_for(model) for model in view.models}
         return [
             {
                 "model": model.model,
                 "head_version": model.head_version,
                 "engines": [_engine(engine) for engine in view.serving(ModelTarget(model.model))],
+                "waiting": asked[model.model].waiting,
+                "asked_s_ago": asked[model.model].seconds_ago,
                 "promotions": [
                     {
                         "version": promotion.version,

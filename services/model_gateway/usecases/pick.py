@@ -21,6 +21,14 @@ class _Suspicion:
     until: float
 
 
+@dataclass(frozen=True, slots=True)
+class AskedFor:
+    """waiting: requests without an engine. seconds_ago: since the last request; None: there was none."""
+
+    waiting: int
+    seconds_ago: float | None
+
+
 class PickEngine:
     """The choice of an engine; counts what each of them is doing for us."""
 
@@ -36,12 +44,28 @@ class PickEngine:
         self._monotonic = monotonic
         self._suspicions: dict[str, _Suspicion] = {}
         self.busy: Counter[str] = Counter()
+        self._waiting: Counter[str] = Counter()
+        self._asked_at: dict[str, float] = {}
+
+    def asked_for(self, model: str) -> AskedFor:
+        """What requests want of a model."""
+        asked_at = self._asked_at.get(model)
+        seconds_ago = None if asked_at is None else self._monotonic() - asked_at
+        return AskedFor(self._waiting[model], seconds_ago)
 
     async def pick(self, target: ModelTarget, *, until: float) -> EngineRoute:
         """Waits until `until` (monotonic seconds). Raises UnknownModel, VersionNotServed, NoEngine."""
         await self._require_known(target)
+        self._asked_at[target.model] = self._monotonic()
         for idle in [engine_id for engine_id, count in self.busy.items() if count == 0]:
             del self.busy[idle]
+        self._waiting[target.model] += 1
+        try:
+            return await self._found(target, until)
+        finally:
+            self._waiting[target.model] -= 1
+
+    async def _found(self, target: ModelTarget, until: float) -> EngineRoute:
         while True:
             engines = self._directory.view.serving(target)
             if not engines and target.version is not None:

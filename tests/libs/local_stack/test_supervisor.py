@@ -301,3 +301,39 @@ def test_a_log_past_its_limit_moves_on_and_its_writer_does_not_notice(tmp_path: 
         "app.log.3",
     ]
     assert rotate(log, max_bytes=1000) is False
+
+
+async def test_a_process_that_was_added_comes_and_goes_beside_the_others(
+    tmp_path: Path, toy: ToyFactory
+) -> None:
+    async with Supervisor(tmp_path / "stack", [toy("one")], policy=FAST) as supervisor:
+        supervisor.add(toy("two", after=("one",)))
+        await supervisor.wait_ready("two", timeout_s=60)
+        with pytest.raises(ValueError, match="two specs are called two"):
+            supervisor.add(toy("two"))
+        with pytest.raises(ValueError, match="three names four"):
+            supervisor.add(toy("three", after=("four",)))
+        with pytest.raises(UnknownProcess, match="'one' was not added"):
+            await supervisor.remove("one")
+        await supervisor.remove("two")
+        assert [process.name for process in supervisor.processes] == ["one"]
+        supervisor.add(toy("two"))
+        await supervisor.wait_ready("two", timeout_s=60)
+    assert marked(tmp_path / "stack") == []
+
+
+async def test_a_process_that_was_added_and_given_up_does_not_end_the_others(
+    tmp_path: Path, toy: ToyFactory
+) -> None:
+    async with Supervisor(tmp_path / "stack", [toy("one")], policy=FAST) as supervisor:
+        supervisor.add(toy("two", mode="crash"))
+
+        async def given_up() -> bool:
+            return supervisor.process("two").phase == "failed"
+
+        await until(given_up, "two to be given up")
+        watching = asyncio.create_task(supervisor.failed())
+        done, _ = await asyncio.wait({watching}, timeout=3)
+        assert not done
+        watching.cancel()
+        assert supervisor.process("one").phase == "ready"

@@ -138,6 +138,28 @@ async def test_after_a_promotion_no_answer_names_the_old_version(
         assert 0 < promotion["first_token_ms"] <= 1000 * (time.time() - promoted_at)
 
 
+async def test_a_request_that_waits_for_an_engine_is_shown(gateway: Gateway) -> None:
+    gateway.registry.head("incident", 1)
+    gateway.registry.head("other", 1)
+    async with (
+        engine(version=1) as double,
+        aiohttp.ClientSession(headers={"Authorization": f"Bearer {KEY}"}) as session,
+    ):
+
+        async def shown() -> dict[str, tuple[int, bool]]:
+            said = await (await session.get(f"{gateway.url}/upcycle/v1/serving")).json()
+            return {row["model"]: (row["waiting"], row["asked_s_ago"] is not None) for row in said["models"]}
+
+        async def waits() -> bool:
+            return (await shown()).get("incident") == (1, True)
+
+        asked = asyncio.create_task(ask(gateway))
+        await until(waits, "the request to be shown")
+        gateway.registry.lease(double)
+        assert (await asked).status_code == 200
+        assert await shown() == {"incident": (0, True), "other": (0, False)}
+
+
 async def test_an_answer_across_a_reload_names_both_versions(gateway: Gateway) -> None:
     async with engine(version=1, reload_after=2) as double:
         gateway.registry.head("incident", 1)

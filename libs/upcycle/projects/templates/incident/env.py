@@ -5,7 +5,7 @@ from collections.abc import AsyncGenerator
 from typing import Any, Final
 
 from grading import WEIGHTS, Grade, grade
-from names import Split
+from names import Names, Split
 from world import CAUSES, World, draw_incident
 
 from upcycle import Environment, EvaluationResult, SubScore
@@ -45,9 +45,10 @@ def recent_deploys(service: str) -> str:
 
 
 @env.scenario("investigate")
-async def investigate(split: Split, seed: int) -> AsyncGenerator[Any, Any]:
+async def investigate(split: Split, seed: int, names: Names = "new") -> AsyncGenerator[Any, Any]:
     """Find the service at fault in the incident of a seed, and why it broke."""
-    world = World(draw_incident(split, seed), tool_delay_s=float(os.environ.get(TOOL_DELAY_MS, "0")) / 1e3)
+    delay_s = float(os.environ.get(TOOL_DELAY_MS, "0")) / 1e3
+    world = World(draw_incident(split, seed, names), tool_delay_s=delay_s)
     _worlds.append(world)
     try:
         answer = yield prompt(world.incident.alerting)
@@ -58,9 +59,9 @@ async def investigate(split: Split, seed: int) -> AsyncGenerator[Any, Any]:
 
 
 @investigate.gold
-def diagnosed(split: Split, seed: int) -> Reference:
+def diagnosed(split: Split, seed: int, names: Names = "new") -> Reference:
     """The right diagnosis, after as many calls as the evidence takes; for `upcycle check`."""
-    incident = draw_incident(split, seed)
+    incident = draw_incident(split, seed, names)
     looks = [("search_logs", {"service": incident.alerting}), ("search_logs", {"service": incident.faulty})]
     calls = (("list_issues", {}), *looks, ("recent_deploys", {"service": incident.faulty}))
     return Reference(f"service: {incident.faulty} cause: {incident.cause}", calls)

@@ -10,7 +10,7 @@ import sqlite3
 import time
 from dataclasses import dataclass
 
-from names import Split, draw_services
+from names import Names, Split, draw_services
 
 BAD_DEPLOY = "bad_deploy"
 # What the logs of the service at fault say, by cause. A bad deployment shows one of these, too.
@@ -58,11 +58,11 @@ class Incident:
         return (self.alerting, self.faulty, *self.bystanders)
 
 
-def draw_incident(split: Split, seed: int) -> Incident:
-    """The incident of a seed: same split and seed, same incident. Causes take turns, so that any run of
+def draw_incident(split: Split, seed: int, names: Names = "new") -> Incident:
+    """The incident of a seed: same arguments, same incident. Causes take turns, so that any run of
     consecutive seeds is balanced over the families."""
     rng = random.Random(f"{split}/{seed}")
-    alerting, faulty, *bystanders = draw_services(rng, split, 4)
+    alerting, faulty, *bystanders = draw_services(rng, split, 4, names)
     cause = CAUSES[seed % len(CAUSES)]
     symptom = rng.choice(tuple(SYMPTOMS)) if cause == BAD_DEPLOY else cause
     return Incident(split, seed, alerting, faulty, tuple(bystanders), cause, symptom)

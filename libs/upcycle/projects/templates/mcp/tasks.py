@@ -1,4 +1,4 @@
-"""The tasksets, drawn from seeds: tasks of `held_out` only measure, and have service names of their own."""
+"""The tasksets, drawn from seeds: tasks of `held_out` only measure, and have projects of their own."""
 
 from env import investigate
 from names import Split

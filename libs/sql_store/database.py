@@ -271,11 +271,12 @@ def _with_storable_texts(_c: object, _k: object, statement: str, values: Any, *_
 
 def _storable(value: Any) -> Any:
     """Without what Postgres refuses in a text: NUL and halves of characters."""
+    if isinstance(value, str):
+        is_plain = value.isascii() and "\0" not in value
+        return value if is_plain else _UNSTORABLE.sub("\ufffd", value)
     if isinstance(value, dict):
         return {key: _storable(one) for key, one in value.items()}
-    if isinstance(value, tuple | list):
-        return type(value)(map(_storable, value))
-    return _UNSTORABLE.sub("\ufffd", value) if isinstance(value, str) else value
+    return type(value)(map(_storable, value)) if isinstance(value, tuple | list) else value
 
 
 def _prepare_sqlite(connection: Any, record: object) -> None:

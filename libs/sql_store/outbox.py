@@ -6,7 +6,8 @@ belongs to.
 """
 
 import json
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
 from typing import Any, Final
 
 from google.protobuf.message import Message
@@ -90,7 +91,7 @@ def enqueue(
     transaction can still be refused.
     """
     stream, subject = topology.address(type(event), model, event_id, tenant=tenant, author=author)
-    _store(connection, event, stream=stream, event_id=event_id, subject=subject)
+    _store(connection, [_row(event, codec.encode(event), stream, subject, event_id)])
 
 
 def enqueue_again(connection: Connection, event: Message, *, event_id: str, **address: Any) -> None:
@@ -123,15 +124,44 @@ def enqueue_command(
 ) -> None:
     """Store a command for one worker of `pool`, like `enqueue`."""
     subject = UPCYCLE.command_subject(type(command), pool, model, tenant)
-    _store(connection, command, stream=TASKS, event_id=event_id, subject=subject)
+    _store(connection, [_row(command, codec.encode(command), TASKS, subject, event_id)])
 
 
-def _store(connection: Connection, message: Message, *, stream: str, event_id: str, subject: str) -> None:
-    payload = codec.encode(message)
+@dataclass(frozen=True, slots=True)
+class Requested:
+    """A fact that is a command as well: one message under two ids. command_id: None where no worker gets it
+    yet."""
+
+    message: Message
+    event_id: str
+    command_id: str | None
+
+
+def enqueue_requested(
+    connection: Connection,
+    requests: Sequence[Requested],
+    *,
+    pool: str,
+    model: str,
+    tenant: str = DEFAULT_TENANT,
+) -> None:
+    """Store many with one statement, each fact before its command, as `enqueue` and `enqueue_command` do."""
+    rows = []
+    for one in requests:
+        payload, kind = codec.encode(one.message), type(one.message)
+        stream, subject = UPCYCLE.address(kind, model, one.event_id, tenant=tenant)
+        rows.append(_row(one.message, payload, stream, subject, one.event_id))
+        if one.command_id is not None:
+            subject = UPCYCLE.command_subject(kind, pool, model, tenant)
+            rows.append(_row(one.message, payload, TASKS, subject, one.command_id))
+    _store(connection, rows)
+
+
+def _row(message: Message, payload: bytes, stream: str, subject: str, event_id: str) -> dict[str, Any]:
     trace: dict[str, str] = {}
     propagate.inject(trace)
     codec.check_size(subject, payload, {**codec.headers_for(type(message), event_id), **trace})
-    row: dict[str, Any] = {
+    return {
         "stream": stream,
         "subject": subject,
         "event_id": event_id,
@@ -139,5 +169,10 @@ def _store(connection: Connection, message: Message, *, stream: str, event_id: s
         "payload": payload.decode(),
         "trace": json.dumps(trace),
     }
-    connection.execute(_INSERTS[connection.dialect.name], row)
-    give_notice(connection, topic(stream))
+
+
+def _store(connection: Connection, rows: Sequence[dict[str, Any]]) -> None:
+    if rows:
+        connection.execute(_INSERTS[connection.dialect.name], rows)
+    for stream in {row["stream"] for row in rows}:
+        give_notice(connection, topic(stream))

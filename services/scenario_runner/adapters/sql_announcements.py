@@ -15,6 +15,7 @@ from scenario_runner.domain.sources import Offer
 from scenario_runner.domain.tasksets import RunnableTask
 from scenario_runner.wire import published
 from sql_store import enqueue, enqueue_again, enqueue_command, publish_again
+from sql_store.outbox import Requested, enqueue_requested
 from upcycle.api.common.v1.common_pb2 import EpisodeIdentity, Usage
 from upcycle.api.taskset.v1.events_pb2 import EpisodeFailed
 
@@ -100,6 +101,20 @@ class SqlAnnouncements(SqlTasksets):
         store = enqueue_again if again else enqueue
         with trace_of(run.trace):
             store(self._sql, fact, model=run.spec.policy.model, event_id=event_id, author=author)
+
+    def _announce_requested(self, run: RunRecord, planned: Sequence[EpisodeRow], *, is_held: bool) -> None:
+        """Of episodes that are new. is_held: no sampler gets them yet."""
+        requests = [
+            Requested(
+                published.episode_requested(run, row, self._task_of(row), self.now),
+                event_ids.episode_requested(row.episode_id),
+                None if is_held else event_ids.episode_requested(row.episode_id, row.num_dispatches),
+            )
+            for row in planned
+        ]
+        pool, model = run.spec.purpose.value, run.spec.policy.model
+        with trace_of(run.trace):
+            enqueue_requested(self._sql, requests, pool=pool, model=model)
 
     def _enqueue_command(self, run: RunRecord, request: Message, episode: EpisodeRow) -> None:
         event_id = event_ids.episode_requested(episode.episode_id, episode.num_dispatches)

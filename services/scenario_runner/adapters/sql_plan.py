@@ -12,7 +12,6 @@ import sqlalchemy as sa
 from sqlalchemy.exc import IntegrityError
 
 from event_bus.tracing import trace_of
-from identities import events as event_ids
 from identities.entities import group_of_episode
 from scenario_runner.adapters import plan_statements as statements
 from scenario_runner.adapters import sql_recounts
@@ -31,7 +30,7 @@ from scenario_runner.domain.runs import Counts, EpisodeRow, EpisodeState, GroupR
 from scenario_runner.wire import published
 from scenario_runner.wire import runs as wire
 from scenario_runner.wire.summaries import counts_from_json, counts_to_json
-from sql_store import Database, enqueue, owned, take_turn
+from sql_store import Database, owned, take_turn
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -342,15 +341,10 @@ class PlanUnit(SqlAnnouncements):
         ]
         shared = {"requested_at": self.now}
         self._insert(EPISODE, [{**slots_of(row), **shared} for row in planned])
-        with trace_of(run.trace):
-            for row in planned:
-                if row.group_id in self._members:
-                    self._members[row.group_id][row.episode_id] = row
-                request = published.episode_requested(run, row, self._task_of(row), self.now)
-                event_id = event_ids.episode_requested(row.episode_id)
-                enqueue(self._sql, request, model=run.spec.policy.model, event_id=event_id)
-                if not is_held:
-                    self._enqueue_command(run, request, row)
+        for row in planned:
+            if row.group_id in self._members:
+                self._members[row.group_id][row.episode_id] = row
+        self._announce_requested(run, planned, is_held=is_held)
 
     def dispatch_again(self, run: RunRecord, episode: EpisodeRow) -> None:
         """Queue it once more."""

@@ -11,6 +11,7 @@ import random
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
+from functools import lru_cache
 from typing import Final
 
 from episodes import ATTRIBUTABLE, EpisodeFailure
@@ -80,13 +81,20 @@ def epoch_order(seed: int, num_tasks: int, epoch: int) -> list[int]:
     return order
 
 
+@lru_cache(maxsize=8)
+def _known_order(seed: int, num_tasks: int, epoch: int) -> Sequence[int]:
+    """Groups are planned a few at a time, and the order of 100,000 tasks takes as long as planning many."""
+    return tuple(epoch_order(seed, num_tasks, epoch))
+
+
 def tasks_from(seed: int, num_tasks: int, position: int, count: int) -> Iterator[tuple[int, int]]:
     """(position, task index) of the next `count` groups; shuffles each epoch once."""
-    epoch, order = -1, []
+    epoch: int = -1
+    order: Sequence[int] = ()
     for at in range(position, position + count):
         if at // num_tasks != epoch:
             epoch = at // num_tasks
-            order = epoch_order(seed, num_tasks, epoch)
+            order = _known_order(seed, num_tasks, epoch)
         yield at, order[at % num_tasks]
 
 

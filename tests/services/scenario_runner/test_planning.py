@@ -227,3 +227,28 @@ def test_each_epoch_is_a_permutation_and_epochs_differ() -> None:
     assert len({tuple(epoch) for epoch in epochs}) == 3
     resumed = [index for _, index in decisions.tasks_from(seed=7, num_tasks=50, position=70, count=20)]
     assert resumed == order[70:90]
+
+
+async def test_a_new_episode_is_announced_before_it_is_queued_and_with_one_message(
+    planner: PlannerHarness,
+) -> None:
+    await planner.begin(eval_spec(), num_tasks=2)
+    rows = await planner.database.run(
+        lambda sql: list(sql.execute(sa.text("SELECT event_id, stream, payload FROM outbox ORDER BY id")))
+    )
+    first = planner.members(0)[0]
+    ids = [row.event_id for row in rows]
+    assert ids.index(f"episode.requested/{first}") + 1 == ids.index(f"episode.requested/{first}/1")
+    fact, command = (row for row in rows if first in row.event_id)
+    assert (fact.stream, command.stream, fact.payload) == ("EVENTS", "TASKS", command.payload)
+    assert len(ids) == 2 * 4
+
+
+async def test_a_new_episode_of_a_paused_run_is_announced_and_not_queued(planner: PlannerHarness) -> None:
+    await planner.begin(eval_spec(), num_tasks=1)
+    await planner.pause()
+    await planner.apply(planner.failed(planner.members(0)[0]))
+    again = f"{planner.group_id(0)}-e000-a1"
+    assert {event_id for event_id in await planner.announced() if again in event_id} == {
+        f"episode.requested/{again}"
+    }

@@ -79,7 +79,7 @@ async def evaluate(
     asked = given.run(Purpose.EVAL, eval_defaults(given))
     choice.check_whole(asked.trainable)
     if report.dry_run:
-        return await _dry_run(asked.taskset, asked.taskset_name, choice, report.as_json)
+        return await _dry_run(asked, choice, report.as_json)
     return await _submit(asked, choice, report)
 
 
@@ -169,20 +169,25 @@ async def _drawn(platform: Platform, run: "Run", as_json: bool) -> str:
     return drawn_text(run, found)
 
 
-async def _dry_run(source: str, name: str, choice: TaskChoice, as_json: bool) -> int:
-    """What would be played: all tasksets of a file, a registered one, or the chosen tasks of one."""
+async def _dry_run(asked: RunFile, choice: TaskChoice, as_json: bool) -> int:
+    """What would be played: all tasksets of a file, a registered one, or the chosen tasks of one. Refuses
+    what the run would be refused for, as far as that is known here."""
     from pathlib import Path
 
-    from upcycle.cli.tasksets import load_source, load_tasksets
+    from upcycle.cli.tasksets import TasksetSource, load_source, load_tasksets
+    from upcycle.cli.tool_limits import refuse_long_tools
     from upcycle.tasks import Taskset
     from upcycle.tasks_files import TASKS_FILES
 
-    if choice.is_asked or not source.endswith(TASKS_FILES):
+    source, name = asked.taskset, asked.taskset_name
+    if choice.is_asked or choice.deployed or name or not source.endswith(TASKS_FILES):
         found = await choice.source_of(load_source(source, name))
-        shown = [one for one in found.defined if one.name == found.name]
-        shown = shown or [await Taskset.from_api(found.name)]
     else:
-        shown = list(load_tasksets(Path(source)).values())
+        found = TasksetSource("", tuple(load_tasksets(Path(source)).values()))
+    refuse_long_tools(found, asked.run.episode_deadline_s)
+    shown = list(found.defined) or [await Taskset.from_api(found.name)]
+    if choice.is_asked:
+        shown = [one for one in shown if one.name == found.name]
     for taskset in shown:
         tasks, split, digest = len(taskset.tasks), taskset.split, taskset.digest
         many = amount(tasks, "task")

@@ -139,3 +139,10 @@ async def test_a_run_that_was_submitted_is_followed_to_its_report(
     assert planner.submitted == []
     assert await asyncio.to_thread(run, ["eval", "--attach", "run-t"]) == Exit.USAGE
     assert "run-t trains" in capsys.readouterr().err
+
+
+def test_a_dry_run_refuses_a_taskset_that_the_run_would_not_find(
+    tasks_file: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(["eval", tasks_file, "m", "--dry-run", "--taskset", "trian"]) == Exit.USAGE
+    assert "has no taskset 'trian'; it has " in capsys.readouterr().err

@@ -16,8 +16,8 @@ from upcycle.cli.bus import knows_a_bus
 from upcycle.cli.exits import Exit
 from upcycle.cli.output import JsonFlag, print_json, result_console
 from upcycle.cli.platform_needed import require_platform
-from upcycle.errors import UpcycleError
-from upcycle.platform import ONLY_PEERS, Platform, PlatformNotFound, find_addresses
+from upcycle.errors import Unavailable, UpcycleError
+from upcycle.platform import ONLY_PEERS, PEERS, Platform, PlatformNotFound, find_addresses
 
 MIN_FREE_BYTES = 2 * 1024**3
 PROBE_TIMEOUT_S = 2.0
@@ -56,7 +56,8 @@ async def doctor(*, as_json: JsonFlag = False) -> int:
                 "finding", {"what": finding.what, "verdict": finding.verdict, "detail": finding.detail}
             )
         else:
-            console.print(f"{MARKS[finding.verdict]} {finding.what:<18} {finding.detail}")
+            text = f"{MARKS[finding.verdict]} {finding.what:<18} {finding.detail}"
+            console.print(text, soft_wrap=True)
     return Exit.FAILED if any(finding.verdict == "fail" for finding in findings) else Exit.OK
 
 
@@ -120,7 +121,9 @@ async def platform_findings() -> list[Finding]:
     except PlatformNotFound as error:
         return [Finding("platform", "warn", str(error)), Finding("models", "warn", NO_MODEL)]
     async with Platform(addresses) as platform:
-        calls = await asyncio.gather(*(_probe(name, call) for name, call in _calls(platform).items()))
+        where = {service: addresses.peers[peer] for peer, service in PEERS.items()}
+        asked = (_probe(name, where[name], call) for name, call in _calls(platform).items())
+        calls = await asyncio.gather(*asked)
         calls += await _models(platform)
         if addresses.state_file is None:
             others = _not_asked()
@@ -205,12 +208,16 @@ def _calls(platform: Platform) -> dict[str, Awaitable[object]]:
     }
 
 
-async def _probe(name: str, call: Awaitable[object]) -> Finding:
+async def _probe(name: str, address: str, call: Awaitable[object]) -> Finding:
     import grpc
+
+    from upcycle.rpc.errors import remote_error
 
     began = asyncio.get_running_loop().time()
     try:
         await call
     except grpc.aio.AioRpcError as error:
-        return Finding(name, "fail", f"{error.code().name}: {error.details()}")
+        if isinstance(found := remote_error("", error), Unavailable):
+            return Finding(name, "fail", f"does not answer at {address}")
+        return Finding(name, "fail", found.message or f"answers {error.code().name} at {address}")
     return Finding(name, "ok", f"answers in {(asyncio.get_running_loop().time() - began) * 1e3:.0f} ms")

@@ -108,6 +108,7 @@ def test_what_is_not_asked_where_only_the_public_addresses_are_known_is_named(
         monkeypatch.setenv(f"UPCYCLE_PEERS_{peer.upper()}", "127.0.0.1:1")
     run(["doctor", "--json"])
     said = found(capsys)
+    assert said["grpo_trainer"]["detail"] == "does not answer at 127.0.0.1:1"
     assert said["processes"]["verdict"] == "warn"
     assert "rollout_sampler, reward_grader, model_gateway" in said["processes"]["detail"]
     assert (said["bus"]["verdict"], said["bus"]["detail"]) == ("warn", "not asked, set UPCYCLE_BUS_URL")

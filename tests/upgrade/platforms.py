@@ -29,8 +29,6 @@ ORDER: Final = (
     "grpo_trainer",
 )
 """In which services are upgraded, by docs/do/upgrade.md: readers of a new fact go before its author."""
-_NEWER_SETTINGS: Final = ("UPCYCLE_S3_PART_BYTES",)
-"""That the last release does not know; the arrangement of `make chaos` sets them."""
 _PROVISION_S: Final = 60.0
 
 
@@ -40,6 +38,7 @@ class UpgradingStack(ReplicatedStack):
     def __init__(self, settings: StackSettings, arrangement: Arrangement, release: Release) -> None:
         super().__init__(settings, arrangement)
         self._release = release
+        self._newer = release.settings_added_since()
         self._versions = settings.data_dir.absolute() / "versions"
         self._today = self._versions / "today"
         self._copies_per_stream = arrangement.nats_servers
@@ -71,7 +70,7 @@ class UpgradingStack(ReplicatedStack):
         self._turn(spec.name, self._release.folder)
         inherited = os.environ.get("PYTHONPATH", "")
         path = os.pathsep.join(filter(None, [str(self._versions / spec.name), inherited]))
-        env = {name: value for name, value in spec.env.items() if name not in _NEWER_SETTINGS}
+        env = {name: value for name, value in spec.env.items() if name not in self._newer}
         return replace(spec, env={**env, "PYTHONPATH": path})
 
     def _turn(self, process: str, to: Path) -> None:

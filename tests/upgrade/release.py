@@ -1,6 +1,7 @@
 """The last released version, built from this repository's history and installed in a folder of its own."""
 
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Mapping
@@ -11,7 +12,7 @@ from typing import Final
 REPOSITORY: Final = Path(__file__).resolve().parents[2]
 RECORD: Final = Path(__file__).parent / "last_release.txt"
 """`<tag> <commit>`: a clone may have no tags."""
-_BUILD_S: Final = 240.0
+_BUILD_S: Final = 600.0
 
 
 class ReleaseMissing(AssertionError):
@@ -32,6 +33,10 @@ class Release:
     def environment(self) -> Mapping[str, str]:
         """Of a process that runs this version."""
         return {"PYTHONPATH": str(self.folder)}
+
+    def settings_added_since(self) -> frozenset[str]:
+        """Variables that this version would refuse: today's reference has them, that of its time has not."""
+        return _settings_of(REPOSITORY) - _settings_of(self.source)
 
 
 def released() -> tuple[str, str]:
@@ -76,6 +81,11 @@ def version_path(environment: Mapping[str, str]) -> Path:
         timeout=_BUILD_S,
     )
     return Path(answer.stdout.strip())
+
+
+def _settings_of(repository: Path) -> frozenset[str]:
+    page = (repository / "docs" / "reference" / "settings.md").read_text()
+    return frozenset(re.findall(r"^\| `([A-Z0-9_]+)` \|", page, re.MULTILINE))
 
 
 def _pip(command: str, *arguments: str) -> None:

@@ -1,4 +1,5 @@
-"""The tasksets: `train`, and `held_out` from other seeds and other service names. Families are the causes.
+"""The tasksets: `train`, and from other seeds and other service names `held_out`, by which the gate judges,
+and `audit`, which neither trains nor gates. Families are the causes.
 
 `practice` and `first` hold the first tasks of `train`: the demo trains on `practice` while an evaluation of
 it runs beside the training, and begins with an evaluation of `first`.
@@ -13,8 +14,10 @@ NUM_TRAIN = 1024
 NUM_PRACTICE = 96
 NUM_FIRST = 48
 NUM_HELD_OUT = 120
+NUM_AUDIT = 120
 # Seeds of the splits do not meet, though a split is part of its incidents' seeds anyway.
 FIRST_SEED: dict[Split, int] = {"train": 0, "held_out": 1_000_000}
+FIRST_AUDIT_SEED = 2_000_000
 
 
 def _task(split: Split, seed: int) -> Task:
@@ -31,3 +34,8 @@ train = _taskset("train", "train", NUM_TRAIN)
 practice = _taskset("practice", "train", NUM_PRACTICE)
 first = _taskset("first", "train", NUM_FIRST)
 held_out = _taskset("held_out", "held_out", NUM_HELD_OUT)
+audit = Taskset(
+    "incident-audit",
+    [_task("held_out", seed) for seed in range(FIRST_AUDIT_SEED, FIRST_AUDIT_SEED + NUM_AUDIT)],
+    "audit",
+)

@@ -88,12 +88,10 @@ def parse_checkpoint_id(text: str) -> CheckpointName | None:
     return CheckpointName(found["model"], int(found["version"]))
 
 
-def gate_request_id(
-    checkpoint: str, taskset_digest: str, profile_key: str, attempts: int, attempt: int
-) -> str:
-    """Of the evaluation that a gate asks for: equal content, the same run, also after a crash before the
-    registry's commit."""
-    return f"gate/{checkpoint}/{taskset_digest[:16]}/{profile_key}/x{attempts}/{attempt}"
+def pair_request_id(checkpoint: str, head_revision: int, number: int) -> str:
+    """Of the run that a gate asks for, the number-th that plays a candidate beside the head of a revision:
+    the same run, also after a crash before the registry's commit."""
+    return f"pair/{checkpoint}/r{head_revision}/{number}"
 
 
 def interactive_run_id(model: str) -> str:

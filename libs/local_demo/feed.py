@@ -36,6 +36,7 @@ class LoopState:
     staleness: dict[int, int] = field(default_factory=dict)
     head_version: int = 0
     held_out: list[tuple[int, float]] = field(default_factory=list)
+    verdicts: list[registry.CheckpointEvaluated] = field(default_factory=list)
     checkpoints: Counter[str] = field(default_factory=Counter)
     reloads: list[registry.EngineReloaded] = field(default_factory=list)
     promotions: list[registry.CheckpointPromoted] = field(default_factory=list)
@@ -114,8 +115,11 @@ def _saved(state: LoopState, event: training.CheckpointSaved) -> str:
 
 def _evaluated(state: LoopState, event: registry.CheckpointEvaluated) -> str:
     state.held_out.append((event.version, event.report.candidate_rate))
-    against = f"{event.report.head_rate:.1%} of head, lower bound {event.report.pooled_lower_bound:+.3f}"
-    return f"checkpoint v{event.version}: held-out {event.report.candidate_rate:.1%} against {against}"
+    state.verdicts.append(event)
+    report = event.report
+    against = f"{report.head_rate:.1%} of head, lower bound {report.pooled_lower_bound:+.3f}"
+    looks = f"{report.verdict} after {report.attempts} attempts a side"
+    return f"checkpoint v{event.version}: gate {report.candidate_rate:.1%} against {against}; {looks}"
 
 
 def _promoted(state: LoopState, event: registry.CheckpointPromoted) -> str:

@@ -12,24 +12,23 @@ from typing import Self
 from rich.console import Console
 
 from event_bus import EventBus
+from local_demo.audit import Audit, audit_of
 from local_demo.feed import FACTS, LoopState, apply
-from local_demo.plan import FIRST_TASKSET, HELD_OUT_TASKSET, MODEL, PRACTICE_TASKSET, DemoPlan
+from local_demo.plan import AUDIT_ATTEMPTS, AUDIT_TASKSET, FIRST_TASKSET, MODEL, PRACTICE_TASKSET, DemoPlan
 from local_demo.production import Production
-from local_demo.report import DemoReport, Fed, HeldOut, Ledger, Reloads, Served, Walls
+from local_demo.report import DemoReport, Fed, Ledger, Reloads, Selected, Served, Walls, parts_of
 from local_demo.view import make_view
 from local_stack.stack import Stack, StackSettings
 from local_stack.supervisor import lock_folder
 from service_kit.deadlines import deadline
 from upcycle.api.registry.v1.registry_pb2 import CHECKPOINT_STATE_CANDIDATE, CHECKPOINT_STATE_EVALUATING
 from upcycle.api.registry.v1.service_pb2 import GetModelRequest, ListCheckpointsRequest, ListEnginesRequest
-from upcycle.api.taskset.v1.service_pb2 import ListRunsRequest
+from upcycle.api.taskset.v1.service_pb2 import GetRunRequest, ListRunsRequest
 from upcycle.api.taskset.v1.taskset_pb2 import Run
 from upcycle.api.trajectory.v1.service_pb2 import GetLedgerRequest, GetLedgerResponse
 from upcycle.cli.tasksets import load_source
 from upcycle.errors import Failed
-from upcycle.evaluation import read_results, runs_of
 from upcycle.platform import Addresses, Platform
-from upcycle.results import coverage_of
 from upcycle.run_client import completed, follow_run, state_word, submit_run
 from upcycle.run_config import RunSpec
 from upcycle.run_config.flags import evaluation_run
@@ -109,12 +108,9 @@ class Demo:
         self._walls[name] = time.monotonic() - began
 
     async def run(self) -> DemoReport:
-        """Baseline, training with promotions under production traffic, the verdict on held-out tasks."""
+        """Baseline, training with promotions under production traffic, the audit."""
         await load_source(str(self.plan.tasks_file), PRACTICE_TASKSET).register(self.platform)
-        async with self._phase(
-            "baseline", "measuring the base policy on held-out tasks, then on train tasks"
-        ):
-            before = await self._evaluate()
+        async with self._phase("baseline", "measuring the base policy on train tasks"):
             first = await self._first_batch()
         production = Production(
             self._addresses.gateway_url,
@@ -127,11 +123,11 @@ class Demo:
             async with self._phase("training", "training while production asks and a user evaluates"):
                 trained, beside = await self._train_beside_a_user(first)
                 await self._candidates_judged()
-            async with self._phase("verdict", "measuring the promoted policy on held-out tasks"):
-                after = await self._evaluate()
+            async with self._phase("audit", "playing base and head side by side on the audit tasks"):
+                audited = await self._audit()
         finally:
             await production.stop()
-        return await self._report(before, after, trained, (first, beside), production)
+        return await self._report(audited, trained, (first, beside), production)
 
     async def _first_batch(self) -> Run:
         """The base policy on train tasks: measured, and what the training run begins with."""
@@ -156,11 +152,22 @@ class Demo:
         spec = self._evaluation(PRACTICE_TASKSET, self._training.group_size, trainable=True)
         return await self._finish(await submit_run(self.platform, spec_to_wire(spec)), TRAIN_TIMEOUT_S)
 
-    async def _evaluate(self) -> HeldOut:
-        spec = self._evaluation(HELD_OUT_TASKSET, self._training.gate.attempts if self._training.gate else 1)
+    async def _audit(self) -> Audit:
+        """The one opening of the audit tasks. Where nothing was promoted, the base stands for both."""
+        request = GetModelRequest(model=MODEL)
+        head = (await self.platform.registry.GetModel(request, timeout=10)).model.head_version
+        spec = evaluation_run(
+            MODEL,
+            AUDIT_TASKSET,
+            group=2 * AUDIT_ATTEMPTS,
+            version=head,
+            against_version=0 if head else None,
+            label="audit",
+        )
+        spec = replace(spec, sampling=self._training.sampling)
         run = await self._finish(await submit_run(self.platform, spec_to_wire(spec)), EVAL_TIMEOUT_S)
-        coverage = coverage_of(runs_of(await read_results(self.platform, run.run_id)))
-        return HeldOut(coverage.num_successes, coverage.num_planned)
+        done = GetRunRequest(run_id=run.run_id, include_results=True)
+        return audit_of((await self.platform.tasksets.GetRun(done, timeout=60)).results)
 
     async def _train(self, source: str) -> Run:
         spec = replace(self._training, taskset=PRACTICE_TASKSET, source_runs=(source,))
@@ -200,12 +207,7 @@ class Demo:
                 await asyncio.sleep(0.5)
 
     async def _report(
-        self,
-        before: HeldOut,
-        after: HeldOut,
-        trained: Run,
-        evaluations: tuple[Run, Run],
-        production: Production,
+        self, audited: Audit, trained: Run, evaluations: tuple[Run, Run], production: Production
     ) -> DemoReport:
         ledger = await self._balanced_ledger()
         head = await self.platform.registry.GetModel(GetModelRequest(model=MODEL), timeout=10)
@@ -213,8 +215,8 @@ class Demo:
         counts = self.state.checkpoints
         listed = await self.platform.tasksets.ListRuns(ListRunsRequest(limit=1000), timeout=10)
         return DemoReport(
-            before=before,
-            after=after,
+            audit=audited,
+            gate=self._selected(),
             ledger=Ledger(ledger.requested, ledger.settled, ledger.in_flight, dict(ledger.by_state)),
             fed=self._fed(evaluations),
             policy_versions=self.state.latest_version,
@@ -232,7 +234,16 @@ class Demo:
             seed=self.plan.seed,
             wall_s=self._walls_so_far(),
             usage=total_usage(usage_of(run.usage) for run in listed.runs),
+            parts=parts_of(listed.runs),
         )
+
+    def _selected(self) -> Selected | None:
+        """What the gate saw when it promoted head: the figures that selected it."""
+        reports = [one for one in self.state.verdicts if one.version == self.state.head_version]
+        if not reports:
+            return None
+        report = reports[-1].report
+        return Selected(reports[-1].version, report.candidate_rate, report.head_rate, report.attempts)
 
     def _fed(self, evaluations: tuple[Run, Run]) -> Fed:
         groups = {run.run_id: self.state.groups_from[run.run_id] for run in evaluations}
@@ -253,7 +264,7 @@ class Demo:
     def _walls_so_far(self) -> Walls:
         walls = self._walls
         total = time.monotonic() - self._began
-        return Walls(walls["setup"], walls["baseline"], walls["training"], total)
+        return Walls(walls["setup"], walls["baseline"], walls["training"], walls["audit"], total)
 
     async def _balanced_ledger(self) -> GetLedgerResponse:
         """The ledger once no episode is in flight, or as it is at the deadline; the report shows the

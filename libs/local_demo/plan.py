@@ -10,6 +10,10 @@ from upcycle.errors import UpcycleError
 
 MODEL = "incident"
 TRAIN_TASKSET, HELD_OUT_TASKSET = "incident-train", "incident-held_out"
+AUDIT_TASKSET = "incident-audit"
+"""Neither trains nor gates: opened once, at the end."""
+AUDIT_ATTEMPTS = 2
+"""Of base and of head, at each of its tasks."""
 PRACTICE_TASKSET = "incident-practice"
 """What the demo trains on and what its user evaluates beside the run: few enough of the train tasks that an
 evaluation of all of them is over before the training is."""
@@ -36,7 +40,7 @@ class DemoPlan:
 
     @property
     def tasks_file(self) -> Path:
-        """Defines the tasksets, all of split train but the held-out one."""
+        """Defines the tasksets, all of split train but the held-out one and the one for audits."""
         return self.repository / "examples" / "incident" / "tasks.py"
 
     @property

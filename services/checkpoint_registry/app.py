@@ -8,6 +8,7 @@ from checkpoint_registry.adapters.planner import IDEMPOTENT, GrpcTasksets
 from checkpoint_registry.adapters.policy_store import PolicyUploads
 from checkpoint_registry.adapters.sql_gate import SqlGateStore
 from checkpoint_registry.adapters.sql_models import SqlLeaseStore, SqlModelStore
+from checkpoint_registry.adapters.sql_pairs import SqlPairStore
 from checkpoint_registry.adapters.sql_references import SqlReferences
 from checkpoint_registry.adapters.sql_versions import SqlVersionStore
 from checkpoint_registry.adapters.version_files import VersionFiles
@@ -16,11 +17,12 @@ from checkpoint_registry.handlers import registry_router
 from checkpoint_registry.loops import GateLoop, GateLoopDeps, GateWakeups, LostFactsLoop, RetentionLoop
 from checkpoint_registry.servicer import STATUS_OF, RegistryServicer
 from checkpoint_registry.settings import CheckpointRegistrySettings
-from checkpoint_registry.usecases.evidence import EvidencePolicy, GatherEvidence
-from checkpoint_registry.usecases.gating import GatePolicy, RunGate
+from checkpoint_registry.usecases.evidence import GatherEvidence
+from checkpoint_registry.usecases.gating import RunGate
 from checkpoint_registry.usecases.leases import EngineLeases
 from checkpoint_registry.usecases.lost_facts import TakeLostFacts
 from checkpoint_registry.usecases.models import ManageModels
+from checkpoint_registry.usecases.pairing import PairPolicy, PlayPairs
 from checkpoint_registry.usecases.references import FindReferences
 from checkpoint_registry.usecases.retention import PruneVersions, RetentionDeps
 from checkpoint_registry.usecases.rollback import RollbackPolicy, WatchHead
@@ -60,10 +62,12 @@ def build_app(settings: CheckpointRegistrySettings) -> Service:
     tasksets = GrpcTasksets(planner)
     models, gates, leases = SqlModelStore(database), SqlGateStore(database), SqlLeaseStore(database)
     versions, wakeups = SqlVersionStore(database), GateWakeups()
-    evidence = GatherEvidence(gates, models, tasksets, _evidence_policy(settings), now=utc_now)
-    gate = RunGate(gates, models, tasksets, evidence, GatePolicy(settings.gate_min_family_tasks), now=utc_now)
+    pair_store = SqlPairStore(database)
+    pairs = PlayPairs(pair_store, tasksets, _pair_policy(settings), now=utc_now)
+    evidence = GatherEvidence(gates, models, tasksets, now=utc_now)
+    gate = RunGate(gates, models, pair_store, tasksets, pairs, now=utc_now)
     rollback = RollbackPolicy(settings.auto_rollback, settings.rollback_confidence)
-    head = WatchHead(gates, models, rollback, now=utc_now)
+    head = WatchHead(gates, pair_store, models, rollback, now=utc_now)
     gate_loop = GateLoop(GateLoopDeps(gate, head, gates, wakeups), poll_s=settings.gate_poll_s)
     manage = ManageModels(models, _policy_store(settings, blobs), wakeups.wake, now=utc_now)
     servicer = RegistryServicer(manage, models, versions, EngineLeases(leases, now=utc_now))
@@ -72,7 +76,7 @@ def build_app(settings: CheckpointRegistrySettings) -> Service:
     announced = KeptAnnouncements(blobs)
     lost = TakeLostFacts(announced, versions, gate, wakeups.wake)
     grpc_server = GrpcServer(settings.host, settings.grpc_port)
-    bus.include_router(registry_router(gate, evidence, versions, announced, wakeups.wake))
+    bus.include_router(registry_router(gate, pairs, evidence, versions, announced, wakeups.wake))
     for component in (
         database,
         blobs,
@@ -107,8 +111,8 @@ def _retention(settings: CheckpointRegistrySettings, deps: RetentionDeps) -> Ret
     return RetentionLoop(PruneVersions(deps, policy, now=utc_now), every_s=settings.retention_every_s)
 
 
-def _evidence_policy(settings: CheckpointRegistrySettings) -> EvidencePolicy:
-    return EvidencePolicy(
+def _pair_policy(settings: CheckpointRegistrySettings) -> PairPolicy:
+    return PairPolicy(
         max_tries=settings.gate_max_tries,
         first_retry_s=settings.gate_first_retry_s,
         deadline_s=settings.gate_evaluation_s,

@@ -11,6 +11,7 @@ from checkpoint_registry.adapters.sql_versions import SqlVersionStore
 from checkpoint_registry.domain.errors import PeerRefused, UnknownModel, VersionConflict
 from checkpoint_registry.usecases.evidence import GatherEvidence
 from checkpoint_registry.usecases.gating import RunGate
+from checkpoint_registry.usecases.pairing import PlayPairs
 from event_bus import Carries, EventRouter, PoisonMessage
 from event_bus.topology import CHECKPOINT_REGISTRY
 from identities.objects import PolicyFolder
@@ -22,6 +23,7 @@ from upcycle.api.training.v1.events_pb2 import CheckpointSaved, PolicyPublished
 
 def registry_router(
     gate: RunGate,
+    pairs: PlayPairs,
     evidence: GatherEvidence,
     versions: SqlVersionStore,
     files: KeptAnnouncements,
@@ -55,7 +57,8 @@ def registry_router(
         if event.purpose != common_pb2.PURPOSE_EVAL:
             return
         with _refusals_are_poison():
-            await evidence.collect(event.run_id)
+            if not await pairs.collect(event.run_id):
+                await evidence.collect(event.run_id)
         wake_gate([event.model])
 
     return router

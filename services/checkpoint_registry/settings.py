@@ -23,13 +23,11 @@ class CheckpointRegistrySettings(ServiceSettings):
     gate_poll_s: float = Field(2.0, gt=0, le=60)
     """How often the gate looks at evaluations under way, in case an event was lost."""
     gate_max_tries: int = Field(3, ge=1)
-    """Evaluation runs per version before the gate holds a candidate for lack of evidence."""
+    """Runs of candidate and head that may fail in a row before the gate holds the candidate."""
     gate_first_retry_s: float = Field(2.0, gt=0)
     """Seconds before the second try of an evaluation; doubles per try."""
     gate_evaluation_s: float = Field(6 * 3600.0, gt=0)
     """Seconds after which an evaluation that is not over is cancelled; it counts as a failed try."""
-    gate_min_family_tasks: int = Field(8, ge=2)
-    """Task families smaller than this share one regression budget."""
     auto_rollback: bool = True
     """Take head back when a later evaluation shows that it is worse than the head before it."""
     rollback_confidence: float = Field(0.99, gt=0.5, lt=1)

@@ -33,6 +33,8 @@ from upcycle.api.registry.v1 import events_pb2, registry_pb2
 from upcycle.api.taskset.v1 import service_pb2 as taskset_service_pb2
 from upcycle.api.taskset.v1 import taskset_pb2
 from upcycle.api.training.v1 import events_pb2 as training_events_pb2
+from upcycle.gate.decision import Decision
+from upcycle.gate.families import FamilyRisk
 from upcycle.moments import moment_of, timestamp
 from upcycle.run_config import wire as run_config
 
@@ -177,27 +179,55 @@ def lease_to_wire(lease: EngineLease) -> registry_pb2.EngineLease:
 
 def report_to_wire(judgement: Judgement) -> registry_pb2.GateReport:
     """What the gate saw and said."""
-    verdict = judgement.verdict
-    return registry_pb2.GateReport(
+    decision, last = judgement.decision, judgement.run_ids[-1] if judgement.run_ids else ""
+    report = registry_pb2.GateReport(
         candidate_checkpoint_id=judgement.candidate_checkpoint_id,
         head_checkpoint_id=judgement.head_checkpoint_id,
         taskset=judgement.gate.taskset,
         taskset_digest=judgement.taskset_digest,
-        candidate_run_id=judgement.candidate_run_id,
-        head_run_id=judgement.head_run_id,
-        attempts=judgement.gate.attempts,
-        passed=verdict.passed,
-        reason=verdict.reason,
-        candidate_rate=verdict.candidate_rate,
-        head_rate=verdict.head_rate,
-        pooled_lower_bound=verdict.pooled_lower_bound,
+        candidate_run_id=last,
+        head_run_id=last,
+        run_ids=judgement.run_ids,
+        attempts=decision.attempts,
+        passed=judgement.is_passed,
+        reason=judgement.reason,
+        verdict=decision.verdict.value,
+        ground=decision.ground.value,
+        level=decision.level,
         confidence=judgement.gate.confidence,
         regression_margin=judgement.gate.regression_margin,
         min_gain=judgement.gate.min_gain,
-        num_tasks=verdict.num_tasks,
-        exact_p_value=verdict.exact_p_value,
-        newcombe_lower_bound=verdict.newcombe_lower_bound,
-        families=[registry_pb2.FamilyReport(**asdict(family)) for family in verdict.families],
+        played=decision.played,
+        missing=decision.missing,
+        unproven=decision.unproven,
+        families=[_family_to_wire(family) for family in decision.families],
+    )
+    _add_gains(report, decision)
+    if decision.needed is not None:
+        report.needed_tasks = decision.needed.tasks or 0
+        report.needed_attempts = decision.needed.attempts or 0
+    return report
+
+
+def _add_gains(report: registry_pb2.GateReport, decision: Decision) -> None:
+    if (gain := decision.gain) is not None:
+        report.num_tasks = gain.num_tasks
+        report.candidate_rate, report.head_rate = gain.rate, gain.other_rate
+        report.pooled_lower_bound, report.pooled_upper_bound = gain.lower, gain.upper
+        report.exact_p_value, report.look_level = gain.p, gain.level
+    if (base := decision.base) is not None:
+        report.base_rate, report.base_lower_bound = base.other_rate, base.lower
+
+
+def _family_to_wire(family: FamilyRisk) -> registry_pb2.FamilyReport:
+    return registry_pb2.FamilyReport(
+        family=family.family,
+        num_tasks=family.num_tasks,
+        difference=family.mean,
+        margin=family.margin,
+        risk=family.risk,
+        against=family.against,
+        passed=family.is_proven,
     )
 
 
@@ -212,13 +242,14 @@ def evaluated(checkpoint: Checkpoint, judgement: Judgement, at: datetime) -> eve
     )
 
 
-def held(checkpoint: Checkpoint, reason: str, at: datetime) -> events_pb2.CheckpointHeld:
-    """The fact that a candidate stays one."""
+def held(checkpoint: Checkpoint, reason: str, at: datetime, verdict: str = "") -> events_pb2.CheckpointHeld:
+    """The fact that a candidate stays one. verdict: of the judgement, if it was judged."""
     return events_pb2.CheckpointHeld(
         checkpoint_id=checkpoint.checkpoint_id,
         model=checkpoint.model,
         version=checkpoint.version,
         reason=reason,
+        verdict=verdict,
         held_at=timestamp(at),
     )
 
@@ -266,6 +297,7 @@ def run_from_wire(response: taskset_service_pb2.GetRunResponse) -> EvaluationRun
         taskset_revision=run.taskset_revision,
         source_digest=run.source_digest,
         episode_deadline_s=spec.episode_deadline_s,
+        against_version=spec.against_version if spec.HasField("against_version") else None,
     )
 
 
@@ -297,24 +329,29 @@ def _result_from_wire(result: taskset_pb2.EpisodeResult) -> EpisodeOutcome:
         success=result.success,
         oldest_version=result.sampled_by.oldest,
         newest_version=result.sampled_by.newest,
+        member=result.member,
     )
 
 
 def taskset_from_wire(taskset: taskset_pb2.Taskset) -> TasksetView:
     """What the gate asks about a taskset."""
     is_held_out = taskset.split == common_pb2.SPLIT_HELD_OUT
-    return TasksetView(taskset.name, taskset.digest, is_held_out, len(taskset.tasks), taskset.revision)
+    families = {task.slug: task.family or "default" for task in taskset.tasks}
+    num_tasks, revision = len(taskset.tasks), taskset.revision
+    return TasksetView(taskset.name, taskset.digest, is_held_out, num_tasks, revision, families)
 
 
 def order_to_wire(order: EvaluationOrder) -> taskset_service_pb2.SubmitRunRequest:
-    """A pinned evaluation run."""
+    """A run of two pinned versions."""
     return taskset_service_pb2.SubmitRunRequest(
         request_id=order.request_id,
         spec=taskset_pb2.RunSpec(
             taskset=order.taskset,
             purpose=common_pb2.PURPOSE_EVAL,
             policy=common_pb2.PolicySelector(model=order.model, pinned_version=order.version),
-            group_size=order.attempts,
+            group_size=2 * order.attempts,
+            against_version=order.against_version,
+            families=order.families,
             sampling=taskset_pb2.SamplingConfig(**asdict(order.profile), seed=order.seed),
             label=order.label,
             episode_deadline_s=order.episode_deadline_s or None,

@@ -54,8 +54,12 @@ MODULES = {
     ),
     "retention": Module(("checkpoint_registry/domain/retention.py",), (f"{_REGISTRY}/test_retention.py",)),
     "gate": Module(
-        ("checkpoint_registry/domain/gate.py", "checkpoint_registry/domain/evidence.py"),
-        (f"{_REGISTRY}/test_gate_verdicts.py", f"{_REGISTRY}/test_evidence.py"),
+        (
+            "checkpoint_registry/domain/pairs.py",
+            "checkpoint_registry/domain/gate.py",
+            "checkpoint_registry/domain/evidence.py",
+        ),
+        (f"{_REGISTRY}/test_looks.py", f"{_REGISTRY}/test_gate_missing.py", f"{_REGISTRY}/test_evidence.py"),
     ),
     "reward_parsing": Module(("reward_grader/domain.py",), ("services/reward_grader/test_rewards.py",)),
     "chat_parsing": Module(("upcycle/harness/parsing.py",), ("libs/upcycle/test_parse_turn.py",)),

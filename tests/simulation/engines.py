@@ -39,7 +39,7 @@ from rollout_sampler.domain import PolicyWanted
 from upcycle.api.registry.v1.service_pb2_grpc import RegistryServiceStub
 
 WEIGHTS: Final = "model.safetensors"
-_CHANNELS: Final = (Channel.LATEST, Channel.CANDIDATE)
+_CHANNELS: Final = (Channel.LATEST, Channel.CANDIDATE, Channel.HEAD)
 _CALL_S: Final = 0.05
 _TIMINGS: Final = SupervisorTimings(poll_s=6.0, retry_s=2.0)
 _RENEW_S: Final = 8.0

@@ -84,10 +84,10 @@ BUGS: Final = (
         'events.episode_outcome(episode.episode_id) + "-graded")',
     ),
     Bug(
-        "the gate decides before every held-out task was graded often enough",
-        "services/checkpoint_registry/domain/evidence.py",
-        "return self.num_tasks > 0 and self._num_covered(attempts) >= self.num_tasks",
-        "return self.num_tasks > 0",
+        "the gate promotes a candidate whose verdict is not to promote it",
+        "services/checkpoint_registry/usecases/gating.py",
+        "            if judgement.is_passed:\n",
+        "            if judgement.decision.attempts:\n",
     ),
     Bug(
         "a trainer does not ask which of its runs are over",

@@ -1,5 +1,6 @@
 """The registry and its gate in a history: as its own app.py composes them, and what must hold about head."""
 
+import json
 from collections import Counter
 from collections.abc import Collection, Mapping
 from datetime import UTC, datetime
@@ -22,16 +23,18 @@ from checkpoint_registry.adapters.announced_versions import KeptAnnouncements
 from checkpoint_registry.adapters.planner import GrpcTasksets
 from checkpoint_registry.adapters.sql_gate import SqlGateStore
 from checkpoint_registry.adapters.sql_models import SqlLeaseStore, SqlModelStore
+from checkpoint_registry.adapters.sql_pairs import SqlPairStore
 from checkpoint_registry.adapters.sql_versions import SqlVersionStore
 from checkpoint_registry.domain.models import Checkpoint, CheckpointState
 from checkpoint_registry.handlers import registry_router
 from checkpoint_registry.loops import GateLoop, GateLoopDeps, GateWakeups, LostFactsLoop
 from checkpoint_registry.servicer import STATUS_OF, RegistryServicer
-from checkpoint_registry.usecases.evidence import EvidencePolicy, GatherEvidence
-from checkpoint_registry.usecases.gating import GatePolicy, RunGate
+from checkpoint_registry.usecases.evidence import GatherEvidence
+from checkpoint_registry.usecases.gating import RunGate
 from checkpoint_registry.usecases.leases import EngineLeases
 from checkpoint_registry.usecases.lost_facts import TakeLostFacts
 from checkpoint_registry.usecases.models import ManageModels
+from checkpoint_registry.usecases.pairing import PairPolicy, PlayPairs
 from checkpoint_registry.usecases.rollback import RollbackPolicy, WatchHead
 from grpo_trainer.domain.states import BasePolicy
 from policy_files import manifest_from_bytes
@@ -40,8 +43,14 @@ from sql_store import OutboxRelay
 REGISTRY_DB: Final = "checkpoint_registry"
 _MOVES: Final = "SELECT revision, from_checkpoint_id, to_checkpoint_id FROM head_move WHERE revision > 1"
 _JOBS: Final = "SELECT checkpoint_id, phase FROM gate_job"
-_EVIDENCE: Final = "SELECT checkpoint_id, run_id FROM evaluation"
-_GRADED: Final = "SELECT run_id, task_position, count(*) FROM episode WHERE state = 'evaluated' GROUP BY 1, 2"
+_EVIDENCE: Final = (
+    "SELECT checkpoint_id, head_checkpoint_id, head_revision, run_id FROM pair_run WHERE state = 'finished'"
+)
+_VERDICTS: Final = "SELECT checkpoint_id, gate_json FROM checkpoint WHERE gate_json != ''"
+_ENDED: Final = (
+    "SELECT run_id, task_position, member % 2, count(DISTINCT member) FROM episode "
+    "WHERE state IN ('evaluated', 'failed') GROUP BY 1, 2, 3"
+)
 
 
 async def import_model(
@@ -60,17 +69,17 @@ async def registry(given: Infrastructure, process: SimulatedProcess) -> None:
     models, gates, leases = SqlModelStore(database), SqlGateStore(database), SqlLeaseStore(database)
     versions, wakeups, now = SqlVersionStore(database), GateWakeups(), given.now
     tasksets = GrpcTasksets(given.peer(PLANNER))
-    policy = EvidencePolicy(max_tries=3, deadline_s=300.0)
-    evidence = GatherEvidence(gates, models, tasksets, policy, now=now)
-    gate = RunGate(gates, models, tasksets, evidence, GatePolicy(min_family_tasks=1), now=now)
-    head = WatchHead(gates, models, RollbackPolicy(enabled=False), now=now)
+    pairs, evidence = SqlPairStore(database), GatherEvidence(gates, models, tasksets, now=now)
+    play = PlayPairs(pairs, tasksets, PairPolicy(max_tries=3, deadline_s=300.0), now=now)
+    gate = RunGate(gates, models, pairs, tasksets, play, now=now)
+    head = WatchHead(gates, pairs, models, RollbackPolicy(enabled=False), now=now)
     loop = GateLoop(GateLoopDeps(gate, head, gates, wakeups), poll_s=5.0)
     manage = ManageModels(models, cast(Any, None), wakeups.wake, now=now)
     servicer = RegistryServicer(manage, models, versions, EngineLeases(leases, now=now))
     given.peers.serve(REGISTRY, process, servicer, STATUS_OF)
     bus = given.bus()
     announced = KeptAnnouncements(given.blobs())
-    bus.include_router(registry_router(gate, evidence, versions, announced, wakeups.wake))
+    bus.include_router(registry_router(gate, play, evidence, versions, announced, wakeups.wake))
     await bus.start()
     await OutboxRelay(database, bus, poll_s=1.0).start()
     forever(loop.run)
@@ -78,8 +87,8 @@ async def registry(given: Infrastructure, process: SimulatedProcess) -> None:
 
 
 class HeadWatch:
-    """Head moves only by evidence: every held-out task was graded often enough, on exactly the candidate and
-    on exactly the head before it."""
+    """Head moves only by a verdict to promote, on evidence that is of this candidate and this head alone:
+    every held-out task was played often enough on both sides of the runs that the verdict names."""
 
     def __init__(self, given: Infrastructure, watch: PromiseWatch) -> None:
         self._databases = given.databases
@@ -92,7 +101,7 @@ class HeadWatch:
             for revision, before, after in self._rows(REGISTRY_DB, _MOVES):
                 if revision not in self._seen:
                     self._seen.add(revision)
-                    self._check(before, after)
+                    self._check(revision, before, after)
 
     def undecided(self, run_id: str, ended: str) -> dict[str, str]:
         """Checkpoints of a run about which the gate has not decided, and how far it is. ended: how it did."""
@@ -104,19 +113,28 @@ class HeadWatch:
         found = {one: phases.get(one, "unknown") for one in saved}
         return {one: phase for one, phase in found.items() if phase != "done"}
 
-    def _check(self, before: str, after: str) -> None:
-        for checkpoint_id in (before, after):
-            if not self._is_complete(
-                {run for one, run in self._rows(REGISTRY_DB, _EVIDENCE) if one == checkpoint_id}
-            ):
-                raise Broken("HEAD", f"moved from {before} to {after} without evidence about {checkpoint_id}")
+    def _check(self, revision: int, before: str, after: str) -> None:
+        moved = f"moved from {before} to {after}"
+        report = json.loads(dict(self._rows(REGISTRY_DB, _VERDICTS)).get(after, "{}"))
+        if report.get("verdict") != "promote" or report.get("headCheckpointId") != before:
+            raise Broken("HEAD", f"{moved} without a verdict to promote it over that head")
+        known = {
+            run
+            for candidate, head, judged_at, run in self._rows(REGISTRY_DB, _EVIDENCE)
+            if (candidate, head, judged_at) == (after, before, revision - 1)
+        }
+        named = set(report.get("runIds", ()))
+        if not named or not named <= known:
+            raise Broken("HEAD", f"{moved} on {sorted(named)}, which did not play just these two")
+        if not self._is_complete(named):
+            raise Broken("HEAD", f"{moved} before every held-out task was played often enough")
 
-    def _is_complete(self, evaluations: Collection[str]) -> bool:
-        """Whether they graded each task often enough, together: what failed in one is asked of another."""
-        graded: Counter[int] = Counter()
-        for run_id, task, count in self._rows(PLANNER_DB, _GRADED):
-            graded[task] += count if run_id in evaluations else 0
-        return sum(count >= ATTEMPTS for count in graded.values()) >= NUM_HELD_OUT
+    def _is_complete(self, runs: Collection[str]) -> bool:
+        """Whether they played each task often enough, together, with both versions."""
+        ended: Counter[tuple[int, int]] = Counter()
+        for run_id, task, side, count in self._rows(PLANNER_DB, _ENDED):
+            ended[task, side] += count if run_id in runs else 0
+        return sum(count >= ATTEMPTS for count in ended.values()) >= 2 * NUM_HELD_OUT
 
     def _rows(self, service: str, statement: str) -> list[Any]:
         return self._databases[service].rows(statement)

@@ -79,7 +79,7 @@ from upcycle.api.training.v1.service_pb2 import GetSessionResponse, ListSessions
 PLANNER, STORE, SAMPLER, GRADER, TRAINER = "planner", "store", "sampler", "grader", "trainer"
 REGISTRY: Final = "registry"
 ENGINE: Final = "engine"
-ENGINES_PER_MODEL: Final = 2
+ENGINES_PER_MODEL: Final = 3
 """For the newest version, and for those that evaluations pin."""
 PLANNER_DB: Final = "scenario_runner"
 STORE_DB: Final = "trajectory_store"

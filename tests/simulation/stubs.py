@@ -112,7 +112,13 @@ class Luck:
         self.learning_fails = self.engines_fail = 0.0
 
     def reward_of(self, episode_id: str) -> float:
-        """0 to 1; the same whenever it is asked. Few groups get one reward for all, and train nothing."""
+        """0 to 1; the same whenever it is asked. Few groups get one reward for all, and train nothing. In
+        half of the runs every second member succeeds: beside head, many a candidate is better."""
+        group, member = episode_id.rsplit("-a", 1)[0].rsplit("-e", 1)
+        run_id = group.rsplit("-g", 1)[0]
+        is_kind = hashlib.sha256(f"{self._salt}/{run_id}".encode()).digest()[0] % 2 == 0
+        if is_kind and int(member) % 2 == 0:
+            return 1.0
         digest = hashlib.sha256(f"{self._salt}/{episode_id}".encode()).digest()
         return (digest[0] % 4) / 3.0
 

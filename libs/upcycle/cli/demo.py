@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Literal
 from upcycle.cli.exits import Exit
 from upcycle.cli.output import JsonFlag, human, print_json
 from upcycle.cli.platform_needed import require_platform
+from upcycle.wording import amount
 
 if TYPE_CHECKING:
     from local_demo.loop import Demo
@@ -59,9 +60,11 @@ async def demo(
 def conclude(report: "DemoReport", running: "Demo") -> int:
     """The numbers, the verdict, and what to try next."""
     out = human()
-    before, after = report.before, report.after
-    out.print(f"\n[bold]held-out success {before.rate:.1%} → {after.rate:.1%}[/bold]", end="")
+    before, after, gain = report.audit.before, report.audit.after, report.audit
+    out.print(f"\n[bold]audit  success {before.rate:.1%} → {after.rate:.1%}[/bold]", end="")
     out.print(f"   95 % intervals {_percent(before.ci95)} → {_percent(after.ci95)}")
+    out.print(f"            paired gain {gain.gain:+.1%} {_percent(gain.gain_ci95)}")
+    out.print(f"gate        {_selected(report)}")
     ledger = report.ledger
     out.print(
         f"ledger      {ledger.requested} requested = {ledger.settled} settled + {ledger.in_flight} in flight"
@@ -85,6 +88,8 @@ def conclude(report: "DemoReport", running: "Demo") -> int:
     )
     out.print(f"wall clock  {_walls(report)}")
     out.print(f"usage       {report.usage}")
+    for name, part in report.parts.items():
+        out.print(f"            {name}: {amount(part.episodes, 'episode')}, {part.usage}", soft_wrap=True)
     out.print(f"report      {running.plan.data_dir / 'report.json'}")
     _say_next(running)
     shortfalls = report.shortfalls()
@@ -112,9 +117,22 @@ def _fed(report: "DemoReport") -> str:
     return f"{groups} trained; {sampled} episodes sampled for training before the first step"
 
 
+def _selected(report: "DemoReport") -> str:
+    gate = report.gate
+    if gate is None:
+        return "(selecting) promoted nothing"
+    return (
+        f"(selecting) {gate.head_rate:.1%} → {gate.candidate_rate:.1%} when v{gate.version} was promoted, "
+        f"{gate.attempts} attempts a side"
+    )
+
+
 def _walls(report: "DemoReport") -> str:
     walls = report.wall_s
-    return f"setup {walls.setup:.0f} s, baseline {walls.baseline:.0f} s, training {walls.training:.0f} s"
+    return (
+        f"setup {walls.setup:.0f} s, baseline {walls.baseline:.0f} s, training and gate "
+        f"{walls.training:.0f} s, audit {walls.audit:.0f} s"
+    )
 
 
 def _percent(interval: tuple[float, float]) -> str:

@@ -25,6 +25,7 @@ _SHORT: Final = {
     "gate.confidence": "gate-confidence",
     "gate.regression_margin": "gate-regression-margin",
     "gate.min_gain": "gate-min-gain",
+    "gate.critical": "gate-critical",
 }
 """Flags whose name is not the last part of their field."""
 _OF_PURPOSE: Final = {

@@ -310,14 +310,16 @@ class Gate:
 
     taskset: Annotated[str, Text(1)]
     """held-out taskset on which a checkpoint is compared with head; without a gate nothing is promoted."""
-    attempts: Annotated[Whole, Limit(1, MAX_GROUP_SIZE)] = 4
-    """episodes per held-out task."""
+    attempts: Annotated[Whole, Limit(1, MAX_GROUP_SIZE)] = 16
+    """most attempts per held-out task, of candidate and of head; the gate looks after 2, 4, 8 and 16."""
     confidence: Annotated[Number, Limit(0.5, 0.999999)] = 0.95
-    """confidence of the one-sided bounds that decide promotion."""
+    """1 - the error of the run: the chance that any of its candidates is promoted without a gain."""
     regression_margin: Annotated[Number, Limit(0, 1)] = 0.05
-    """largest loss of success rate allowed in a family of tasks."""
+    """largest loss of success rate allowed in a family of tasks, against the best head so far."""
     min_gain: Annotated[Number, Limit(-1, 1)] = 0.0
     """least gain in success rate: the gain's lower bound must exceed it."""
+    critical: tuple[str, ...] = ()
+    """families that must be proven to keep their margin: FAMILY, FAMILY:MARGIN or FAMILY:MARGIN:ATTEMPTS."""
 
 
 @dataclass(frozen=True, slots=True, config=CONFIG)

@@ -5,7 +5,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from upcycle.run_pages.values import Step, Verdict
+from upcycle.run_pages.values import GateVerdict, Step
 
 WIDTH, HEIGHT = 320.0, 120.0
 LEFT, RIGHT, TOP, BOTTOM = 44.0, 8.0, 8.0, 18.0
@@ -45,7 +45,7 @@ class GainMark:
     y: float
     gain_x: float
     bound_x: float
-    verdict: Verdict
+    verdict: GateVerdict
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,7 +110,7 @@ def _mean(values: Iterable[float]) -> float:
     return math.fsum(found) / len(found)
 
 
-def gains_of(verdicts: Iterable[Verdict]) -> GainChart | None:
+def gains_of(verdicts: Iterable[GateVerdict]) -> GainChart | None:
     """None where no gate measured anything."""
     judged = [one for one in verdicts if one.gain is not None and one.lower_bound is not None]
     ends = [end for one in judged for end in (one.gain, one.lower_bound) if end is not None]

@@ -111,7 +111,7 @@ class Step:
 
 
 @dataclass(frozen=True, slots=True)
-class Verdict:
+class GateVerdict:
     """Of the gate on a checkpoint. lower_bound: one-sided, of the gain in success on held-out tasks."""
 
     checkpoint_id: str
@@ -145,6 +145,6 @@ class RunPage:
     report: EvaluationReport | None = None
     group: int = 1
     steps: tuple[Step, ...] = ()
-    verdicts: tuple[Verdict, ...] = ()
+    verdicts: tuple[GateVerdict, ...] = ()
     notices: tuple[str, ...] = ()
     is_whole: bool = True

@@ -60,35 +60,6 @@ def wilson(successes: float, trials: float, z: float) -> tuple[float, float]:
     return max(0.0, centre - half), min(1.0, centre + half)
 
 
-def newcombe_lower(pairs: Sequence[PairedTask], alpha: float) -> float:
-    """Lower end of Newcombe's paired score interval (1998, method 10) for candidate minus head.
-
-    With several attempts per task the four cells hold expected counts under independence within the task, so
-    that one attempt each gives the textbook table.
-    """
-    both = only_candidate = only_head = neither = 0.0
-    for pair in pairs:
-        weight = min(pair.candidate_attempts, pair.head_attempts)
-        c, h = pair.candidate_rate, pair.head_rate
-        both += weight * c * h
-        only_candidate += weight * c * (1 - h)
-        only_head += weight * (1 - c) * h
-        neither += weight * (1 - c) * (1 - h)
-    total = both + only_candidate + only_head + neither
-    if total == 0:
-        return -1.0
-    z = normal_quantile(1 - alpha)
-    c, h = (both + only_candidate) / total, (both + only_head) / total
-    c_low, _ = wilson(c * total, total, z)
-    _, h_high = wilson(h * total, total, z)
-    margins = (
-        (both + only_candidate) * (only_head + neither) * (both + only_head) * (only_candidate + neither)
-    )
-    phi = (both * neither - only_candidate * only_head) / math.sqrt(margins) if margins > 0 else 0.0
-    below, above = c - c_low, h_high - h
-    return (c - h) - math.sqrt(max(0.0, below**2 - 2 * phi * below * above + above**2))
-
-
 def exact_p_value(pairs: Sequence[PairedTask]) -> float:
     """P(candidate successes this many or more), were both versions equally good on each task.
 
@@ -168,42 +139,3 @@ def stretched(mean: float, end: float, n: int) -> float:
 
 def _mean(values: Sequence[float]) -> float:
     return math.fsum(values) / len(values)
-
-
-@dataclass(frozen=True, slots=True)
-class SampleNeeded:
-    """What would settle an undecided bound, if the effect is as large as it looked; None: no such number."""
-
-    tasks: int | None  # at the present number of attempts
-    attempts: int | None  # per task, at the present number of tasks
-
-
-def sample_needed(pairs: Sequence[PairedTask], floor: float, alpha: float) -> SampleNeeded:
-    """How large the sample must be for the mean difference's lower bound to clear `floor`."""
-    n = len(pairs)
-    mean = math.fsum(pair.difference for pair in pairs) / n
-    gap = mean - floor
-    if gap <= 0 or n < 2:  # one task has no spread, so no bound; two have
-        return SampleNeeded(2 if gap > 0 else None, None)
-    variance = math.fsum((pair.difference - mean) ** 2 for pair in pairs) / (n - 1)
-    z2 = normal_quantile(1 - alpha) ** 2
-    tasks = max(n + 1, math.ceil(z2 * variance / gap**2))
-    return SampleNeeded(tasks, _attempts_needed(pairs, variance, gap**2 * n / z2 if z2 else math.inf))
-
-
-def _attempts_needed(pairs: Sequence[PairedTask], variance: float, allowed: float) -> int | None:
-    """Attempts per task that bring the per-task variance down to `allowed`; None when repetition cannot."""
-    attempts = min(min(pair.candidate_attempts, pair.head_attempts) for pair in pairs)
-    if attempts < 2:
-        return None
-    within = math.fsum(_sampling_variance(pair) for pair in pairs) / len(pairs)
-    between = max(0.0, variance - within)
-    if allowed <= between:
-        return None
-    return max(attempts + 1, math.ceil(within * attempts / (allowed - between)))
-
-
-def _sampling_variance(pair: PairedTask) -> float:
-    """Unbiased estimate of the variance that repeated attempts alone put into the task's difference."""
-    c, h = pair.candidate_rate, pair.head_rate
-    return c * (1 - c) / (pair.candidate_attempts - 1) + h * (1 - h) / (pair.head_attempts - 1)

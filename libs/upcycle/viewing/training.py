@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Final
 
 from upcycle.errors import UpcycleError
-from upcycle.run_pages.values import Step, Verdict
+from upcycle.run_pages.values import GateVerdict, Step
 
 if TYPE_CHECKING:
     from upcycle.api.registry.v1.registry_pb2 import Checkpoint
@@ -24,7 +24,7 @@ async def read_steps(
     model: str,
     summaries: Iterable["TrajectorySummary"],
     notices: list[str],
-) -> tuple[tuple[Step, ...], tuple[Verdict, ...]]:
+) -> tuple[tuple[Step, ...], tuple[GateVerdict, ...]]:
     """Steps in order, and verdicts of the gate, oldest first. notices: what was not to be had is appended."""
     checkpoints = [one for one in await _checkpoints(platform, model, notices) if one.run_id == run_id]
     found = {one.step: _step_of_checkpoint(one) for one in checkpoints if one.metrics}
@@ -99,7 +99,7 @@ def _trained(run_id: str, summaries: Iterable["TrajectorySummary"]) -> dict[int,
     }
 
 
-def _verdicts(checkpoints: Iterable["Checkpoint"]) -> tuple[Verdict, ...]:
+def _verdicts(checkpoints: Iterable["Checkpoint"]) -> tuple[GateVerdict, ...]:
     from upcycle.api.registry.v1.registry_pb2 import CHECKPOINT_STATE_HELD, CHECKPOINT_STATE_PROMOTED
 
     judged = [one for one in checkpoints if one.state in (CHECKPOINT_STATE_PROMOTED, CHECKPOINT_STATE_HELD)]
@@ -109,11 +109,11 @@ def _verdicts(checkpoints: Iterable["Checkpoint"]) -> tuple[Verdict, ...]:
     )
 
 
-def _verdict(checkpoint: "Checkpoint", *, is_promoted: bool) -> Verdict:
+def _verdict(checkpoint: "Checkpoint", *, is_promoted: bool) -> GateVerdict:
     name, gate = checkpoint.checkpoint_id, checkpoint.gate
     if not checkpoint.HasField("gate"):
-        return Verdict(name, checkpoint.step, checkpoint.version, is_promoted, checkpoint.reason)
-    return Verdict(
+        return GateVerdict(name, checkpoint.step, checkpoint.version, is_promoted, checkpoint.reason)
+    return GateVerdict(
         checkpoint_id=name,
         step=checkpoint.step,
         version=checkpoint.version,

@@ -7,7 +7,7 @@ from sqlalchemy import RowMapping
 
 from blob_store import BlobRef
 from checkpoint_registry.domain.evidence import Evaluation, SamplingProfile, Tally
-from checkpoint_registry.domain.jobs import EvaluationRequest, GateJob, GateSpec, JobPhase, RequestState
+from checkpoint_registry.domain.jobs import GateJob, GateSpec, JobPhase
 from checkpoint_registry.domain.models import (
     Checkpoint,
     CheckpointState,
@@ -63,14 +63,19 @@ def job_of(row: RowMapping) -> GateJob:
     """A row of `gate_job`."""
     values = _columns(row, GateJob)
     values["phase"] = JobPhase(row["phase"])
-    values["gate"] = GateSpec(**row["gate"]) if row["gate"] else None
+    critical = tuple((row["gate_options"] or {}).get("critical", ()))
+    values["gate"] = GateSpec(**row["gate"], critical=critical) if row["gate"] else None
     values["profile"] = SamplingProfile(**row["profile"]) if row["profile"] else None
     return GateJob(**values)
 
 
 def job_values(job: GateJob) -> dict[str, Any]:
     """Columns of a job, without `active_for_model`."""
-    return {**asdict(job), "phase": job.phase.value}
+    values = {**asdict(job), "phase": job.phase.value}
+    if job.gate is not None:
+        # Apart from what a registry of 0.3.0 reads.
+        values["gate_options"] = {"critical": values["gate"].pop("critical")}
+    return values
 
 
 def evaluation_of(row: RowMapping) -> Evaluation:
@@ -84,13 +89,3 @@ def evaluation_values(evaluation: Evaluation) -> dict[str, Any]:
     """Columns of an evaluation."""
     tallies = {slug: [t.family, t.successes, t.attempts, t.missing] for slug, t in evaluation.tallies.items()}
     return {**asdict(evaluation), "tallies": tallies}
-
-
-def request_of(row: RowMapping) -> EvaluationRequest:
-    """A row of `evaluation_request`."""
-    return EvaluationRequest(**{**_columns(row, EvaluationRequest), "state": RequestState(row["state"])})
-
-
-def request_values(request: EvaluationRequest) -> dict[str, Any]:
-    """Columns of a request."""
-    return {**asdict(request), "state": request.state.value}

@@ -10,24 +10,11 @@ from checkpoint_registry import telemetry, wire
 from checkpoint_registry.adapters import tables
 from checkpoint_registry.adapters.events import caused_by
 from checkpoint_registry.adapters.inserts import insert_once
-from checkpoint_registry.adapters.rows import (
-    evaluation_of,
-    evaluation_values,
-    job_of,
-    job_values,
-    request_of,
-    request_values,
-)
+from checkpoint_registry.adapters.rows import evaluation_of, evaluation_values, job_of, job_values
 from checkpoint_registry.adapters.sql_heads import lock_revision, move_head, read_checkpoint
+from checkpoint_registry.adapters.sql_pairs import add_test
 from checkpoint_registry.domain.evidence import Evaluation
-from checkpoint_registry.domain.jobs import (
-    GATE_ACTOR,
-    EvaluationRequest,
-    GateJob,
-    JobPhase,
-    Judgement,
-    RequestState,
-)
+from checkpoint_registry.domain.jobs import GATE_ACTOR, GateJob, JobPhase, Judgement
 from checkpoint_registry.domain.models import Checkpoint, CheckpointState, HeadMove
 from identities import events
 from sql_store import Database, enqueue, owned
@@ -167,61 +154,15 @@ class SqlGateStore:
             lambda connection: [evaluation_of(row) for row in connection.execute(query).mappings()]
         )
 
-    async def newest_source(self, taskset_digest: str, profile_key: str) -> str:
-        """What judged the newest evaluation of any version on these tasks: evidence of another source is not
-        comparable to what will be measured."""
-        rows = tables.evaluation
-        query = (
-            select(rows.c.source_digest)
-            .where(owned(rows, taskset_digest=taskset_digest, profile_key=profile_key))
-            .order_by(rows.c.finished_at.desc(), rows.c.run_id.desc())
-            .limit(1)
-        )
-        return await self._db.run(lambda connection: connection.execute(query).scalar()) or ""
-
     async def has_evaluation(self, run_id: str) -> bool:
         """Whether the run's results are stored."""
         query = select(tables.evaluation.c.run_id).where(tables.evaluation.c.run_id == run_id)
         return await self._db.run(lambda connection: connection.execute(query).first() is not None)
 
     async def add_evaluation(self, evaluation: Evaluation) -> None:
-        """Idempotent by run; finishes the request that asked for it."""
-
-        def work(connection: Connection) -> None:
-            insert_once(connection, tables.evaluation, evaluation_values(evaluation))
-            _close_request(connection, evaluation.run_id, RequestState.FINISHED, "", evaluation.finished_at)
-
-        await self._db.run(work)
-
-    async def requests(
-        self, checkpoint_id: str, taskset_digest: str, profile_key: str
-    ) -> list[EvaluationRequest]:
-        """Tries so far, first one first."""
-        query = (
-            select(tables.evaluation_request)
-            .where(
-                owned(
-                    tables.evaluation_request,
-                    checkpoint_id=checkpoint_id,
-                    taskset_digest=taskset_digest,
-                    profile_key=profile_key,
-                )
-            )
-            .order_by(tables.evaluation_request.c.attempt)
-        )
-        return await self._db.run(
-            lambda connection: [request_of(row) for row in connection.execute(query).mappings()]
-        )
-
-    async def add_request(self, request: EvaluationRequest) -> None:
-        """Idempotent by request_id."""
-        await self._db.run(
-            lambda connection: insert_once(connection, tables.evaluation_request, request_values(request))
-        )
-
-    async def close_request(self, run_id: str, state: RequestState, detail: str, at: datetime) -> None:
-        """No-op for a run that the gate did not ask for."""
-        await self._db.run(lambda connection: _close_request(connection, run_id, state, detail, at))
+        """Idempotent by run."""
+        values = evaluation_values(evaluation)
+        await self._db.run(lambda connection: insert_once(connection, tables.evaluation, values))
 
 
 def newest_gates(connection: Connection, model: str | None) -> dict[str, GateJob]:
@@ -261,19 +202,6 @@ def _finish(connection: Connection, checkpoint_id: str) -> bool:
     return finished.rowcount == 1
 
 
-def _close_request(
-    connection: Connection, run_id: str, state: RequestState, detail: str, at: datetime
-) -> None:
-    connection.execute(
-        update(tables.evaluation_request)
-        .where(
-            tables.evaluation_request.c.run_id == run_id,
-            tables.evaluation_request.c.state == RequestState.SUBMITTED.value,
-        )
-        .values(state=state.value, detail=detail, updated_at=at)
-    )
-
-
 def _promote(connection: Connection, judgement: Judgement, at: datetime) -> tuple[GateJob, HeadMove] | None:
     job = _concluded(connection, judgement)
     if job is None:
@@ -281,8 +209,8 @@ def _promote(connection: Connection, judgement: Judgement, at: datetime) -> tupl
     candidate = read_checkpoint(connection, job.checkpoint_id)
     with caused_by(job.traceparent, "judge checkpoint", job.checkpoint_id):
         _emit_evaluated(connection, candidate, judgement, at)
-        reason = judgement.verdict.reason
-        move = HeadMove(candidate.model, 0, "", candidate.checkpoint_id, GATE_ACTOR, reason, at)
+        add_test(connection, job, at, promoted=True)
+        move = HeadMove(candidate.model, 0, "", candidate.checkpoint_id, GATE_ACTOR, judgement.reason, at)
         return job, move_head(connection, candidate, revision=judgement.head_revision, move=move)
 
 
@@ -293,7 +221,9 @@ def _hold_judged(connection: Connection, judgement: Judgement, at: datetime) -> 
     candidate = read_checkpoint(connection, job.checkpoint_id)
     with caused_by(job.traceparent, "judge checkpoint", job.checkpoint_id):
         _emit_evaluated(connection, candidate, judgement, at)
-        _hold(connection, candidate, judgement.verdict.reason, at)
+        if judgement.decision.attempts:  # else no look was had, which costs no level
+            add_test(connection, job, at, promoted=False)
+        _hold(connection, candidate, judgement.reason, at, judgement.decision.verdict.value)
     return job
 
 
@@ -317,14 +247,16 @@ def _emit_evaluated(
     enqueue(connection, wire.evaluated(candidate, judgement, at), model=candidate.model, event_id=event_id)
 
 
-def _hold(connection: Connection, checkpoint: Checkpoint, reason: str, at: datetime) -> None:
+def _hold(
+    connection: Connection, checkpoint: Checkpoint, reason: str, at: datetime, verdict: str = ""
+) -> None:
     """A checkpoint that a person promoted meanwhile keeps its state."""
     if checkpoint.state is CheckpointState.PROMOTED:
         return
     _change(connection, checkpoint.checkpoint_id, state=CheckpointState.HELD.value, reason=reason)
     enqueue(
         connection,
-        wire.held(checkpoint, reason, at),
+        wire.held(checkpoint, reason, at, verdict),
         model=checkpoint.model,
         event_id=events.of_checkpoint("held", checkpoint.checkpoint_id),
     )

@@ -76,7 +76,9 @@ def _evidence(connection: Connection, run_ids: Sequence[str]) -> list[Reference]
 
 
 def _requests(connection: Connection, run_ids: Sequence[str]) -> list[Reference]:
-    """Evaluations that a gate asked for: those that it has not read yet, and those whose failure decided."""
-    columns = tables.evaluation_request.c
-    query = select(columns.run_id).where(owned(tables.evaluation_request), columns.run_id.in_(run_ids))
-    return [Reference(run_id, _EVIDENCE) for run_id in connection.execute(query).scalars()]
+    """Runs that a gate asked for, whatever became of them; the gate of 0.3.0 kept a table of its own."""
+    found: list[str] = []
+    for table in (tables.pair_run, tables.evaluation_request):
+        query = select(table.c.run_id).where(owned(table), table.c.run_id.in_(run_ids))
+        found += connection.execute(query).scalars()
+    return [Reference(run_id, _EVIDENCE) for run_id in dict.fromkeys(found)]

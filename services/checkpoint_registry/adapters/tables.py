@@ -1,6 +1,6 @@
 """The tables as SQLAlchemy Core sees them; `migrations/` makes them, and the outbox, which is sql_store's."""
 
-from sqlalchemy import JSON, BigInteger, Integer, LargeBinary, MetaData, String, Table
+from sqlalchemy import JSON, BigInteger, Float, Integer, LargeBinary, MetaData, String, Table
 
 from sql_store import UtcDateTime, columns
 
@@ -50,8 +50,29 @@ gate_job = Table(
     *columns("tenant checkpoint_id model run_id phase traceparent taskset_digest active_for_model", String),
     *columns("version", BigInteger),
     *columns("taskset_revision", Integer),
-    *columns("gate profile", JSON),
+    *columns("gate gate_options profile", JSON),
+    *columns("head_checkpoint_id", String),
+    *columns("head_revision", BigInteger),
+    *columns("level", Float),
     *columns("created_at", UtcDateTime),
+)
+pair_run = Table(
+    "pair_run",
+    metadata,
+    *columns("tenant request_id checkpoint_id model head_checkpoint_id run_id state detail", String),
+    *columns("taskset taskset_digest profile_key source_digest", String),
+    *columns("head_revision number attempts", BigInteger),
+    *columns("families outcomes", JSON),
+    *columns("updated_at", UtcDateTime),
+)
+gate_test = Table(
+    "gate_test",
+    metadata,
+    *columns("tenant checkpoint_id run_id", String),
+    *columns("head_revision", BigInteger),
+    *columns("promoted", Integer),
+    *columns("level", Float),
+    *columns("tested_at", UtcDateTime),
 )
 evaluation = Table(
     "evaluation",

@@ -72,20 +72,6 @@ class Evidence:
         """Graded episodes."""
         return sum(tally.attempts for tally in self.tallies.values())
 
-    def is_enough(self, attempts: int) -> bool:
-        """Whether each task has so many graded attempts: one that has fewer could hide what was lost."""
-        return self.num_tasks > 0 and self._num_covered(attempts) >= self.num_tasks
-
-    def shortage(self, attempts: int) -> str:
-        """What is_enough lacks, in words."""
-        num_short = max(self.num_tasks, len(self.tallies)) - self._num_covered(attempts)
-        short = {tally.family for tally in self.tallies.values() if tally.attempts < attempts}
-        families = f" (families {', '.join(sorted(short))})" if short else ""
-        return f"{num_short} of {self.num_tasks} tasks have fewer than {attempts} graded attempts{families}"
-
-    def _num_covered(self, attempts: int) -> int:
-        return sum(tally.attempts >= attempts for tally in self.tallies.values())
-
 
 def combine(checkpoint_id: str, evaluations: Iterable[Evaluation], source_digest: str = "") -> Evidence:
     """Adds those evaluations of one checkpoint that this source judged up by task, oldest first."""

@@ -5,7 +5,9 @@ from datetime import datetime
 from enum import StrEnum
 
 from checkpoint_registry.domain.evidence import SamplingProfile
-from checkpoint_registry.domain.gate import Verdict
+from upcycle.gate.configured import configured_rule
+from upcycle.gate.decision import Decision, Verdict
+from upcycle.gate.rule import GateRule
 
 GATE_ACTOR = "gate"
 
@@ -21,13 +23,25 @@ class JobPhase(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class GateSpec:
-    """What the run asks of its checkpoints; rates 0..1, confidence one-sided."""
+    """What the run asks of its checkpoints; rates 0..1. attempts: at most, per task and side. confidence:
+    1 - the error of the run."""
 
     taskset: str
     attempts: int
     confidence: float
     regression_margin: float
     min_gain: float
+    critical: tuple[str, ...] = ()
+
+    def rule(self) -> GateRule:
+        """Raises BadGateRule for what an older planner accepted and no gate can keep."""
+        return configured_rule(
+            attempts=self.attempts,
+            confidence=self.confidence,
+            regression_margin=self.regression_margin,
+            min_gain=self.min_gain,
+            critical=self.critical,
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +59,9 @@ class GateJob:
     profile: SamplingProfile | None = None
     taskset_digest: str = ""
     taskset_revision: int = 0  # with the digest: what the gate's taskset was when the spec was read
+    level: float | None = None  # at which it is judged; None: its judgement has not begun
+    head_checkpoint_id: str = ""  # that it is judged against, which was made head with this revision
+    head_revision: int = 0
 
 
 class RequestState(StrEnum):
@@ -56,21 +73,6 @@ class RequestState(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class EvaluationRequest:
-    """One evaluation run that the gate asked for; the next try after a failure is a new request."""
-
-    request_id: str
-    checkpoint_id: str
-    taskset_digest: str
-    profile_key: str
-    attempt: int  # 0 first
-    run_id: str
-    state: RequestState
-    detail: str
-    updated_at: datetime
-
-
-@dataclass(frozen=True, slots=True)
 class Judgement:
     """A verdict with what it was judged on and against."""
 
@@ -79,6 +81,11 @@ class Judgement:
     head_revision: int  # at which the judgement was made; it only counts while head stays there
     gate: GateSpec
     taskset_digest: str
-    candidate_run_id: str
-    head_run_id: str
-    verdict: Verdict
+    run_ids: tuple[str, ...]  # that played both side by side
+    decision: Decision
+    reason: str
+
+    @property
+    def is_passed(self) -> bool:
+        """The candidate becomes head."""
+        return self.decision.verdict is Verdict.PROMOTE

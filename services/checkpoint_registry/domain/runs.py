@@ -1,8 +1,8 @@
 """What the registry needs to know about another service's runs and tasksets."""
 
 from collections import Counter
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
 from datetime import datetime
 from enum import StrEnum
 
@@ -29,6 +29,7 @@ class EpisodeOutcome:
     success: bool
     oldest_version: int
     newest_version: int
+    member: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +51,7 @@ class EvaluationRun:
     taskset_revision: int = 0  # 0: of a planner that knows no revisions
     source_digest: str = ""  # "": not known
     episode_deadline_s: int = 0  # 0: the run configuration's default
+    against_version: int | None = None  # that it plays side by side
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,16 +63,19 @@ class TasksetView:
     is_held_out: bool
     num_tasks: int
     revision: int = 1
+    families: Mapping[str, str] = field(default_factory=dict)  # by task
 
 
 @dataclass(frozen=True, slots=True)
 class EvaluationOrder:
-    """An evaluation run to submit; the same request_id is the same run."""
+    """A run of two versions side by side; the same request_id is the same run. attempts: per side."""
 
     request_id: str
     model: str
     version: int
+    against_version: int
     taskset: str
+    families: tuple[str, ...]
     attempts: int
     profile: SamplingProfile
     seed: int

@@ -1,32 +1,28 @@
 """The promotion gate's state machine: every step is one transaction, so a restart goes on where it stopped.
 
 A model has one evaluation at a time. The newest waiting candidate is next; older ones that were never
-evaluated are held as superseded. A judgement counts only while the head that it was made against is head.
+evaluated are held as superseded. A candidate is judged on what it and head did side by side, at a level that
+its run has left. A judgement counts only while the head that it was made against is head.
 """
 
-import asyncio
 import logging
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from checkpoint_registry.adapters.sql_gate import SqlGateStore
 from checkpoint_registry.adapters.sql_models import SqlModelStore
+from checkpoint_registry.adapters.sql_pairs import SqlPairStore
 from checkpoint_registry.domain.errors import HeadMoved, PeerRefused
-from checkpoint_registry.domain.evidence import Evidence, SamplingProfile
-from checkpoint_registry.domain.gate import GateRule, Verdict, judge
+from checkpoint_registry.domain.evidence import SamplingProfile
 from checkpoint_registry.domain.jobs import GateJob, GateSpec, JobPhase, Judgement
 from checkpoint_registry.domain.models import Checkpoint, CheckpointState, Model
 from checkpoint_registry.ports import Clock, Tasksets
-from checkpoint_registry.usecases.evidence import EvaluationGivenUp, GatherEvidence
+from checkpoint_registry.usecases.pairing import Decided, PairsGivenUp, PairUnderTest, PlayPairs
 from identities.entities import interactive_run_id
+from upcycle.gate.errors import BadGateRule
+from upcycle.gate.spending import AlphaWealth
+from upcycle.gate.words import reason_of
 
 log = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True, slots=True)
-class GatePolicy:
-    """What the deployment decides about the gate; the run's GateConfig decides the rest."""
-
-    min_family_tasks: int = 8
 
 
 class RunGate:
@@ -36,17 +32,17 @@ class RunGate:
         self,
         store: SqlGateStore,
         models: SqlModelStore,
+        levels: SqlPairStore,
         tasksets: Tasksets,
-        evidence: GatherEvidence,
-        policy: GatePolicy,
+        pairs: PlayPairs,
         *,
         now: Clock,
     ) -> None:
         self._store = store
         self._models = models
         self._tasksets = tasksets
-        self._evidence = evidence
-        self._policy = policy
+        self._levels = levels
+        self._pairs = pairs
         self._now = now
 
     async def record(self, checkpoint: Checkpoint, traceparent: str, *, keeps_head: bool = False) -> bool:
@@ -131,53 +127,57 @@ class RunGate:
         model = await self._models.model(job.model)
         candidate = await self._models.checkpoint(job.checkpoint_id)
         if candidate.state is CheckpointState.PROMOTED:
+            await self._pairs.call_off(job, "the candidate was promoted")
             await self._store.close_ungated(job.checkpoint_id, candidate.reason)
             return True
+        if job.level is None or job.head_revision != model.head_revision:
+            return await self._begin(job, job.gate, model)
+        head = await self._models.checkpoint(job.head_checkpoint_id)
         try:
-            mine = await self._evidence.ensure(candidate, job, job.gate)
-            head = await self._models.checkpoint(model.head_checkpoint_id)
-            other = await self._evidence.ensure(head, job, job.gate)
-        except EvaluationGivenUp as error:
+            decided = await self._pairs.look(PairUnderTest(job, job.gate, candidate, head))
+        except PairsGivenUp as error:
             await self._store.hold(job.checkpoint_id, str(error), self._now())
             return True
-        if mine is None or other is None or mine.source_digest != other.source_digest:
-            return False  # the environment was edited in between: the next look orders what is missing
-        return await self._conclude(job, job.gate, model, mine, other)
+        return False if decided is None else await self._conclude(job, job.gate, decided)
 
-    async def _conclude(
-        self, job: GateJob, gate: GateSpec, model: Model, mine: Evidence, other: Evidence
-    ) -> bool:
-        verdict = await self._verdict(job, gate, model, mine, other)
+    async def _begin(self, job: GateJob, gate: GateSpec, model: Model) -> bool:
+        """The judgement of a candidate against head begins, at the level that the run has left for it. What
+        was played against another head is no evidence about this one."""
+        await self._pairs.call_off(job, "head moved")
+        if job.version < model.head_version:
+            reason = f"held: older than head v{model.head_version}"
+            await self._store.hold(job.checkpoint_id, reason, self._now())
+            return True
+        was_tested = job.level is not None and await self._pairs.was_looked_at(job)
+        tests = [*await self._levels.tests(job.run_id), *([False] if was_tested else [])]
+        promoted = tuple(at for at, is_promoted in enumerate(tests, start=1) if is_promoted)
+        try:
+            level = AlphaWealth(gate.rule().alpha, len(tests), promoted).next_level
+        except BadGateRule as error:
+            await self._store.hold(job.checkpoint_id, f"its gate cannot be kept: {error}", self._now())
+            return True
+        begun = replace(
+            job, level=level, head_checkpoint_id=model.head_checkpoint_id, head_revision=model.head_revision
+        )
+        await self._levels.begin(job, begun, self._now(), was_tested=was_tested)
+        return True
+
+    async def _conclude(self, job: GateJob, gate: GateSpec, decided: Decided) -> bool:
         judgement = Judgement(
             candidate_checkpoint_id=job.checkpoint_id,
-            head_checkpoint_id=model.head_checkpoint_id,
-            head_revision=model.head_revision,
+            head_checkpoint_id=job.head_checkpoint_id,
+            head_revision=job.head_revision,
             gate=gate,
             taskset_digest=job.taskset_digest,
-            candidate_run_id=mine.run_ids[-1],
-            head_run_id=other.run_ids[-1],
-            verdict=verdict,
+            run_ids=decided.run_ids,
+            decision=decided.decision,
+            reason=reason_of(decided.decision, gate.rule()),
         )
         try:
-            if verdict.passed:
+            if judgement.is_passed:
                 await self._store.promote(judgement, self._now())  # the one place where the gate moves head
             else:
                 await self._store.hold_judged(judgement, self._now())
         except HeadMoved as error:
             log.info("judged_again", extra={"checkpoint_id": job.checkpoint_id, "why": str(error)})
         return True
-
-    async def _verdict(
-        self, job: GateJob, gate: GateSpec, model: Model, mine: Evidence, other: Evidence
-    ) -> Verdict:
-        rule = GateRule(
-            confidence=gate.confidence,
-            regression_margin=gate.regression_margin,
-            min_gain=gate.min_gain,
-            min_family_tasks=self._policy.min_family_tasks,
-        )
-        verdict = await asyncio.to_thread(judge, mine, other, rule)
-        if verdict.passed and job.version < model.head_version:
-            reason = f"held: older than head v{model.head_version}; {verdict.reason}"
-            return replace(verdict, passed=False, reason=reason)
-        return verdict

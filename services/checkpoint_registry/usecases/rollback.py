@@ -6,11 +6,13 @@ from dataclasses import dataclass
 
 from checkpoint_registry.adapters.sql_gate import SqlGateStore
 from checkpoint_registry.adapters.sql_models import SqlModelStore
+from checkpoint_registry.adapters.sql_pairs import SqlPairStore
 from checkpoint_registry.domain.errors import HeadMoved, UnknownModel
 from checkpoint_registry.domain.evidence import Evidence, combine
 from checkpoint_registry.domain.gate import is_significantly_worse
 from checkpoint_registry.domain.jobs import GATE_ACTOR, GateJob
 from checkpoint_registry.domain.models import HeadMove, Model
+from checkpoint_registry.domain.pairs import as_head
 from checkpoint_registry.ports import Clock
 
 log = logging.getLogger(__name__)
@@ -28,9 +30,16 @@ class WatchHead:
     """Compares the stored evaluations of head with those of the head before it, after each new one."""
 
     def __init__(
-        self, store: SqlGateStore, models: SqlModelStore, policy: RollbackPolicy, *, now: Clock
+        self,
+        store: SqlGateStore,
+        pairs: SqlPairStore,
+        models: SqlModelStore,
+        policy: RollbackPolicy,
+        *,
+        now: Clock,
     ) -> None:
         self._store = store
+        self._pairs = pairs
         self._models = models
         self._policy = policy
         self._now = now
@@ -61,12 +70,15 @@ class WatchHead:
 
     async def _both_sides(self, promotion: HeadMove, job: GateJob) -> tuple[Evidence, Evidence]:
         """Evidence of head from after its promotion only, because the run that promoted it was the best of
-        many; and all evidence of the head before. Both as the source judged them that judged head last.
+        many; and all evidence of the head before, also beside the candidate that replaced it, where it did
+        rather badly. Both as the source judged them that judged head last.
         """
         digest, profile = job.taskset_digest, job.profile.key() if job.profile else ""
         runs = await self._store.evaluations(promotion.to_checkpoint_id, digest, profile)
         since = [run for run in runs if run.finished_at > promotion.moved_at]
         before = await self._store.evaluations(promotion.from_checkpoint_id, digest, profile)
+        pairs = await self._pairs.of_heads(job.model, digest, profile)
+        before += [as_head(pair) for pair in pairs if pair.head_checkpoint_id == promotion.from_checkpoint_id]
         newest = since[-1].source_digest if since else ""
         now = combine(promotion.to_checkpoint_id, since, newest)
         return now, combine(promotion.from_checkpoint_id, before, newest)

@@ -21,6 +21,7 @@ from scenario_runner.domain.runs import (
 from scenario_runner.domain.tasksets import RegisteredTaskset, RunnableTask
 from scenario_runner.ports import Registry
 from scenario_runner.usecases.ending import conclude, end_run, stop_early
+from scenario_runner.usecases.gates import check_gate
 from scenario_runner.usecases.next_tasks import num_groups
 from scenario_runner.usecases.planning import pause, resume
 from scenario_runner.usecases.registering import no_such_taskset
@@ -274,6 +275,8 @@ def check_tasksets(unit: PlanUnit, spec: RunSpec) -> RegisteredTaskset:
             f"gate taskset {judges.name!r} is of split {judges.split.value}; a gate judges on held-out tasks "
             "only: register some under another name with split held_out"
         )
+    if judges is not None and spec.gate is not None:
+        check_gate(unit, spec.gate, judges)
     return taskset
 
 

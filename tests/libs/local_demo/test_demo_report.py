@@ -1,19 +1,43 @@
-"""The demo's verdict: hand-worked intervals, and each bar refusing on its own."""
+"""The demo's report: each bar refusing on its own, and what the audit says of both versions."""
 
 from dataclasses import replace
 from typing import Any
 
 import pytest
 
-from local_demo.report import DemoReport, Fed, HeldOut, Ledger, Reloads, Served, Walls, quantile, wilson
+from local_demo.audit import Audit, AuditedVersion, audit_of
+from local_demo.report import (
+    DemoReport,
+    Fed,
+    Ledger,
+    Part,
+    Reloads,
+    Selected,
+    Served,
+    Walls,
+    parts_of,
+    quantile,
+)
+from upcycle.api.common.v1.common_pb2 import PURPOSE_EVAL, PURPOSE_TRAIN
+from upcycle.api.common.v1.common_pb2 import Usage as UsageMessage
+from upcycle.api.taskset.v1.taskset_pb2 import EpisodeResult, Run, RunCounts, RunSpec
+from upcycle.statistics.intervals import TaskTotal
 from upcycle.usage import Usage
+
+
+def version(*solved: int) -> AuditedVersion:
+    """Two attempts at each task, of which so many succeeded."""
+    return AuditedVersion(tuple(TaskTotal(one, 2) for one in solved))
+
+
+LOW, HIGH = (0, 1, 0, 1, 0, 0) * 20, (2, 2, 1, 2, 2, 2) * 20
 
 
 def good() -> DemoReport:
     """A demo that closed the loop."""
     return DemoReport(
-        before=HeldOut(50, 240),
-        after=HeldOut(216, 240),
+        audit=Audit(version(*LOW), version(*HIGH)),
+        gate=Selected(20, 0.95, 0.7, 4),
         ledger=Ledger(1000, 1000, 0, {"trained": 900, "evaluated": 100}),
         fed=Fed({"run-a": 38, "run-b": 61}, 12),
         policy_versions=20,
@@ -27,19 +51,61 @@ def good() -> DemoReport:
         production_failures=0,
         trace_id="ab" * 16,
         seed=1,
-        wall_s=Walls(20.0, 8.0, 120.0, 160.0),
+        wall_s=Walls(20.0, 8.0, 120.0, 9.0, 160.0),
         usage=Usage(engine_s=30.0, environment_s=400.0, trainer_s=60.5),
+        parts={"gate": Part(960, Usage(engine_s=9.0, environment_s=40.0, trainer_s=0.0))},
     )
 
 
-def test_wilson_of_worked_numbers() -> None:
-    # 8 of 10, z = 1.96: centre (0.8 + 3.8416/20) / 1.38416 = 0.71675,
-    # half 1.96 * sqrt(.016 + .009604) / 1.38416 = 0.22658
-    low, high = wilson(8, 10, z=1.96)
-    assert low == pytest.approx(0.49017, abs=1e-4)
-    assert high == pytest.approx(0.94332, abs=1e-4)
-    assert wilson(0, 0) == (0.0, 1.0)
-    assert wilson(10, 10)[1] == pytest.approx(1.0)
+def test_both_sides_of_the_audit_are_told_apart_by_member() -> None:
+    solved = [("a", 0), ("a", 2), ("a", 3), ("b", 0)]
+    results = [
+        EpisodeResult(task_slug=task, member=member, success=(task, member) in solved)
+        for task in "ab"
+        for member in range(4)
+    ]
+    audit = audit_of(results)
+    assert audit == Audit(before=version(1, 0), after=version(2, 1))
+    # Head: 3 of 4, base: 1 of 4. Both tasks gain one half: without spread nothing is known of other tasks.
+    assert (audit.after.rate, audit.before.rate) == (0.75, 0.25)
+    assert (audit.gain, audit.gain_ci95) == (0.5, (-1.0, 1.0))
+
+
+def test_the_gain_is_paired_by_task() -> None:
+    # Differences 1, 0.5, 0, 0.5: mean 0.5 and four tasks, which do not show that it is above 0.
+    audit = Audit(version(0, 0, 2, 1), version(2, 1, 2, 2))
+    low, high = audit.gain_ci95
+    assert audit.gain == 0.5
+    assert low < 0 < 0.5 < high
+    # Differences 1, 0.5, 0.5, 0.5: alike, though both versions differ as much from task to task.
+    steady = Audit(version(0, 0, 1, 1), version(2, 1, 2, 2))
+    assert (steady.before.rate, steady.after.rate) == (0.25, 0.875)
+    assert steady.gain_ci95[0] > 0
+
+
+def test_what_each_part_cost() -> None:
+    def run(label: str, purpose: int, episodes: int, engine_s: float) -> Run:
+        return Run(
+            spec=RunSpec(label=label, purpose=purpose),  # type: ignore[arg-type]
+            counts=RunCounts(requested=episodes),
+            usage=UsageMessage(engine_s=engine_s),
+        )
+
+    found = parts_of(
+        [
+            run("", PURPOSE_TRAIN, 100, 8.0),
+            run("gate incident@v7 against v0", PURPOSE_EVAL, 40, 2.0),
+            run("gate incident@v14 against v7", PURPOSE_EVAL, 20, 1.0),
+            run("audit", PURPOSE_EVAL, 10, 0.5),
+            run("gatekeeping", PURPOSE_EVAL, 5, 0.25),
+        ]
+    )
+    assert {name: (part.episodes, part.usage.engine_s) for name, part in found.items()} == {
+        "training": (100, 8.0),
+        "gate": (60, 3.0),
+        "audit": (10, 0.5),
+        "evaluations": (5, 0.25),
+    }
 
 
 def test_nearest_rank_quantiles() -> None:
@@ -62,9 +128,9 @@ def test_a_closed_loop_falls_short_of_nothing() -> None:
 @pytest.mark.parametrize(
     ("change", "said"),
     [
-        ({"before": HeldOut(90, 240)}, "began at 37.5%"),
-        ({"after": HeldOut(180, 240)}, "ended at 75.0%"),
-        ({"before": HeldOut(1, 3), "after": HeldOut(5, 6)}, "overlap"),
+        ({"audit": Audit(version(1, 1, 0, 1), version(2, 2, 2, 2))}, "began at 37.5%"),
+        ({"audit": Audit(version(0, 0, 0, 0), version(2, 2, 1, 1))}, "ended at 75.0%"),
+        ({"audit": Audit(version(0, 0, 2, 0), version(2, 2, 0, 2))}, "the audited gain holds 0"),
         ({"ledger": Ledger(1000, 999, 0, {})}, "1000 requested, 999 settled"),
         ({"ledger": Ledger(1000, 1000, 1, {})}, "1 episode is still in flight"),
         ({"checkpoints_promoted": 1}, "1 promotions"),
@@ -81,7 +147,16 @@ def test_each_bar_refuses_alone(change: dict[str, Any], said: str) -> None:
 
 def test_the_document_has_the_fields_that_are_promised() -> None:
     document = good().to_json()
-    assert set(document["held_out"]["before"]) == {"successes", "episodes", "rate", "ci95"}
+    assert set(document["audit"]["before"]) == {"successes", "episodes", "tasks", "rate", "ci95"}
+    assert set(document["audit"]["gain"]) == {"difference", "ci95"}
+    assert document["gate_selecting"] == {
+        "version": 20,
+        "candidate_rate": 0.95,
+        "head_rate": 0.7,
+        "attempts": 4,
+    }
+    gate = {"episodes": 960, "engine_s": 9.0, "environment_s": 40.0, "trainer_s": 0.0}
+    assert document["parts"] == {"gate": gate}
     assert set(document["ledger"]) == {"requested", "settled", "in_flight", "by_state"}
     assert document["evaluations_trained"] == {
         "groups_trained": {"run-a": 38, "run-b": 61},
@@ -93,4 +168,4 @@ def test_the_document_has_the_fields_that_are_promised() -> None:
         "promoted_to_first_token_ms": {"p50": 100.0, "p95": 400.0},
     }
     assert set(document["served"]) == {"model", "version", "digest", "canary_max_abs_diff"}
-    assert set(document["wall_s"]) == {"setup", "baseline", "training", "total"}
+    assert set(document["wall_s"]) == {"setup", "baseline", "training", "audit", "total"}

@@ -14,11 +14,13 @@ from tests.services.checkpoint_registry.running_registry import PlannerStub, Sta
 from blob_store import BlobRef
 from checkpoint_registry.adapters.sql_gate import SqlGateStore
 from checkpoint_registry.adapters.sql_models import SqlLeaseStore, SqlModelStore
+from checkpoint_registry.adapters.sql_pairs import SqlPairStore
 from checkpoint_registry.adapters.sql_versions import SqlVersionStore
 from checkpoint_registry.domain.models import Checkpoint, CheckpointState
 from checkpoint_registry.settings import CheckpointRegistrySettings
-from checkpoint_registry.usecases.evidence import EvidencePolicy, GatherEvidence
-from checkpoint_registry.usecases.gating import GatePolicy, RunGate
+from checkpoint_registry.usecases.evidence import GatherEvidence
+from checkpoint_registry.usecases.gating import RunGate
+from checkpoint_registry.usecases.pairing import PairPolicy, PlayPairs
 from checkpoint_registry.usecases.rollback import RollbackPolicy, WatchHead
 from event_bus import EventBus
 from grpc_edge import GrpcServer
@@ -58,18 +60,17 @@ class RegistryHarness:
     def __post_init__(self) -> None:
         self.models = SqlModelStore(self.database)
         self.gates = SqlGateStore(self.database)
+        self.pairs = SqlPairStore(self.database)
         self.leases = SqlLeaseStore(self.database)
         self.versions = SqlVersionStore(self.database)
         self.restart()
 
     def restart(self) -> None:
         """New use cases over the same tables, as after a crash."""
-        evidence_policy = EvidencePolicy(first_retry_s=1.0)
-        self.evidence = GatherEvidence(self.gates, self.models, self.planner, evidence_policy, now=self.clock)
-        self.gate = RunGate(
-            self.gates, self.models, self.planner, self.evidence, GatePolicy(), now=self.clock
-        )
-        self.watch = WatchHead(self.gates, self.models, self.rollback, now=self.clock)
+        self.play = PlayPairs(self.pairs, self.planner, PairPolicy(first_retry_s=1.0), now=self.clock)
+        self.evidence = GatherEvidence(self.gates, self.models, self.planner, now=self.clock)
+        self.gate = RunGate(self.gates, self.models, self.pairs, self.planner, self.play, now=self.clock)
+        self.watch = WatchHead(self.gates, self.pairs, self.models, self.rollback, now=self.clock)
 
     async def save(self, version: int, run_id: str = "run-train", *, digest: str = "") -> Checkpoint:
         saved = checkpoint(version, run_id, digest=digest)
@@ -84,15 +85,25 @@ class RegistryHarness:
                 return
         raise AssertionError("the gate never rests")
 
-    async def finish(self, version: int, rate: float, *, lost: int = 0) -> None:
-        """The newest ordered run of a version ends, as run.finished reports it."""
+    async def finish(self, version: int, rate: float, head_rate: float, *, lost: int = 0) -> None:
+        """The newest run of a candidate and head ends, as run.finished reports it. rate, head_rate: of
+        attempts that succeed."""
         self.clock.forward(1)
         run_id = self.planner.order_of(version)
-        self.planner.finish(run_id, rate, self.clock(), lost=lost)
+        self.planner.finish_pair(run_id, rate, head_rate, self.clock(), lost=lost)
         await self.report(run_id)
 
+    async def decide(self, version: int, rate: float, head_rate: float) -> None:
+        """All looks at a candidate, until it is decided."""
+        for _ in range(8):
+            if await self.state(version) is not CheckpointState.EVALUATING:
+                return
+            await self.finish(version, rate, head_rate)
+        raise AssertionError(f"v{version} is still evaluated after 8 runs")
+
     async def report(self, run_id: str) -> None:
-        await self.evidence.collect(run_id)
+        if not await self.play.collect(run_id):
+            await self.evidence.collect(run_id)
         await self.drive()
 
     async def state(self, version: int) -> CheckpointState:
@@ -125,15 +136,13 @@ def checkpoint(version: int, run_id: str = "run-train", *, digest: str = "") -> 
     )
 
 
-async def promote(
-    harness: RegistryHarness, version: int, rate: float, *, head_rate: float | None = None
+async def judge(
+    harness: RegistryHarness, version: int, rate: float, *, head_rate: float, run_id: str = "run-train"
 ) -> None:
-    """A candidate is saved and evaluated; head_rate: head too."""
-    await harness.save(version)
+    """A candidate is saved and judged."""
+    await harness.save(version, run_id)
     await harness.drive()
-    await harness.finish(version, rate)
-    if head_rate is not None:
-        await harness.finish(await harness.head(), head_rate)
+    await harness.decide(version, rate, head_rate)
 
 
 @pytest.fixture

@@ -18,7 +18,8 @@ from checkpoint_registry.domain.runs import (
 from upcycle.errors import Unavailable
 
 PROFILE = SamplingProfile(1.0, 1.0, 8, 128, 2048)
-HELD_OUT = TasksetView("held-out", "d" * 64, True, 40)
+TASKS = {f"t{task:02d}": f"family-{task % 4}" for task in range(40)}
+HELD_OUT = TasksetView("held-out", "d" * 64, True, 40, families=TASKS)
 GATE = GateSpec("held-out", attempts=2, confidence=0.95, regression_margin=0.1, min_gain=0.0)
 
 
@@ -60,7 +61,9 @@ class PlannerDouble:
         if run_id not in self.runs:
             self.orders[run_id] = order
             run = evaluation_run(run_id, order.model, order.version, order.profile)
-            self.runs[run_id] = replace(run, source_digest=self.source_digest)
+            self.runs[run_id] = replace(
+                run, source_digest=self.source_digest, against_version=order.against_version
+            )
         return run_id
 
     async def cancel(self, run_id: str, reason: str) -> None:
@@ -71,9 +74,11 @@ class PlannerDouble:
     async def pinned_versions(self) -> set[tuple[str, int]]:
         self._answer()
         return {
-            (run.model, run.pinned_version)
+            (run.model, version)
             for run in self.runs.values()
-            if run.pinned_version is not None and run.outcome is RunOutcome.UNFINISHED
+            if run.outcome is RunOutcome.UNFINISHED
+            for version in (run.pinned_version, run.against_version)
+            if version is not None
         }
 
     def _answer(self) -> None:
@@ -88,16 +93,25 @@ class PlannerDouble:
         """The newest run that was ordered for a version."""
         return [run_id for run_id, order in self.orders.items() if order.version == version][-1]
 
-    def finish(self, run_id: str, rate: float, at: datetime, *, lost: int = 0) -> None:
-        """Completes a run with a success rate; the first `lost` episodes of it failed."""
-        run = self.runs[run_id]
-        attempts = self.orders[run_id].attempts if run_id in self.orders else 2
-        version = run.pinned_version or 0
-        results = graded(rate, attempts, version, seed=run_id)
-        broken = tuple(replace(result, graded=False) for result in results[:lost])
-        self.runs[run_id] = replace(
-            run, outcome=RunOutcome.COMPLETED, finished_at=at, results=broken + results[lost:]
+    def finish(self, run_id: str, rate: float, at: datetime) -> None:
+        """Completes an evaluation that a person asked for, with a success rate."""
+        version = self.runs[run_id].pinned_version or 0
+        self._complete(run_id, graded(rate, 2, version, seed=run_id), at)
+
+    def finish_pair(self, run_id: str, rate: float, head_rate: float, at: datetime, *, lost: int = 0) -> None:
+        """Completes a run of two versions; the first `lost` episodes of the candidate failed."""
+        order = self.orders[run_id]
+        chosen = [task for task, family in TASKS.items() if family in (order.families or TASKS.values())]
+        sides = (
+            _side(chosen, rate, order.attempts, order.version, 0, seed=f"{run_id}/c"),
+            _side(chosen, head_rate, order.attempts, order.against_version, 1, seed=f"{run_id}/h"),
         )
+        broken = tuple(replace(result, graded=False) for result in sides[0][:lost])
+        self._complete(run_id, broken + sides[0][lost:] + sides[1], at)
+
+    def _complete(self, run_id: str, results: tuple[EpisodeOutcome, ...], at: datetime) -> None:
+        run = self.runs[run_id]
+        self.runs[run_id] = replace(run, outcome=RunOutcome.COMPLETED, finished_at=at, results=results)
 
     def fail(self, run_id: str, outcome: RunOutcome, failure: str) -> None:
         self.runs[run_id] = replace(self.runs[run_id], outcome=outcome, failure=failure)
@@ -123,10 +137,27 @@ def evaluation_run(
 
 
 def graded(rate: float, attempts: int, version: int, *, seed: str) -> tuple[EpisodeOutcome, ...]:
-    """40 tasks in 4 families."""
+    """40 tasks in 4 families, one version."""
     rng = random.Random(seed)
     return tuple(
         EpisodeOutcome(f"t{task:02d}", f"family-{task % 4}", True, rng.random() < rate, version, version)
         for task in range(40)
         for _ in range(attempts)
+    )
+
+
+def _side(
+    tasks: list[str], rate: float, attempts: int, version: int, side: int, *, seed: str
+) -> tuple[EpisodeOutcome, ...]:
+    """Exactly this share of attempts succeeds, wherever the dice put them."""
+    rng = random.Random(seed)
+    total = len(tasks) * attempts
+    wins = [at < round(rate * total) for at in range(total)]
+    rng.shuffle(wins)
+    return tuple(
+        EpisodeOutcome(
+            task, TASKS[task], True, wins[index * attempts + attempt], version, version, 2 * attempt + side
+        )
+        for index, task in enumerate(tasks)
+        for attempt in range(attempts)
     )

@@ -51,7 +51,7 @@ class PlannerStub(TasksetServiceServicer):
     async def GetTaskset(
         self, request: taskset_service.GetTasksetRequest, context: Any
     ) -> taskset_service.GetTasksetResponse:
-        tasks = [taskset_pb2.Task(slug=f"t{index}") for index in range(40)]
+        tasks = [taskset_pb2.Task(slug=f"t{index}", family=f"family-{index % 4}") for index in range(40)]
         return taskset_service.GetTasksetResponse(
             taskset=taskset_pb2.Taskset(
                 name=request.name, digest=DIGEST, split=common_pb2.SPLIT_HELD_OUT, tasks=tasks
@@ -76,13 +76,17 @@ class PlannerStub(TasksetServiceServicer):
 
     def _results(self, spec: taskset_pb2.RunSpec) -> Iterator[taskset_pb2.EpisodeResult]:
         version = spec.policy.pinned_version
+        versions = (version, spec.against_version) if spec.HasField("against_version") else (version,)
         for index in range(40 * spec.group_size):
+            member = index // 40
+            played = versions[member % len(versions)]
             yield taskset_pb2.EpisodeResult(
                 task_slug=f"t{index % 40}",
                 family=f"family-{index % 4}",
+                member=member,
                 status=taskset_pb2.EPISODE_STATUS_GRADED,
-                success=(index * 7919) % 100 < 100 * self.rates[version],
-                sampled_by=common_pb2.VersionSpan(oldest=version, newest=version),
+                success=(index * 7919) % 100 < 100 * self.rates[played],
+                sampled_by=common_pb2.VersionSpan(oldest=played, newest=played),
             )
 
     async def ListRuns(

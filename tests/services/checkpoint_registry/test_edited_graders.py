@@ -1,45 +1,31 @@
-"""Evidence from before an edit of the environment is not compared with evidence from after it."""
+"""Attempts from before an edit of the environment are not judged together with those from after it."""
 
-from tests.services.checkpoint_registry.conftest import RegistryHarness, promote
+from dataclasses import replace
+
+from tests.services.checkpoint_registry.conftest import RegistryHarness, judge
+from tests.services.checkpoint_registry.planner_double import GATE
+
+FOUR = replace(GATE, attempts=4)
 
 
-def versions(harness: RegistryHarness) -> list[int]:
-    """Of every evaluation that was ordered."""
-    return [order.version for order in harness.planner.orders.values()]
-
-
-async def test_head_is_measured_again_after_an_edit(harness: RegistryHarness) -> None:
-    await promote(harness, 1, 0.4, head_rate=0.4)
+async def test_what_was_played_before_an_edit_is_played_again(harness: RegistryHarness) -> None:
+    harness.planner.training_run("run-four", "incident", FOUR)
+    await harness.save(1, "run-four")
+    await harness.drive()
+    await harness.finish(1, 0.55, 0.45)  # undecided after two attempts
     harness.planner.source_digest = "edited"
-    await harness.save(2)
-    await harness.drive()
-    assert versions(harness) == [1, 0, 2]
-    await harness.finish(2, 0.9)
-    await harness.drive()
-    assert versions(harness) == [1, 0, 2, 0]
-    assert await harness.head() == 0
-    await harness.finish(0, 0.85)  # the edited grader pays head as well
-    assert await harness.head() == 0
-    assert (await harness.reason(2)).startswith("held: success 91.2% -> 90.0%")
-
-
-async def test_a_candidate_that_was_measured_before_the_edit_is_measured_again(
-    harness: RegistryHarness,
-) -> None:
-    await harness.save(1)
-    await harness.drive()
-    await harness.finish(1, 0.9)
-    harness.planner.source_digest = "edited"
-    (head_run,) = [run_id for run_id, order in harness.planner.orders.items() if order.version == 0]
-    object.__setattr__(harness.planner.runs[head_run], "source_digest", "edited")
-    await harness.finish(0, 0.3)
-    assert (await harness.head(), versions(harness)) == (0, [1, 0, 1])
-    await harness.finish(1, 0.9)
+    second = harness.planner.order_of(1)
+    object.__setattr__(harness.planner.runs[second], "source_digest", "edited")
+    await harness.finish(1, 0.55, 0.45)
+    attempts = [order.attempts for order in harness.planner.orders.values()]
+    assert attempts == [2, 2, 2]  # the edited source has two attempts of its own, and needs two more
+    await harness.finish(1, 0.95, 0.15)
     assert await harness.head() == 1
+    assert "at 4 attempts a side" in await harness.reason(1)
 
 
-async def test_without_an_edit_evidence_of_head_is_taken_as_before(harness: RegistryHarness) -> None:
+async def test_without_an_edit_attempts_add_up(harness: RegistryHarness) -> None:
+    harness.planner.training_run("run-four", "incident", FOUR)
     harness.planner.source_digest = "same"
-    await promote(harness, 1, 0.4, head_rate=0.4)
-    await promote(harness, 2, 0.95)
-    assert (await harness.head(), versions(harness)) == (2, [1, 0, 2])
+    await judge(harness, 1, 0.55, head_rate=0.45, run_id="run-four")
+    assert [order.attempts for order in harness.planner.orders.values()] == [2, 2]

@@ -37,21 +37,6 @@ def test_no_evaluation_is_evidence_of_nothing() -> None:
     assert combine("ckpt", []) == Evidence("ckpt", (), 0, {})
 
 
-def test_each_task_needs_all_its_attempts_and_those_of_another_stand_for_none() -> None:
-    enough = Evidence("c", (), 3, {slug: Tally("f", 0, 4) for slug in "xyz"})
-    assert enough.is_enough(4)
-    short = replace(enough, tallies={**enough.tallies, "x": Tally("f", 0, 9), "y": Tally("g", 0, 3, 1)})
-    assert not short.is_enough(4)
-    assert short.shortage(4) == "1 of 3 tasks have fewer than 4 graded attempts (families g)"
-    unseen = replace(enough, num_tasks=5)
-    assert unseen.shortage(4) == "2 of 5 tasks have fewer than 4 graded attempts"
-
-
-def test_a_taskset_of_one_task_can_be_enough_and_one_without_tasks_never_is() -> None:
-    assert Evidence("c", (), 1, {"x": Tally("f", 0, 4)}).is_enough(4)
-    assert not Evidence("c", (), 0, {}).is_enough(4)
-
-
 def test_the_key_of_a_profile_names_all_that_makes_evidence_comparable() -> None:
     profile = SamplingProfile(0.7, 0.95, 8, 256, 2048)
     assert profile.key() == "t0.7/p0.95/n8/k256/e2048"

@@ -22,8 +22,7 @@ async def assert_another_try_promotes(harness: RegistryHarness, first: str) -> N
     harness.clock.forward(60)
     await harness.drive()
     assert harness.planner.order_of(1) != first
-    await harness.finish(1, 0.9)
-    await harness.finish(0, 0.3)
+    await harness.finish(1, 0.9, 0.3)
     assert await harness.head() == 1
 
 
@@ -36,7 +35,7 @@ async def test_a_run_that_the_planner_forgot_costs_a_try_and_not_the_slot(harnes
     await assert_another_try_promotes(harness, first)
 
 
-async def test_results_that_were_stored_before_their_request_cost_a_try_and_not_the_slot(
+async def test_a_run_that_ended_before_its_order_was_stored_is_read_all_the_same(
     harness: RegistryHarness, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def killed(_: object) -> None:
@@ -44,17 +43,16 @@ async def test_results_that_were_stored_before_their_request_cost_a_try_and_not_
 
     await harness.save(1)
     with monkeypatch.context() as crash:
-        crash.setattr(harness.gates, "add_request", killed)
+        crash.setattr(harness.pairs, "add", killed)
         with pytest.raises(ConnectionAbortedError):
             await harness.drive()
     first = harness.planner.order_of(1)
-    # 50 of the 80 episodes are graded.
-    harness.planner.finish(first, 0.9, harness.clock(), lost=30)
-    await harness.evidence.collect(first)
+    harness.planner.finish_pair(first, 0.9, 0.3, harness.clock())
+    await harness.report(first)  # nothing knows yet that it is the gate's
     harness.restart()
     await harness.drive()
     await harness.drive()
-    await assert_another_try_promotes(harness, first)
+    assert (await harness.head(), list(harness.planner.orders)) == (1, [first])
 
 
 async def test_an_evaluation_past_its_deadline_is_cancelled_and_the_slot_is_free_after_all_tries(
@@ -62,7 +60,6 @@ async def test_an_evaluation_past_its_deadline_is_cancelled_and_the_slot_is_free
 ) -> None:
     await harness.save(1)
     await harness.drive()
-    await harness.finish(0, 0.3)
     for _ in range(3):
         harness.clock.forward(DEADLINE_S - 60)
         await harness.drive()
@@ -118,24 +115,6 @@ async def test_a_training_run_that_can_never_be_read_holds_its_own_candidate_onl
     assert await harness.state(1) is CheckpointState.HELD
     assert "message larger than max" in await harness.reason(1)
     assert await harness.state(2) is CheckpointState.EVALUATING
-
-
-async def test_evaluations_of_head_that_failed_for_one_candidate_are_tried_again_for_the_next(
-    harness: RegistryHarness,
-) -> None:
-    await harness.save(1)
-    for _ in range(3):
-        await harness.drive()
-        harness.planner.fail(harness.planner.order_of(0), RunOutcome.FAILED, "no engine serves v0")
-        await harness.report(harness.planner.order_of(0))
-        harness.clock.forward(60)
-    await harness.drive()
-    assert "no engine serves v0" in await harness.reason(1)
-    await harness.save(2)
-    await harness.drive()
-    await harness.finish(2, 0.9)
-    await harness.finish(0, 0.3)
-    assert await harness.head() == 2
 
 
 async def test_a_model_whose_gate_has_a_bug_delays_no_other_model(

@@ -2,14 +2,12 @@
 
 from dataclasses import replace
 
-import pytest
-from tests.services.checkpoint_registry.conftest import RegistryHarness
-from tests.services.checkpoint_registry.test_gate import sampled
+from tests.services.checkpoint_registry.conftest import MODEL, RegistryHarness
 
 from checkpoint_registry.domain.evidence import Evidence, Tally
-from checkpoint_registry.domain.gate import GateRule, is_significantly_worse, judge
+from checkpoint_registry.domain.gate import is_significantly_worse
 from checkpoint_registry.domain.models import CheckpointState
-from checkpoint_registry.domain.runs import EpisodeOutcome, tally
+from checkpoint_registry.domain.runs import EpisodeOutcome, RunOutcome, tally
 
 
 def evidence(name: str, tallies: dict[str, Tally]) -> Evidence:
@@ -23,60 +21,13 @@ def families(**rates: tuple[int, int, int]) -> dict[str, Tally]:
     }
 
 
-def test_a_candidate_that_breaks_a_whole_family_is_held_as_one_that_loses_it() -> None:
-    head = evidence("old", families(f0=(0, 2, 0), payments=(2, 2, 0)))
-    wrong = evidence("new", families(f0=(2, 2, 0), payments=(0, 2, 0)))
-    broken = evidence("new", families(f0=(2, 2, 0), payments=(0, 0, 2)))
-    unseen = evidence("new", families(f0=(2, 2, 0)))
-    verdict = judge(wrong, head, GateRule())
-    assert not verdict.passed
-    assert "family 'payments' lost 100.0%" in verdict.reason
-    assert judge(broken, head, GateRule()) == judge(unseen, head, GateRule()) == verdict
-
-
-def test_half_of_the_attempts_missing_halves_the_rate_that_counts() -> None:
-    # Head solves 1 of 2. The candidate solved the one that was graded: with the missing one that is 1 of 2.
-    head = evidence("old", families(f=(1, 2, 0)))
-    verdict = judge(evidence("new", families(f=(1, 1, 1))), head, GateRule())
-    assert (verdict.candidate_rate, verdict.head_rate, verdict.passed) == (0.5, 0.5, False)
-
-
-def test_a_missing_attempt_that_was_made_up_for_is_no_failure() -> None:
-    # 4 of 4 graded, where one more was lost: head has 2, so no attempt is missing where head has one.
-    head = evidence("old", families(f=(1, 2, 0)))
-    assert judge(evidence("new", families(f=(4, 4, 1))), head, GateRule()).candidate_rate == 1.0
-    # Head has 8: of the candidate the fifth attempt is missing, and three more were never asked for.
-    head = evidence("old", families(f=(2, 8, 0)))
-    verdict = judge(evidence("new", families(f=(4, 4, 1))), head, GateRule())
-    assert verdict.candidate_rate == pytest.approx(0.8)
-
-
-def test_what_head_lacks_is_not_held_against_the_candidate_nor_against_head() -> None:
-    head = evidence("old", families(f=(1, 1, 1)))
-    assert judge(evidence("new", families(f=(2, 2, 0))), head, GateRule()).head_rate == 1.0
-    solved = evidence("before", families(f=(2, 2, 0)))
-    assert not is_significantly_worse(head, solved, 0.95)  # lost to infrastructure, not to the policy
-
-
 def test_two_tasks_of_twenty_move_head_back_for_no_one() -> None:
     before = evidence("before", families(f0=(2, 2, 0), payments=(2, 2, 0)))
     few = {"f0-0": Tally("f0", 0, 2), "f0-1": Tally("f0", 0, 2), "f0-2": Tally("f0", 0, 0, missing=2)}
     assert not is_significantly_worse(evidence("now", few), before, 0.95)
     assert is_significantly_worse(evidence("now", families(f0=(0, 2, 0))), before, 0.95)  # a family is lost
-
-
-@pytest.mark.parametrize("crash_percent", [10, 30, 50, 80])
-def test_no_share_of_missing_episodes_promotes_an_equal_candidate(crash_percent: int) -> None:
-    rates = dict.fromkeys(("bad_deploy", "db_down", "pool", "config", "dns"), 0.5)
-    head, same = sampled("old", rates, attempts=4), sampled("new", rates, attempts=4, seed=1)
-    num_broken = len(same.tallies) * crash_percent // 100
-    lost_first = sorted(same.tallies, key=lambda slug: same.tallies[slug].successes)[:num_broken]
-    survivors = {
-        slug: Tally(one.family, 0, 0, one.attempts) if slug in lost_first else one
-        for slug, one in same.tallies.items()
-    }
-    verdict = judge(replace(same, tallies=survivors), head, GateRule())
-    assert not verdict.passed, verdict.reason
+    lost = evidence("old", families(f=(1, 1, 1)))  # to infrastructure, not to the policy
+    assert not is_significantly_worse(lost, evidence("before", families(f=(2, 2, 0))), 0.95)
 
 
 def test_ungraded_results_are_tallied_as_missing() -> None:
@@ -90,30 +41,44 @@ def test_ungraded_results_are_tallied_as_missing() -> None:
     }
 
 
-async def test_one_missing_episode_is_made_up_for_before_the_judgement(harness: RegistryHarness) -> None:
+async def test_what_is_missing_does_not_turn_a_verdict_that_it_cannot_turn(harness: RegistryHarness) -> None:
     await harness.save(1)
     await harness.drive()
-    await harness.finish(0, 0.3, lost=1)
-    first = harness.planner.order_of(1)
-    await harness.finish(1, 0.9, lost=1)
-    assert await harness.head() == 0
-    harness.clock.forward(60)
-    await harness.drive()
-    assert harness.planner.order_of(1) != first
-    await harness.finish(1, 0.9)
-    await harness.drive()
-    await harness.finish(0, 0.3)
+    await harness.finish(1, 0.9, 0.3, lost=1)
     assert await harness.head() == 1
 
 
-async def test_a_task_that_is_never_graded_holds_the_candidate_by_name(harness: RegistryHarness) -> None:
+async def test_a_candidate_that_loses_most_of_its_episodes_is_held_by_name(harness: RegistryHarness) -> None:
     await harness.save(1)
     await harness.drive()
-    await harness.finish(0, 0.3)
-    for _ in range(3):
-        await harness.finish(1, 0.9, lost=2)  # both attempts at t00
-        harness.clock.forward(60)
-        await harness.drive()
+    await harness.finish(1, 1.0, 0.3, lost=50)  # 30 of 80 are graded, all of them successes
+    assert await harness.head() == 0
     assert await harness.state(1) is CheckpointState.HELD
-    expected = "the last: 1 of 40 tasks have fewer than 2 graded attempts (families family-0)"
-    assert expected in await harness.reason(1)
+    assert "evidence incomplete: 50 attempts lost to infrastructure" in await harness.reason(1)
+    assert len(harness.planner.orders) == 1  # nothing is replayed until it fits
+
+
+async def test_a_run_that_played_one_version_alone_is_a_failed_try(harness: RegistryHarness) -> None:
+    """As a planner of 0.3.0 would, if it took the order."""
+    await harness.save(1)
+    await harness.drive()
+    run_id = harness.planner.order_of(1)
+    harness.planner.finish_pair(run_id, 0.9, 0.3, harness.clock())
+    run = harness.planner.runs[run_id]
+    alone = tuple(replace(one, oldest_version=1, newest_version=1) for one in run.results)
+    harness.planner.runs[run_id] = replace(run, results=alone)
+    await harness.report(run_id)
+    (pair,) = await harness.pairs.of_judgement(f"ckpt-{MODEL}-v00000001", 1)
+    assert pair.detail == f"run {run_id} sampled 't00' with another version than v0"
+    assert await harness.state(1) is CheckpointState.EVALUATING
+
+
+async def test_a_run_without_a_single_grade_is_a_failed_try(harness: RegistryHarness) -> None:
+    await harness.save(1)
+    await harness.drive()
+    run_id = harness.planner.order_of(1)
+    run = harness.planner.runs[run_id]
+    harness.planner.runs[run_id] = replace(run, outcome=RunOutcome.COMPLETED, finished_at=harness.clock())
+    await harness.report(run_id)
+    (pair,) = await harness.pairs.of_judgement(f"ckpt-{MODEL}-v00000001", 1)
+    assert pair.detail == f"run {run_id} graded none of its 0 episodes"

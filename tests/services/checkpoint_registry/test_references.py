@@ -6,6 +6,7 @@ from dataclasses import replace
 import pytest
 from sqlalchemy import Connection, delete, update
 from tests.services.checkpoint_registry.conftest import MODEL, RegistryHarness, checkpoint
+from tests.services.checkpoint_registry.planner_double import PROFILE, evaluation_run
 from tests.services.checkpoint_registry.running_registry import TRAINING_RUN, Stack, policy, upload
 from tests.support.waiting import until
 
@@ -53,9 +54,7 @@ async def test_what_a_gate_ordered_and_judged_by_is_needed_before_and_after(harn
     ordered = {harness.planner.order_of(1)}
     evidence = {Reference(run_id, "evidence of a gate") for run_id in ordered}
     assert set(await finder(harness)(of_model([*ordered, "run-none"]), False)) == evidence
-    await harness.finish(1, 0.9)
-    await harness.finish(0, 0.3)
-    ordered.add(harness.planner.order_of(0))
+    await harness.finish(1, 0.9, 0.3)
     assert await harness.head() == 1
     found = await finder(harness)(of_model([*ordered, "run-none"]), False)
     assert set(found) == {Reference(run_id, "evidence of a gate") for run_id in ordered}
@@ -76,13 +75,16 @@ async def test_while_a_gate_is_not_read_every_evaluation_of_its_model_is_evidenc
     """Its taskset is known only once the planner said what the run asks for."""
     await harness.save(1)
     await harness.drive()
-    await harness.finish(1, 0.9)
-    await harness.finish(0, 0.3)
-    ordered = [harness.planner.order_of(1), harness.planner.order_of(0)]
+    ordered = ["run-by-ada-0", "run-by-ada-1"]
+    for version, run_id in enumerate(ordered):
+        harness.planner.runs[run_id] = evaluation_run(run_id, MODEL, version, PROFILE)
+        harness.planner.finish(run_id, 0.5, harness.clock())
+        await harness.report(run_id)
+    await harness.finish(1, 0.9, 0.3)
 
     def forget(connection: Connection) -> None:
         connection.execute(update(tables.gate_job).values(taskset_digest=""))
-        connection.execute(delete(tables.evaluation_request))
+        connection.execute(delete(tables.pair_run))
 
     await harness.database.run(forget)
     assert list(await finder(harness)(of_model(ordered), False)) == []

@@ -64,10 +64,9 @@ async def test_two_replicas_start_one_evaluation(harness: RegistryHarness) -> No
 async def test_two_replicas_conclude_once(harness: RegistryHarness) -> None:
     await harness.save(1)
     await harness.drive()
-    for version, rate in ((1, 0.9), (0, 0.3)):
-        run_id = harness.planner.order_of(version)
-        harness.planner.finish(run_id, rate, harness.clock())
-        await asyncio.gather(*[harness.evidence.collect(run_id) for _ in range(4)])
+    run_id = harness.planner.order_of(1)
+    harness.planner.finish_pair(run_id, 0.9, 0.3, harness.clock())
+    await asyncio.gather(*[harness.play.collect(run_id) for _ in range(4)])
     await asyncio.gather(*[harness.gate.advance(MODEL) for _ in range(4)])
     assert await harness.head() == 1
     assert await harness.events() == [

@@ -16,7 +16,9 @@ SIDES = [Split.TRAIN, Split.HELD_OUT]
 
 
 @pytest.mark.parametrize("other", SIDES)
-async def test_an_audit_task_stays_one_whoever_asks(planner: PlannerHarness, other: Split) -> None:
+async def test_an_audit_task_neither_trains_nor_gates_under_another_name(
+    planner: PlannerHarness, other: Split
+) -> None:
     await add(planner, "audits", Split.AUDIT, 1, 2)
     with pytest.raises(Refused, match=r"is for audits already: taskset audits claimed it"):
         await add(planner, "two", other, 3, 2)

@@ -204,6 +204,12 @@ INVALID, NOT_FOUND, PRECONDITION = (
     grpc.StatusCode.FAILED_PRECONDITION,
 )
 GATE = taskset_pb2.GateConfig(taskset="held")
+
+
+def _gated(**asked: Any) -> taskset_pb2.RunSpec:
+    return _with(purpose=TRAIN, gate=taskset_pb2.GateConfig(**{"taskset": "held", **asked}))
+
+
 BAD_RUNS: list[tuple[taskset_pb2.RunSpec, grpc.StatusCode, str]] = [
     (_with(purpose=TRAIN, group_size=1), INVALID, "spec.group_size must be >= 2 and <= 1024, got 1"),
     (_with(group_size=0), INVALID, "spec.group_size must be >= 1 and <= 1024, got 0"),
@@ -240,6 +246,22 @@ BAD_RUNS: list[tuple[taskset_pb2.RunSpec, grpc.StatusCode, str]] = [
     (_with(purpose=TRAIN, gate=taskset_pb2.GateConfig(taskset="sums")), PRECONDITION, "judges on held-out"),
     (_with(purpose=TRAIN, gate=taskset_pb2.GateConfig(taskset="loose")), PRECONDITION, "split unassigned; a"),
     (_with(purpose=TRAIN, gate=taskset_pb2.GateConfig(taskset="none")), NOT_FOUND, "no taskset 'none'"),
+    (_gated(attempts=65), INVALID, "spec.gate: the last look is 65 attempts; the limit is 64"),
+    (_gated(min_gain=-0.5), INVALID, "spec.gate: min_gain is -0.5; use 0 to 0.9"),
+    (_gated(regression_margin=0.0), INVALID, "spec.gate: regression_margin is 0; use 0.001 to 1"),
+    (_gated(critical=["sum"]), INVALID, "spec.gate.critical: taskset 'held' has no family 'sum'; it has "),
+    (
+        _gated(critical=["a:b:c:d"]),
+        INVALID,
+        "spec.gate: critical family 'a:b:c:d' is not FAMILY, FAMILY:MARG",
+    ),
+    (
+        _gated(critical=["default:0.1:1"]),
+        INVALID,
+        "critical family 'default': attempts is 1; use 2 (the firs",
+    ),
+    (_gated(taskset="lone"), PRECONDITION, "gate taskset 'lone' has one task; a gate compares versions over"),
+    (_gated(taskset="audits"), PRECONDITION, "is of split audit; a gate judges on held-out tasks only"),
     (
         _with(purpose=TRAIN, gate=taskset_pb2.GateConfig(taskset="held", confidence=1.0)),
         INVALID,
@@ -252,6 +274,8 @@ async def test_bad_runs_are_refused_and_leave_nothing(runner: Runner) -> None:
     await register(runner, arith())
     await register(runner, arith(name="held", split=HELD_OUT, first=100))
     await register(runner, arith(name="loose", split=common_pb2.SPLIT_UNASSIGNED))
+    await register(runner, arith(1, "lone", HELD_OUT, first=300))
+    await register(runner, arith(2, "audits", common_pb2.SPLIT_AUDIT, first=400))
     for number, (spec, code, text) in enumerate(BAD_RUNS):
         error = await refusal(submit(runner, spec, f"request-{number}"))
         assert error.code() is code, (text, error)

@@ -9,6 +9,7 @@ from tests.libs.upcycle.reporting.rows import episode, evaluation
 from upcycle.reporting.episodes import EpisodeRow
 from upcycle.reporting.report import report_of
 from upcycle.run_pages.values import (
+    GateVerdict,
     Header,
     Message,
     RunPage,
@@ -19,7 +20,6 @@ from upcycle.run_pages.values import (
     ShownToken,
     ShownTurn,
     Step,
-    Verdict,
 )
 
 TRACEBACK = 'grade: Traceback (most recent call last):\n  File "env.py", line 12, in count\nKeyError: "tea"'
@@ -93,9 +93,9 @@ def training_page(num_steps: int = 30) -> RunPage:
         for step in range(1, num_steps + 1)
     )
     verdicts = (
-        Verdict("ckpt-10", 10, 10, False, "the lower bound is not above 0", 0.35, 0.30, -0.04, 0.95, 24),
-        Verdict("ckpt-20", 20, 20, True, "passed", 0.52, 0.30, 0.11, 0.95, 24),
-        Verdict("ckpt-30", 30, 30, True, "passed", 0.70, 0.52, 0.07, 0.95, 24),
+        GateVerdict("ckpt-10", 10, 10, False, "the lower bound is not above 0", 0.35, 0.30, -0.04, 0.95, 24),
+        GateVerdict("ckpt-20", 20, 20, True, "passed", 0.52, 0.30, 0.11, 0.95, 24),
+        GateVerdict("ckpt-30", 30, 30, True, "passed", 0.70, 0.52, 0.07, 0.95, 24),
     )
     header = Header("run-t", "training run", "completed", (("model", "incident"), ("steps", "30 of 30")))
     return evaluation_page(header=header, report=None, steps=steps, verdicts=verdicts)

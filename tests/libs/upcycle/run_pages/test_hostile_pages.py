@@ -12,6 +12,7 @@ from upcycle.reporting.report import report_of
 from upcycle.run_pages.rendering import page_of
 from upcycle.run_pages.texts import MAX_EPISODE_CHARS, Space, name, shown
 from upcycle.run_pages.values import (
+    GateVerdict,
     Header,
     Message,
     RunPage,
@@ -22,7 +23,6 @@ from upcycle.run_pages.values import (
     ShownToken,
     ShownTurn,
     Step,
-    Verdict,
 )
 
 HOSTILE = (
@@ -74,7 +74,7 @@ def page_with(text: str) -> RunPage:
         shown=(whole, replace(whole, row=missing)),
         report=report_of(evaluation(row, missing, replace(row, family="other"), group=1)),
         steps=(Step(1, 1, {text: 1.0, "loss": 1.0}), Step(2, 2, {"loss": 2.0})),
-        verdicts=(Verdict(text, 1, 1, True, text, 0.5, 0.25, 0.1, 0.95, 9),),
+        verdicts=(GateVerdict(text, 1, 1, True, text, 0.5, 0.25, 0.1, 0.95, 9),),
         notices=(text,),
     )
 

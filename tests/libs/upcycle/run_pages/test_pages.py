@@ -14,7 +14,7 @@ from upcycle.run_pages.charts import HEIGHT, WIDTH, charts_of, gains_of
 from upcycle.run_pages.errors import PageTooLarge
 from upcycle.run_pages.matrix import MAX_ATTEMPTS, MAX_TASKS, matrix_of
 from upcycle.run_pages.rendering import page_of, sureness
-from upcycle.run_pages.values import Header, RunPage, ShownToken, ShownTurn, Step, Verdict
+from upcycle.run_pages.values import GateVerdict, Header, RunPage, ShownToken, ShownTurn, Step
 
 CURVES = (
     "reward",
@@ -133,13 +133,13 @@ def test_a_curve_lies_inside_its_chart_whatever_was_measured() -> None:
 
 
 def test_gains_stand_on_one_scale_with_zero() -> None:
-    better = Verdict("c", 2, 2, True, "", 0.5, 0.3, 0.1, 0.95, 9)
-    found = gains_of([Verdict("b", 1, 1, False, "no gate"), better])
+    better = GateVerdict("c", 2, 2, True, "", 0.5, 0.3, 0.1, 0.95, 9)
+    found = gains_of([GateVerdict("b", 1, 1, False, "no gate"), better])
     assert found is not None
     (mark,) = found.marks
     assert found.zero_x < mark.bound_x < mark.gain_x
     assert mark.bound_x - found.zero_x == pytest.approx(mark.gain_x - mark.bound_x, abs=0.2)
-    assert gains_of([Verdict("b", 1, 1, False, "no gate")]) is None
+    assert gains_of([GateVerdict("b", 1, 1, False, "no gate")]) is None
 
 
 def test_a_page_that_is_too_large_is_refused_by_name() -> None:

@@ -4,15 +4,7 @@ import math
 
 import pytest
 
-from upcycle.statistics.paired import (
-    PairedTask,
-    SampleNeeded,
-    bootstrap_lower,
-    exact_p_value,
-    newcombe_lower,
-    sample_needed,
-    wilson,
-)
+from upcycle.statistics.paired import PairedTask, bootstrap_lower, exact_p_value, wilson
 
 
 def one_attempt(both: int, only_candidate: int, only_head: int, neither: int) -> list[PairedTask]:
@@ -57,25 +49,6 @@ def test_exact_test_without_a_difference_says_nothing() -> None:
     assert exact_p_value(one_attempt(5, 0, 0, 5)) == 1.0
 
 
-def test_newcombe_is_the_score_interval_of_the_paired_table() -> None:
-    pairs = one_attempt(40, 8, 2, 10)
-    n, a, b, c, d = 60, 40, 8, 2, 10
-    z = 1.959963984540054
-    p1, p2 = (a + b) / n, (a + c) / n
-    low1 = (p1 + z * z / (2 * n) - z * math.sqrt(p1 * (1 - p1) / n + z * z / (4 * n * n))) / (1 + z * z / n)
-    high2 = (p2 + z * z / (2 * n) + z * math.sqrt(p2 * (1 - p2) / n + z * z / (4 * n * n))) / (1 + z * z / n)
-    phi = (a * d - b * c) / math.sqrt((a + b) * (c + d) * (a + c) * (b + d))
-    dl, du = p1 - low1, high2 - p2
-    expected = (p1 - p2) - math.sqrt(dl * dl - 2 * phi * dl * du + du * du)
-    assert newcombe_lower(pairs, 0.025) == pytest.approx(expected)
-    assert expected == pytest.approx(-0.005, abs=0.006)
-
-
-def test_newcombe_of_certain_loss_and_of_nothing() -> None:
-    assert newcombe_lower([], 0.05) == -1.0
-    assert newcombe_lower(one_attempt(0, 0, 20, 0), 0.05) < -0.85
-
-
 def test_bootstrap_of_a_constant_is_that_constant() -> None:
     assert bootstrap_lower([0.25] * 30, 0.05, seed=1, reps=200) == pytest.approx(0.25)
 
@@ -98,33 +71,3 @@ def test_bootstrap_agrees_with_the_normal_bound_on_a_large_sample() -> None:
     sd = math.sqrt(sum((x - mean) ** 2 for x in differences) / (n - 1))
     expected = mean - 1.6449 * sd / math.sqrt(n)
     assert bootstrap_lower(differences, 0.05, seed=3, reps=8000) == pytest.approx(expected, abs=0.006)
-
-
-def test_sample_needed_for_a_small_gain() -> None:
-    # Per-task differences +1 (6), -1 (4), 0 (10): mean 0.1, variance (6*.81 + 4*1.21 + 10*.01)/19 = 0.5158.
-    pairs = one_attempt(5, 6, 4, 5)
-    # z(0.95)^2 = 2.7055; 2.7055 * 0.5158 / 0.1^2 = 139.5 -> 140 tasks.
-    assert sample_needed(pairs, 0.0, 0.05).tasks == 140
-    # One attempt each: what repetition would bring cannot be told.
-    assert sample_needed(pairs, 0.0, 0.05).attempts is None
-
-
-def test_no_sample_helps_a_loss() -> None:
-    needed = sample_needed(one_attempt(5, 2, 6, 5), 0.0, 0.05)
-    assert (needed.tasks, needed.attempts) == (None, None)
-
-
-def test_attempts_help_where_attempts_are_the_noise() -> None:
-    # Every task alike, half of the attempts succeed by chance: nothing lies between tasks.
-    pairs = [PairedTask("f", 2, 2, 1, 2), PairedTask("f", 1, 2, 1, 2), PairedTask("f", 1, 2, 2, 2)] * 4
-    pairs += [PairedTask("f", 2, 2, 0, 2), PairedTask("f", 1, 2, 1, 2)] * 2
-    needed = sample_needed(pairs, 0.0, 0.05)
-    assert needed.tasks is not None
-    assert needed.attempts is not None
-    assert needed.attempts > 2
-
-
-def test_a_gate_of_even_odds_can_say_what_it_needs() -> None:
-    """Confidence 0.5 is the least that a run may ask for; its bound is the mean itself, of any sample."""
-    pairs = [PairedTask("f", 2, 2, 1, 2), PairedTask("f", 1, 2, 1, 2)]
-    assert sample_needed(pairs, 0.0, 0.5) == SampleNeeded(tasks=3, attempts=3)

@@ -115,10 +115,13 @@ class CheckpointHeld(_message.Message):
     VERSION_FIELD_NUMBER: _builtins.int
     REASON_FIELD_NUMBER: _builtins.int
     HELD_AT_FIELD_NUMBER: _builtins.int
+    VERDICT_FIELD_NUMBER: _builtins.int
     checkpoint_id: _builtins.str
     model: _builtins.str
     version: _builtins.int
     reason: _builtins.str
+    verdict: _builtins.str
+    """hold or inconclusive; empty: not judged"""
     @_builtins.property
     def held_at(self) -> _timestamp_pb2.Timestamp: ...
     def __init__(
@@ -129,10 +132,11 @@ class CheckpointHeld(_message.Message):
         version: _builtins.int = ...,
         reason: _builtins.str = ...,
         held_at: _timestamp_pb2.Timestamp | None = ...,
+        verdict: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["held_at", b"held_at"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["checkpoint_id", b"checkpoint_id", "held_at", b"held_at", "model", b"model", "reason", b"reason", "version", b"version"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["checkpoint_id", b"checkpoint_id", "held_at", b"held_at", "model", b"model", "reason", b"reason", "verdict", b"verdict", "version", b"version"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

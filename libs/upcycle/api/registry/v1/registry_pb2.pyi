@@ -304,6 +304,10 @@ class FamilyReport(_message.Message):
     LOWER_BOUND_FIELD_NUMBER: _builtins.int
     PASSED_FIELD_NUMBER: _builtins.int
     REASON_FIELD_NUMBER: _builtins.int
+    DIFFERENCE_FIELD_NUMBER: _builtins.int
+    MARGIN_FIELD_NUMBER: _builtins.int
+    RISK_FIELD_NUMBER: _builtins.int
+    AGAINST_FIELD_NUMBER: _builtins.int
     family: _builtins.str
     num_tasks: _builtins.int
     candidate_rate: _builtins.float
@@ -313,7 +317,15 @@ class FamilyReport(_message.Message):
     passed: _builtins.bool
     """lower_bound >= -regression_margin"""
     reason: _builtins.str
-    """why not, and what it would take"""
+    """why not, and what it would take; of gates before 0.4"""
+    difference: _builtins.float
+    """of success rates, measured, against head or the best head so far, whichever is more at risk"""
+    margin: _builtins.float
+    """the loss that is allowed"""
+    risk: _builtins.float
+    """that the loss is beyond the margin; passed: at most 0.1. Of a critical family the level of its own proof"""
+    against: _builtins.str
+    """the checkpoint that it is compared with; empty: head"""
     def __init__(
         self,
         *,
@@ -324,10 +336,14 @@ class FamilyReport(_message.Message):
         lower_bound: _builtins.float = ...,
         passed: _builtins.bool = ...,
         reason: _builtins.str = ...,
+        difference: _builtins.float = ...,
+        margin: _builtins.float = ...,
+        risk: _builtins.float = ...,
+        against: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["candidate_rate", b"candidate_rate", "family", b"family", "head_rate", b"head_rate", "lower_bound", b"lower_bound", "num_tasks", b"num_tasks", "passed", b"passed", "reason", b"reason"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["against", b"against", "candidate_rate", b"candidate_rate", "difference", b"difference", "family", b"family", "head_rate", b"head_rate", "lower_bound", b"lower_bound", "margin", b"margin", "num_tasks", b"num_tasks", "passed", b"passed", "reason", b"reason", "risk", b"risk"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -356,6 +372,19 @@ class GateReport(_message.Message):
     NUM_TASKS_FIELD_NUMBER: _builtins.int
     EXACT_P_VALUE_FIELD_NUMBER: _builtins.int
     NEWCOMBE_LOWER_BOUND_FIELD_NUMBER: _builtins.int
+    VERDICT_FIELD_NUMBER: _builtins.int
+    GROUND_FIELD_NUMBER: _builtins.int
+    LEVEL_FIELD_NUMBER: _builtins.int
+    LOOK_LEVEL_FIELD_NUMBER: _builtins.int
+    POOLED_UPPER_BOUND_FIELD_NUMBER: _builtins.int
+    PLAYED_FIELD_NUMBER: _builtins.int
+    MISSING_FIELD_NUMBER: _builtins.int
+    RUN_IDS_FIELD_NUMBER: _builtins.int
+    UNPROVEN_FIELD_NUMBER: _builtins.int
+    NEEDED_TASKS_FIELD_NUMBER: _builtins.int
+    NEEDED_ATTEMPTS_FIELD_NUMBER: _builtins.int
+    BASE_RATE_FIELD_NUMBER: _builtins.int
+    BASE_LOWER_BOUND_FIELD_NUMBER: _builtins.int
     candidate_checkpoint_id: _builtins.str
     head_checkpoint_id: _builtins.str
     """what it was judged against"""
@@ -364,6 +393,7 @@ class GateReport(_message.Message):
     candidate_run_id: _builtins.str
     head_run_id: _builtins.str
     attempts: _builtins.int
+    """per task and side, at the look that decided"""
     passed: _builtins.bool
     reason: _builtins.str
     candidate_rate: _builtins.float
@@ -378,9 +408,38 @@ class GateReport(_message.Message):
     exact_p_value: _builtins.float
     """one-sided, of a gain this large if nothing changed (McNemar's, stratified by task)"""
     newcombe_lower_bound: _builtins.float
-    """paired score interval, one-sided, for comparison"""
+    """paired score interval, one-sided; of gates before 0.4"""
+    verdict: _builtins.str
+    """promote, hold or inconclusive; empty: of gates before 0.4"""
+    ground: _builtins.str
+    """gain_shown, gain_not_shown, family_lost, evidence_incomplete, ..."""
+    level: _builtins.float
+    """at which the candidate was judged: of the run's error, by LORD++"""
+    look_level: _builtins.float
+    """nominal, of the look that decided: bounds and p value are at it"""
+    pooled_upper_bound: _builtins.float
+    played: _builtins.int
+    """attempts of both sides"""
+    missing: _builtins.int
+    """attempts of either side that infrastructure lost"""
+    needed_tasks: _builtins.int
+    """inconclusive: about so many tasks would decide, at this effect; 0: not known"""
+    needed_attempts: _builtins.int
+    """the same, attempts per task"""
+    base_rate: _builtins.float
+    """of the model's base version on the same tasks; decides nothing"""
+    base_lower_bound: _builtins.float
+    """of candidate minus base"""
     @_builtins.property
     def families(self) -> _containers.RepeatedCompositeFieldContainer[Global___FamilyReport]: ...
+    @_builtins.property
+    def run_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """that played candidate and head side by side"""
+
+    @_builtins.property
+    def unproven(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """families promoted without proof that they kept their margin"""
+
     def __init__(
         self,
         *,
@@ -403,12 +462,32 @@ class GateReport(_message.Message):
         num_tasks: _builtins.int = ...,
         exact_p_value: _builtins.float = ...,
         newcombe_lower_bound: _builtins.float = ...,
+        verdict: _builtins.str = ...,
+        ground: _builtins.str = ...,
+        level: _builtins.float = ...,
+        look_level: _builtins.float = ...,
+        pooled_upper_bound: _builtins.float = ...,
+        played: _builtins.int = ...,
+        missing: _builtins.int = ...,
+        run_ids: _abc.Iterable[_builtins.str] | None = ...,
+        unproven: _abc.Iterable[_builtins.str] | None = ...,
+        needed_tasks: _builtins.int = ...,
+        needed_attempts: _builtins.int = ...,
+        base_rate: _builtins.float | None = ...,
+        base_lower_bound: _builtins.float | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_base_lower_bound", b"_base_lower_bound", "_base_rate", b"_base_rate", "base_lower_bound", b"base_lower_bound", "base_rate", b"base_rate"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempts", b"attempts", "candidate_checkpoint_id", b"candidate_checkpoint_id", "candidate_rate", b"candidate_rate", "candidate_run_id", b"candidate_run_id", "confidence", b"confidence", "exact_p_value", b"exact_p_value", "families", b"families", "head_checkpoint_id", b"head_checkpoint_id", "head_rate", b"head_rate", "head_run_id", b"head_run_id", "min_gain", b"min_gain", "newcombe_lower_bound", b"newcombe_lower_bound", "num_tasks", b"num_tasks", "passed", b"passed", "pooled_lower_bound", b"pooled_lower_bound", "reason", b"reason", "regression_margin", b"regression_margin", "taskset", b"taskset", "taskset_digest", b"taskset_digest"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_base_lower_bound", b"_base_lower_bound", "_base_rate", b"_base_rate", "attempts", b"attempts", "base_lower_bound", b"base_lower_bound", "base_rate", b"base_rate", "candidate_checkpoint_id", b"candidate_checkpoint_id", "candidate_rate", b"candidate_rate", "candidate_run_id", b"candidate_run_id", "confidence", b"confidence", "exact_p_value", b"exact_p_value", "families", b"families", "ground", b"ground", "head_checkpoint_id", b"head_checkpoint_id", "head_rate", b"head_rate", "head_run_id", b"head_run_id", "level", b"level", "look_level", b"look_level", "min_gain", b"min_gain", "missing", b"missing", "needed_attempts", b"needed_attempts", "needed_tasks", b"needed_tasks", "newcombe_lower_bound", b"newcombe_lower_bound", "num_tasks", b"num_tasks", "passed", b"passed", "played", b"played", "pooled_lower_bound", b"pooled_lower_bound", "pooled_upper_bound", b"pooled_upper_bound", "reason", b"reason", "regression_margin", b"regression_margin", "run_ids", b"run_ids", "taskset", b"taskset", "taskset_digest", b"taskset_digest", "unproven", b"unproven", "verdict", b"verdict"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
+    _WhichOneofReturnType__base_lower_bound: _TypeAlias = _typing.Literal["base_lower_bound"]  # noqa: Y015
+    _WhichOneofArgType__base_lower_bound: _TypeAlias = _typing.Literal["_base_lower_bound", b"_base_lower_bound"]  # noqa: Y015
+    _WhichOneofReturnType__base_rate: _TypeAlias = _typing.Literal["base_rate"]  # noqa: Y015
+    _WhichOneofArgType__base_rate: _TypeAlias = _typing.Literal["_base_rate", b"_base_rate"]  # noqa: Y015
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__base_lower_bound) -> _WhichOneofReturnType__base_lower_bound | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__base_rate) -> _WhichOneofReturnType__base_rate | None: ...
 
 Global___GateReport: _TypeAlias = GateReport  # noqa: Y015
 

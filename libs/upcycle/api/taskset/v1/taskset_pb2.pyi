@@ -742,16 +742,21 @@ class GateConfig(_message.Message):
     CONFIDENCE_FIELD_NUMBER: _builtins.int
     REGRESSION_MARGIN_FIELD_NUMBER: _builtins.int
     MIN_GAIN_FIELD_NUMBER: _builtins.int
+    CRITICAL_FIELD_NUMBER: _builtins.int
     taskset: _builtins.str
     """name of a held-out taskset"""
     attempts: _builtins.int
-    """episodes per task, default 4"""
+    """most attempts per task and side, default 16: it looks after 2, 4, 8 and 16"""
     confidence: _builtins.float
-    """one-sided, default 0.95"""
+    """1 - the error of the run, default 0.95"""
     regression_margin: _builtins.float
-    """allowed loss of success rate per family, default 0.05"""
+    """allowed loss of success rate per family, against the best head so far, default 0.05"""
     min_gain: _builtins.float
     """pooled lower bound must exceed it, default 0"""
+    @_builtins.property
+    def critical(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """FAMILY, FAMILY:MARGIN or FAMILY:MARGIN:ATTEMPTS: must be proven to keep its margin"""
+
     def __init__(
         self,
         *,
@@ -760,10 +765,11 @@ class GateConfig(_message.Message):
         confidence: _builtins.float | None = ...,
         regression_margin: _builtins.float | None = ...,
         min_gain: _builtins.float | None = ...,
+        critical: _abc.Iterable[_builtins.str] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_attempts", b"_attempts", "_confidence", b"_confidence", "_min_gain", b"_min_gain", "_regression_margin", b"_regression_margin", "attempts", b"attempts", "confidence", b"confidence", "min_gain", b"min_gain", "regression_margin", b"regression_margin"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_attempts", b"_attempts", "_confidence", b"_confidence", "_min_gain", b"_min_gain", "_regression_margin", b"_regression_margin", "attempts", b"attempts", "confidence", b"confidence", "min_gain", b"min_gain", "regression_margin", b"regression_margin", "taskset", b"taskset"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_attempts", b"_attempts", "_confidence", b"_confidence", "_min_gain", b"_min_gain", "_regression_margin", b"_regression_margin", "attempts", b"attempts", "confidence", b"confidence", "critical", b"critical", "min_gain", b"min_gain", "regression_margin", b"regression_margin", "taskset", b"taskset"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__attempts: _TypeAlias = _typing.Literal["attempts"]  # noqa: Y015
     _WhichOneofArgType__attempts: _TypeAlias = _typing.Literal["_attempts", b"_attempts"]  # noqa: Y015

@@ -14,7 +14,7 @@ from upcycle.cli.terminal_text import terminal_text
 from upcycle.errors import UpcycleError
 from upcycle.platform import Platform
 from upcycle.run_client import completed, scores
-from upcycle.run_config import Purpose, RunSpec, Training, checked
+from upcycle.run_config import Gate, Purpose, RunSpec, Training, checked
 from upcycle.run_config.reading import RunFile, Sources
 from upcycle.run_config.wire import spec_to_wire
 from upcycle.tasks import plain_name
@@ -51,7 +51,7 @@ class View:
     timeout_s: float = 86_400.0
     """give up watching after so many seconds; the run goes on."""
     as_json: JsonFlag = False
-    """JSON lines: `launch`, `progress`, `step`, `checkpoint`, `alarm`…, `done`."""
+    """JSON lines: `launch`, `gate_power`, `progress`, `step`, `checkpoint`, `alarm`…, `done`."""
 
 
 async def train(
@@ -209,7 +209,23 @@ async def _launched(platform: Platform, spec: RunSpec, view: View) -> str:
     else:
         start = await _start_of(platform, run.spec.policy.model)
         human().print(f"run {run.run_id} trains {run.spec.policy.model} on {taskset}{start}", markup=False)
+    if spec.gate is not None:
+        await _say_power(platform, spec.gate, view)
     return run.run_id
+
+
+async def _say_power(platform: Platform, gate: Gate, view: View) -> None:
+    """What the held-out set of the gate can show; the run goes on meanwhile."""
+    from upcycle.cli.gate_power import power_of
+
+    found = await power_of(platform, gate)
+    if view.as_json:
+        at = {f"{100 * gain:g}": round(chance, 3) for gain, chance in found.at.items()}
+        print_json("gate_power", {"points": at, "tasks": found.num_tasks, "warning": found.warning()})
+        return
+    human().print(found.line(), markup=False, soft_wrap=True)
+    if warning := found.warning():
+        human().print(f"gate: {warning}", style="yellow", markup=False, soft_wrap=True)
 
 
 async def _start_of(platform: Platform, model: str) -> str:

@@ -7,7 +7,8 @@ from datetime import datetime
 from checkpoint_registry.domain.evidence import Evaluation, Tally
 from checkpoint_registry.domain.jobs import RequestState
 from checkpoint_registry.domain.runs import EpisodeOutcome
-from upcycle.gate.outcomes import Outcome, Outcomes, TaskOutcomes
+from upcycle.gate.baseline import HeadRecord
+from upcycle.gate.outcomes import Outcome, Outcomes, TaskCount, TaskOutcomes
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,6 +92,22 @@ def next_pairs(outcomes: Outcomes, more: Mapping[str, int]) -> NextPairs:
     attempts = max(sorted(sizes), key=lambda one: sizes[one])
     families = sorted(family for family, lack in wanted.items() if lack == attempts)
     return NextPairs(() if len(families) == len(lacking) else tuple(families), attempts)
+
+
+def head_records(runs: Iterable[PairRun]) -> list[HeadRecord]:
+    """What each head did as head: its side of the runs, added up by task."""
+    counts: dict[str, dict[str, TaskCount]] = {}
+    families: dict[str, dict[str, str]] = {}
+    for run in runs:
+        tallies = counts.setdefault(run.head_checkpoint_id, {})
+        for task, one in run.outcomes.items():
+            graded = [outcome for outcome in one.head if outcome is not None]
+            before = tallies.get(task)
+            if graded:
+                successes = sum(graded) + (before.successes if before else 0)
+                tallies[task] = TaskCount(successes, len(graded) + (before.attempts if before else 0))
+                families.setdefault(run.head_checkpoint_id, {})[task] = one.family
+    return [HeadRecord(head, tallies, families.get(head, {})) for head, tallies in counts.items()]
 
 
 def as_head(run: PairRun) -> Evaluation:

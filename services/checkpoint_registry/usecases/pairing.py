@@ -15,13 +15,22 @@ from checkpoint_registry.adapters.sql_pairs import SqlPairStore
 from checkpoint_registry.domain.errors import PeerRefused
 from checkpoint_registry.domain.jobs import GateJob, GateSpec, RequestState
 from checkpoint_registry.domain.models import Checkpoint
-from checkpoint_registry.domain.pairs import NextPairs, PairRun, by_task, joined, next_pairs, of_one_source
+from checkpoint_registry.domain.pairs import (
+    NextPairs,
+    PairRun,
+    by_task,
+    head_records,
+    joined,
+    next_pairs,
+    of_one_source,
+)
 from checkpoint_registry.domain.runs import EvaluationOrder, EvaluationRun, RunOutcome, exact_name
 from checkpoint_registry.ports import Clock, Tasksets
-from identities.entities import pair_request_id
+from identities.entities import checkpoint_id, pair_request_id
 from upcycle.errors import Unavailable
+from upcycle.gate.baseline import Baseline, best_heads
 from upcycle.gate.decision import Decision, Verdict, decide
-from upcycle.gate.outcomes import Outcomes, TaskOutcomes
+from upcycle.gate.outcomes import Outcomes, TaskCount, TaskOutcomes
 from upcycle.gate.words import reason_of
 
 log = logging.getLogger(__name__)
@@ -85,7 +94,9 @@ class PlayPairs:
         played = of_one_source(runs)
         outcomes = joined(await self._tasks(pair.job, pair.gate), played)
         assert pair.job.level is not None  # noqa: S101 - a judgement begins with it
-        decision = await asyncio.to_thread(decide, outcomes, pair.gate.rule(), pair.job.level)
+        best, base = await self._others(pair, played)
+        rule, level = pair.gate.rule(), pair.job.level
+        decision = await asyncio.to_thread(decide, outcomes, rule, level, best, base)
         if decision.verdict is not Verdict.CONTINUE:
             return Decided(decision, tuple(run.run_id for run in played))
         if not failed or self._now() >= failed[-1].updated_at + self._backoff(len(failed)):
@@ -115,6 +126,20 @@ class PlayPairs:
 
     async def _runs(self, job: GateJob) -> list[PairRun]:
         return await self._store.of_judgement(job.checkpoint_id, job.head_revision)
+
+    async def _others(
+        self, pair: PairUnderTest, played: Sequence[PairRun]
+    ) -> tuple[Mapping[str, Baseline], Mapping[str, TaskCount]]:
+        """The best head so far by family, and the model's base version by task: as what judges now judged
+        them while they were head."""
+        if not played or pair.job.profile is None:
+            return {}, {}
+        job, source = pair.job, played[-1].source_digest
+        runs = await self._store.of_heads(job.model, job.taskset_digest, pair.job.profile.key())
+        records = head_records(run for run in runs if run.source_digest == source)
+        base = next((one for one in records if one.checkpoint == checkpoint_id(job.model, 0)), None)
+        best = best_heads(records, pair.head.checkpoint_id)
+        return best, {} if base is None else base.tallies
 
     async def _tasks(self, job: GateJob, gate: GateSpec) -> Mapping[str, str]:
         """Family by task of the held-out set that the job is judged on."""

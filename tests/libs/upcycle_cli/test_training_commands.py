@@ -259,7 +259,7 @@ async def test_detached_prints_the_run_id_and_asks_for_what_was_said(
     assert (spec.training.steps, spec.training.prompts_per_step, spec.training.lora_rank) == (7, 2, 8)
     asked = (spec.training.lr_schedule, spec.training.warmup_steps, spec.training.min_lr_fraction)
     assert asked == ("cosine", 2, 0.1)
-    assert (spec.gate.taskset, spec.gate.attempts) == ("held", 4)
+    assert (spec.gate.taskset, spec.gate.attempts) == ("held", 16)
     assert (await upcycle(environment, "train", "incident"))[0] == 2
     unknown = ("--taskset", "sums", "--lr-schedule", "cubic")
     status, _, err = await upcycle(environment, "train", "incident", *unknown)

@@ -1,20 +1,39 @@
 """Looks at 2, 4, 8 attempts: what is ordered for each, at which level of the run, and what voids it."""
 
+import json
 from dataclasses import replace
 
 import pytest
 import sqlalchemy as sa
-from tests.services.checkpoint_registry.conftest import MODEL, RegistryHarness, judge
+from tests.services.checkpoint_registry.conftest import MODEL, START, RegistryHarness, judge
 from tests.services.checkpoint_registry.planner_double import GATE, HELD_OUT
 
-from checkpoint_registry.domain.jobs import GateSpec, JobPhase
+from checkpoint_registry.domain.jobs import GateSpec, JobPhase, RequestState
 from checkpoint_registry.domain.models import CheckpointState
-from checkpoint_registry.domain.pairs import NextPairs, by_task, joined, next_pairs
+from checkpoint_registry.domain.pairs import NextPairs, PairRun, by_task, head_records, joined, next_pairs
 from checkpoint_registry.domain.runs import EpisodeOutcome
-from upcycle.gate.outcomes import Outcomes, TaskOutcomes
+from upcycle.gate.baseline import HeadRecord
+from upcycle.gate.outcomes import Outcomes, TaskCount, TaskOutcomes
 from upcycle.gate.spending import AlphaWealth
 
 EIGHT = replace(GATE, attempts=8)
+PAIR = PairRun(
+    request_id="p",
+    checkpoint_id="c",
+    model=MODEL,
+    head_checkpoint_id="h",
+    head_revision=1,
+    number=0,
+    families=(),
+    attempts=2,
+    taskset="t",
+    taskset_digest="d",
+    profile_key="k",
+    run_id="run-p",
+    state=RequestState.FINISHED,
+    detail="",
+    updated_at=START,
+)
 
 
 async def begin(harness: RegistryHarness, gate: GateSpec) -> None:
@@ -183,6 +202,26 @@ def test_members_of_a_pair_are_attempts_of_both_in_turn() -> None:
         "a": TaskOutcomes("a", "f", (1, None), (0, 1)),
         "b": TaskOutcomes("b", "g", (None, None), (None, 1)),
     }
+
+
+def test_what_a_head_did_as_head_is_added_up_over_candidates() -> None:
+    first = replace(PAIR, outcomes={"a": TaskOutcomes("a", "f", (1, 1), (1, None))})
+    both = {"a": TaskOutcomes("a", "f", (0,), (0,)), "b": TaskOutcomes("b", "g", (1,), (None,))}
+    second = replace(PAIR, checkpoint_id="c2", outcomes=both)
+    other = replace(PAIR, head_checkpoint_id="h2", outcomes={"b": TaskOutcomes("b", "g", (0,), (1,))})
+    assert head_records([first, second, other]) == [
+        HeadRecord("h", {"a": TaskCount(1, 2)}, {"a": "f"}),
+        HeadRecord("h2", {"b": TaskCount(1, 1)}, {"b": "g"}),
+    ]
+
+
+async def test_the_base_is_compared_too_and_decides_nothing(harness: RegistryHarness) -> None:
+    await judge(harness, 1, 0.7, head_rate=0.3)
+    await judge(harness, 2, 1.0, head_rate=0.7)
+    report = json.loads((await harness.models.version(MODEL, 2)).gate_json)
+    assert report["baseRate"] == pytest.approx(0.3)  # of version 0, while it was head
+    assert report["headRate"] == pytest.approx(0.7)
+    assert report["baseLowerBound"] > 0.4
 
 
 def test_the_next_run_plays_the_families_that_lack_equally_many_attempts() -> None:

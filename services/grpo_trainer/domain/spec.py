@@ -29,6 +29,23 @@ _NOT_DIGESTED: Final = (
 _WHEN_DIGESTED: Final = {"learning_rate": 1e-5, "lr_schedule": "constant"}
 """Defaults of 0.3.0 that are others today: its runs keep their digests."""
 
+_LATER_THAN_0_3_0: Final = frozenset(
+    {
+        "stale_after",
+        "min_spread",
+        "solved_groups",
+        "drift_groups",
+        "turn_credit",
+        "turn_discount",
+        "turn_reward_weight",
+        "reward_schedule",
+        "fade_at",
+        "fade_steps",
+        "process_rewards",
+        "task_sampler",
+    }
+)
+
 
 @dataclass(frozen=True, slots=True, config=CONFIG)
 class TrainingSpec(Training):
@@ -79,6 +96,17 @@ class TrainingSpec(Training):
             if plain[one.name] == default or one.name in _NOT_DIGESTED:
                 del plain[one.name]
         return hashlib.sha256(json.dumps(plain, sort_keys=True).encode()).hexdigest()
+
+
+def without_later(plain: dict[str, Any]) -> dict[str, Any]:
+    """The plain values of a spec without fields that 0.3.0 does not know and that say nothing: a trainer of
+    0.3.0 beside this one reads its states."""
+    defaults = {one.name: one.default for one in fields(TrainingSpec)}
+    return {
+        name: value
+        for name, value in plain.items()
+        if name not in _LATER_THAN_0_3_0 or value != defaults[name]
+    }
 
 
 def training_spec(**values: Any) -> TrainingSpec:

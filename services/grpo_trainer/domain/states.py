@@ -12,7 +12,7 @@ from pydantic import TypeAdapter
 
 from blob_store import BlobRef
 from grpo_trainer.domain.offers import Ancestor, Lineage
-from grpo_trainer.domain.spec import TrainingSpec
+from grpo_trainer.domain.spec import TrainingSpec, without_later
 from grpo_trainer.domain.steps import StepRecord
 
 SCHEMA_VERSION: Final = 2
@@ -104,6 +104,7 @@ class SessionState:
                 del plain[later]  # a state is read back to the bytes that were written
         plain["schema_version"] = SCHEMA_VERSION
         plain["opened_at"] = self.opened_at.isoformat()
+        plain["spec"] = without_later(plain["spec"])
         plain["config_digest"] = self.spec.digest()
         plain["last_step"] = None if self.last_step is None else self.last_step.to_json()
         return plain

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 
 from tests.services.grpo_trainer.bench import MIXED, MODEL, RUN, Episodes, Trainer, World, refused
 from tests.services.grpo_trainer.fakes import START
@@ -12,7 +13,7 @@ from tests.support.keeping import num_kept
 from tests.support.waiting import until
 
 from blob_store import BlobRef, MemoryBlobStore
-from grpo_trainer.domain.states import BasePolicy, SessionState
+from grpo_trainer.domain.states import BasePolicy, SessionState, state_from_json
 from grpo_trainer.runs.stores import BlobStates
 from upcycle.api.taskset.v1 import events_pb2 as taskset_events
 
@@ -95,3 +96,16 @@ async def test_old_states_that_cannot_be_read_do_not_fail_the_run() -> None:
     store.objects[f"{LINE}/step-00000001/state.json"] = b"of another schema"
     await states.prune(RUN, MODEL, newest=1)
     assert steps_in(store) == ["step-00000000", "step-00000001", "step-00000003"]
+
+
+def test_a_state_names_no_option_that_0_3_0_does_not_know_unless_the_run_uses_it() -> None:
+    """A trainer of 0.3.0 beside this one reads it, and refuses keys that it does not know."""
+    plain = at_step(1).to_json()
+    assert not {"stale_after", "turn_credit", "process_rewards", "task_sampler"} & set(plain["spec"])
+    assert {"learning_rate", "lr_schedule", "score_failures"} <= set(plain["spec"])
+    assert state_from_json(json.loads(json.dumps(plain))).to_json() == plain
+    chosen = dataclasses.replace(at_step(1).spec, turn_credit="turn", stale_after=40)
+    used = dataclasses.replace(at_step(1), spec=chosen).to_json()
+    assert (used["spec"]["turn_credit"], used["spec"]["stale_after"]) == ("turn", 40)
+    assert "drift_groups" not in used["spec"]
+    assert state_from_json(json.loads(json.dumps(used))).spec == chosen

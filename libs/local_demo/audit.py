@@ -1,6 +1,6 @@
 """What the demo measures at its end, on tasks that neither trained nor gated: base and head side by side."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -72,7 +72,7 @@ def audit_of(results: Iterable[EpisodeResult]) -> Audit:
     return Audit(before=_version(by_side[1]), after=_version(by_side[0]))
 
 
-def _version(by_task: dict[str, Sequence[bool]]) -> AuditedVersion:
+def _version(by_task: Mapping[str, Sequence[bool]]) -> AuditedVersion:
     return AuditedVersion(
         tuple(TaskTotal(sum(outcomes), len(outcomes)) for _, outcomes in sorted(by_task.items()))
     )

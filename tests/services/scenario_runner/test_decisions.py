@@ -257,10 +257,16 @@ def test_counts_are_said_with_the_most_first_and_equal_ones_by_name() -> None:
 ZERO = "excluded(zero_spread)"
 
 
+STALE_REMEDY = (
+    "see whether the engine follows new versions; or raise stale_after, or max_staleness for groups of "
+    "evaluations"
+)
+
+
 @pytest.mark.parametrize(
     ("reason", "remedy"),
     [
-        (GroupReason.STALE, "raise max_staleness, or sample fewer groups at once"),
+        (GroupReason.STALE, STALE_REMEDY),
         (GroupReason.SHORT_GROUP, "see why their episodes failed"),
         (GroupReason.ZERO_SPREAD, learning._ALIKE),
         (GroupReason.RUN_OVER, ""),
@@ -273,13 +279,10 @@ def test_each_reason_has_its_remedy(reason: GroupReason, remedy: str) -> None:
 def test_remedies_come_with_the_commonest_reason_first_and_each_once() -> None:
     counts = {"incomplete_group": 1, "short_group": 1, "stale": 2, "run_over": 9, "held_out": 1}
     assert learning.remedy_of_left_out(counts) == (
-        "raise max_staleness, or sample fewer groups at once; train on tasks that are not held out; "
-        "see why their episodes failed"
+        f"{STALE_REMEDY}; train on tasks that are not held out; see why their episodes failed"
     )
     without = WithoutStep({"excluded(short_group)": 1, "released(incomplete_group)": 1, "excluded(stale)": 2})
-    assert learning.remedies(without) == (
-        "raise max_staleness, or sample fewer groups at once; see why their episodes failed"
-    )
+    assert learning.remedies(without) == (f"{STALE_REMEDY}; see why their episodes failed")
 
 
 @pytest.mark.parametrize(
@@ -303,14 +306,13 @@ def test_a_run_that_has_nothing_to_learn_from_says_all_that_is_known() -> None:
     assert learning.nothing_to_learn(without, 1, 1) == (
         "nothing to learn: 2 groups in a row were settled without a step after step 1: 1 excluded(stale), "
         "1 had no spread (every reward was 0.500); groups that are graded and not settled: 1; "
-        "rewards of 6 episodes: 0.500 x 6; what may help: raise max_staleness, or sample fewer groups at "
-        f"once; {learning._UNSOLVED}, or a higher no_step_groups"
+        f"rewards of 6 episodes: 0.500 x 6; what may help: {STALE_REMEDY}; {learning._UNSOLVED}, "
+        "or a higher no_step_groups"
     )
     short = replace(without, groups={"excluded(stale)": 2}, rewards={})
     assert learning.nothing_to_learn(short, 0, 0) == (
         "nothing to learn: 2 groups in a row were settled without a step: 2 excluded(stale); rewards of "
-        "0 episodes: none; what may help: raise max_staleness, or sample fewer groups at once, "
-        "or a higher no_step_groups"
+        f"0 episodes: none; what may help: {STALE_REMEDY}, or a higher no_step_groups"
     )
     assert learning.alarm(without, 1) == (
         "no step since step 1: 1 of 2 groups were excluded(stale); "

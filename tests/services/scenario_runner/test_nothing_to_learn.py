@@ -70,8 +70,8 @@ async def test_a_run_that_never_makes_a_step_fails_with_outcomes_and_rewards(pla
         "4 had no spread (every reward was 0.000), 1 excluded(stale); "
         "rewards of 10 episodes: 0.000 x 9, 1.000 x 1; what may help: "
         "easier tasks, rewards that tell attempts apart, longer turns or episodes, or demonstrations first "
-        "(upcycle train --sft); raise max_staleness, or sample fewer groups at once, "
-        "or a higher no_step_groups"
+        "(upcycle train --sft); see whether the engine follows new versions; or raise stale_after, "
+        "or max_staleness for groups of evaluations, or a higher no_step_groups"
     )
     assert (await planner.announced())[f"run.stopping/{planner.run_id}"] == 1
     await check_conservation(planner)

@@ -10,12 +10,13 @@ from blob_store.errors import (
 )
 from blob_store.memory import MemoryBlobStore
 from blob_store.port import BlobStore
-from blob_store.ref import BlobRef, ref_of_bytes, ref_of_file
+from blob_store.ref import BlobRef, BlobStat, ref_of_bytes, ref_of_file
 from blob_store.s3 import S3BlobStore
 
 __all__ = [
     "BlobError",
     "BlobRef",
+    "BlobStat",
     "BlobStore",
     "BucketMissing",
     "CorruptBlob",

@@ -3,10 +3,11 @@
 import asyncio
 import os
 from dataclasses import replace
+from datetime import UTC, datetime
 from pathlib import Path
 
 from blob_store.errors import MissingBlob
-from blob_store.ref import BlobRef, check_key, ref_of_bytes
+from blob_store.ref import BlobRef, BlobStat, check_key, ref_of_bytes
 
 
 class MemoryBlobStore:
@@ -15,15 +16,18 @@ class MemoryBlobStore:
     def __init__(self) -> None:
         self.name = "memory-blobs"
         self.objects: dict[str, bytes] = {}
+        self.written: dict[str, datetime] = {}
 
     async def put(self, key: str, data: bytes) -> BlobRef:
         """See BlobStore."""
         self.objects[check_key(key)] = bytes(data)
+        self.written[key] = datetime.now(UTC)
         return ref_of_bytes(key, data)
 
     async def put_if_absent(self, key: str, data: bytes) -> BlobRef | None:
         """See BlobStore."""
         held = self.objects.setdefault(check_key(key), bytes(data))
+        self.written.setdefault(key, datetime.now(UTC))
         return ref_of_bytes(key, data) if held == data else None
 
     async def put_file(self, key: str, path: Path, *, sha256: str | None = None) -> BlobRef:
@@ -49,6 +53,11 @@ class MemoryBlobStore:
         """See BlobStore."""
         return self.objects.get(check_key(key))
 
+    async def stat(self, key: str) -> BlobStat | None:
+        """See BlobStore."""
+        data = self.objects.get(check_key(key))
+        return None if data is None else BlobStat(self.written[key], len(data))
+
     async def list(self, prefix: str) -> tuple[str, ...]:
         """See BlobStore."""
         return tuple(sorted(key for key in self.objects if key.startswith(prefix)))
@@ -56,6 +65,7 @@ class MemoryBlobStore:
     async def delete(self, key: str) -> None:
         """See BlobStore."""
         self.objects.pop(check_key(key), None)
+        self.written.pop(key, None)
 
     async def start(self) -> None:
         """Nothing to connect to."""

@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import Protocol
 
-from blob_store.ref import BlobRef
+from blob_store.ref import BlobRef, BlobStat
 
 
 class BlobStore(Protocol):
@@ -29,6 +29,9 @@ class BlobStore(Protocol):
 
     async def read(self, key: str) -> bytes | None:
         """The bytes under a key whose digest is not known, or None."""
+
+    async def stat(self, key: str) -> BlobStat | None:
+        """When a key was written last and how much it holds, or None."""
 
     async def list(self, prefix: str) -> tuple[str, ...]:
         """All keys that start with `prefix`, sorted."""

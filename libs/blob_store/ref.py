@@ -2,6 +2,7 @@
 
 import hashlib
 from dataclasses import dataclass
+from datetime import datetime
 from pathlib import Path
 from typing import Final
 
@@ -10,6 +11,14 @@ from upcycle.api.common.v1 import common_pb2
 
 _CHUNK_BYTES: Final = 1024 * 1024
 MAX_KEY_BYTES: Final = 1024
+
+
+@dataclass(frozen=True, slots=True)
+class BlobStat:
+    """What a store knows of a key without reading it. written_at: with a time zone."""
+
+    written_at: datetime
+    size_bytes: int
 
 
 @dataclass(frozen=True, slots=True)

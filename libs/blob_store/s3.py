@@ -12,13 +12,14 @@ import random
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
 from blob_store.classify import CAUGHT, TRANSIENT, Kind, StoreFailure, classify
 from blob_store.client import make_client
 from blob_store.errors import BlobError, BucketMissing, MissingBlob, StoreDenied, UnknownStoreError
-from blob_store.ref import BlobRef, check_key, ref_of_bytes, ref_of_file
+from blob_store.ref import BlobRef, BlobStat, check_key, ref_of_bytes, ref_of_file
 from service_kit.errors import StoreFull
 from service_kit.groups import S3Settings
 from upcycle.errors import Unavailable
@@ -101,6 +102,13 @@ class S3BlobStore:
         except MissingBlob:
             return None
 
+    async def stat(self, key: str) -> BlobStat | None:
+        """See BlobStore."""
+        try:
+            return await self._request(f"stat {check_key(key)}", lambda: self._stat(key))
+        except MissingBlob:
+            return None
+
     async def list(self, prefix: str) -> tuple[str, ...]:
         """See BlobStore."""
         return await self._request(f"list {prefix}", lambda: self._list(prefix))
@@ -173,6 +181,10 @@ class S3BlobStore:
             self._stream(key, file)
             file.flush()
             os.fsync(file.fileno())
+
+    def _stat(self, key: str) -> BlobStat:
+        found = self._client.stat_object(self.bucket, key)
+        return BlobStat(found.last_modified or datetime.now(UTC), int(found.size or 0))
 
     def _list(self, prefix: str) -> tuple[str, ...]:
         found = self._client.list_objects(self.bucket, prefix=prefix, recursive=True)

@@ -70,6 +70,11 @@ def trajectory_body(run_id: str, episode_id: str, tenant: str = DEFAULT_TENANT) 
     return f"{_part(tenant, 'tenant')}/trajectories/{run}/{episode}.pb.zst"
 
 
+def packed_sources(tenant: str = DEFAULT_TENANT) -> str:
+    """Prefix of all kept sources, with the slash."""
+    return f"{_part(tenant, 'tenant')}/sources/"
+
+
 def packed_source(digest: str, tenant: str = DEFAULT_TENANT) -> str:
     """Where the source of an environment with this digest is kept."""
     return f"{_part(tenant, 'tenant')}/sources/{_part(digest, 'source digest')}.zip"

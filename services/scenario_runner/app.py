@@ -40,6 +40,7 @@ from scenario_runner.usecases.planning import PlanRules
 from scenario_runner.usecases.references import FindReferences
 from scenario_runner.usecases.registering import RegisterTaskset, SourceRules
 from scenario_runner.usecases.retaining import RemoveRuns
+from scenario_runner.usecases.retaining_sources import RemoveSources
 from scenario_runner.usecases.run_sources import KeepSource
 from scenario_runner.usecases.submitting import Runs, SubmitRun
 from scenario_runner.usecases.task_claims import ClaimTasks
@@ -158,7 +159,9 @@ def _add_planner(
     catalog = _catalog(settings, plan, hosts, sources, GrpcLineages(registry))
     servicer = TasksetServicer(catalog, submit, Runs(plan, wake=loop.wake), explain, prices=_prices(settings))
     server.add(add_TasksetServiceServicer_to_server, servicer, TASKSET_STATUSES)
-    _add_retention(service, settings, plan, registry, server, UpToDate(NAME, bus.unread, now=utc_now))
+    _add_retention(
+        service, settings, plan, registry, sources, server, UpToDate(NAME, bus.unread, now=utc_now)
+    )
 
 
 def _reading(database: Database, bus: EventBus) -> SoleHolder:
@@ -212,6 +215,7 @@ def _add_retention(
     settings: ScenarioRunnerSettings,
     plan: SqlPlan,
     registry: Peer,
+    sources: SourceStore,
     server: GrpcServer,
     up_to_date: UpToDate,
 ) -> None:
@@ -219,7 +223,8 @@ def _add_retention(
     server.add(add_ReferenceServiceServicer_to_server, references, TASKSET_STATUSES)
     others = GrpcReferences({"checkpoint_registry": registry}, now=utc_now)
     remove = RemoveRuns(plan, others, age_of_days(settings.retention_runs_days), now=utc_now)
-    sweeps = up_to_date.sweeping({"runs": remove})
+    old_sources = RemoveSources(plan, sources, age_of_days(settings.retention_sources_days), now=utc_now)
+    sweeps = up_to_date.sweeping({"runs": remove, "sources": old_sources})
     if settings.retention_every_s:
         service.add(Worker("retention", RetentionLoop(sweeps, every_s=settings.retention_every_s).run))
     server.add(add_RetentionServiceServicer_to_server, RetentionServicer(sweeps), TASKSET_STATUSES)

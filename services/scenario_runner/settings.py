@@ -77,6 +77,9 @@ class ScenarioRunnerSettings(ServiceSettings):
     retention_runs_days: float | None = Field(None, ge=1, allow_inf_nan=False)
     """Age after which groups and episodes of runs that are over and needed by nothing are removed, in days;
     the runs stay, with their totals. Unset: never."""
+    retention_sources_days: float | None = Field(None, ge=1, allow_inf_nan=False)
+    """Age after which packed sources of environments that no run and no taskset refers to are removed, in
+    days since they were packed last. Unset: never."""
     retention_every_s: float = Field(3600.0, ge=0, allow_inf_nan=False)
     """How often that is done, in seconds; 0: only by `upcycle retention`."""
     bus: BusSettings = Field(default_factory=BusSettings)

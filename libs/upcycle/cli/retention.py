@@ -15,7 +15,12 @@ from upcycle.platform import Platform
 if TYPE_CHECKING:
     from upcycle.api.retention.v1.service_pb2 import SweepRetentionResponse
 
-OWNERS: Final = {"bodies": "trajectories", "episodes": "trajectories", "runs": "tasksets"}
+OWNERS: Final = {
+    "bodies": "trajectories",
+    "episodes": "trajectories",
+    "runs": "tasksets",
+    "sources": "tasksets",
+}
 """What can be removed, in the order in which it goes, and the peer that owns it."""
 Age = Annotated[str | None, Parameter(allow_leading_hyphen=True)]
 """`-3d` is refused as an age, not taken for an option."""
@@ -23,6 +28,7 @@ AGE_SETTINGS: Final = {
     "bodies": "TRAJECTORY_STORE_RETENTION_BODIES_DAYS",
     "episodes": "TRAJECTORY_STORE_RETENTION_EPISODES_DAYS",
     "runs": "SCENARIO_RUNNER_RETENTION_RUNS_DAYS",
+    "sources": "SCENARIO_RUNNER_RETENTION_SOURCES_DAYS",
 }
 """What says how old each may be where --older-than does not."""
 BATCH_TIMEOUT_S: Final = 120.0
@@ -63,7 +69,7 @@ async def retention(
     """Show what is old and needed by nothing. Nothing is removed without --apply.
 
     :param what: bodies (of trajectories), episodes (rows without a body), runs (groups and episodes that a
-        finished run planned); all by default.
+        finished run planned), sources (of environments that nothing refers to); all by default.
     :param older_than: an age such as 30d, 36h or 8w, at least one day, instead of the services' settings.
     :param apply: remove it. What a run, a checkpoint or a gate refers to stays in any case.
     :param as_json: one JSON line for each kind of thing.

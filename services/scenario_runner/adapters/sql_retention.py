@@ -6,10 +6,11 @@ from typing import Any, Final
 
 import sqlalchemy as sa
 
-from scenario_runner.adapters.tables import EPISODE, GROUP, RUN, RUN_COUNT, SOURCE_GROUP
+from scenario_runner.adapters.tables import EPISODE, GROUP, RUN, RUN_COUNT, SOURCE_GROUP, TASKSET
 from scenario_runner.domain.retention import FinishedRun, RunSummary
 from scenario_runner.wire.summaries import summary_from_json, summary_to_json
 from sql_store import owned
+from upcycle.environment.deployed import DEPLOYED
 
 _GROUPS_AT_ONCE: Final = 100
 # These very texts: SQLite takes a partial index only for the condition it was made with.
@@ -46,6 +47,19 @@ class OldRuns:
         query = sa.select(RUN.c.run_id).where(_FINISHED, RUN.c.run_id.in_(sorted(run_ids)))
         finished = set(self._sql.execute(query).scalars())
         return sorted(finished - self._drawn_from(sorted(finished)))
+
+    def sources_in_use(self, digests: Collection[str]) -> dict[str, str]:
+        """Of these digests of sources, those that something refers to, and what."""
+        runs = sa.select(RUN.c.source_digest).where(
+            owned(RUN), RUN.c.source_digest.in_(sorted(digests)), RUN.c.removed_at.is_(None)
+        )
+        used = dict.fromkeys(self._sql.execute(runs.distinct()).scalars(), "a run was judged by it")
+        sources = sa.select(TASKSET.c.source).where(
+            owned(TASKSET), TASKSET.c.deleted_at.is_(None), TASKSET.c.source.contains(DEPLOYED)
+        )
+        texts = self._sql.execute(sources.distinct()).scalars().all()
+        named = {digest for digest in digests if any(f"{DEPLOYED}{digest}" in text for text in texts)}
+        return used | dict.fromkeys(named, "a taskset is of it")
 
     def remove(self, run_id: str, summary: RunSummary, moment: datetime) -> None:
         """From now on its summary stands for its rows, and no run may draw from it."""

@@ -4,6 +4,7 @@ import asyncio
 import hashlib
 import os
 from collections.abc import AsyncIterator
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
@@ -63,7 +64,23 @@ async def test_missing_is_said_as_missing(store: BlobStore) -> None:
     with pytest.raises(MissingBlob, match="never/there"):
         await store.get(BlobRef("never/there", "0" * 64, 1))
     assert await store.read("never/there") is None
+    assert await store.stat("never/there") is None
     await store.delete("never/there")
+
+
+async def test_a_key_says_how_much_it_holds_and_when_it_was_written_last(store: BlobStore) -> None:
+    before = datetime.now(UTC) - timedelta(minutes=5)  # S3 counts whole seconds, on a clock of its own
+    await store.put("dated", b"four")
+    first = await store.stat("dated")
+    assert first is not None
+    assert first.size_bytes == 4
+    assert before < first.written_at < datetime.now(UTC) + timedelta(minutes=5)
+    assert await store.put_if_absent("dated", b"other") is None
+    assert await store.stat("dated") == first
+    await store.put("dated", b"sixsix")
+    again = await store.stat("dated")
+    assert again is not None
+    assert (again.size_bytes, again.written_at >= first.written_at) == (6, True)
 
 
 async def test_put_if_absent_refuses_other_bytes_and_accepts_its_own_again(store: BlobStore) -> None:

@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from upcycle.errors import InfrastructureError, UpcycleError
     from upcycle.evaluation import evaluation_of as eval
     from upcycle.graders import Rubric
+    from upcycle.images import Image
     from upcycle.rewards import EvaluationResult, SubScore
     from upcycle.scenario import Scenario
     from upcycle.tasks import Task, Taskset
@@ -23,6 +24,7 @@ _HOME = {
     "Answer": "upcycle.transcripts",
     "Environment": "upcycle.environment",
     "EvaluationResult": "upcycle.rewards",
+    "Image": "upcycle.images",
     "InfrastructureError": "upcycle.errors",
     "Rubric": "upcycle.graders",
     "Scenario": "upcycle.scenario",
@@ -39,6 +41,7 @@ __all__ = [
     "Answer",
     "Environment",
     "EvaluationResult",
+    "Image",
     "InfrastructureError",
     "Rubric",
     "Scenario",

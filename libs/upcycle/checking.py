@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 
 from upcycle.errors import UpcycleError
+from upcycle.images import text_of_prompt
 from upcycle.leaks import leaked, secret_arguments
 from upcycle.play_deadlines import play_deadline
 from upcycle.probes import NUM_IDLE_CALLS, OF_ANOTHER, Probe, idle_arguments, probes_of
@@ -238,7 +239,7 @@ class _Check:
             self._overdue(task, "its tools did not answer" if prompt else "it gave no prompt")
         finally:
             await play.close()
-        return prompt if isinstance(prompt, str) else "\n".join(str(row["content"]) for row in prompt)
+        return text_of_prompt(prompt)
 
     async def _look_at_tools(self, task: "Task") -> None:
         """What a tool says for nothing may not be what the agent has to find."""

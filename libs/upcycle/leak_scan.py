@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
+from upcycle.images import text_of_prompt
 from upcycle.leaks import leaked, secret_arguments
 from upcycle.probes import idle_arguments
 from upcycle.wording import amount
@@ -105,7 +106,7 @@ async def _read(hosts: "EpisodeHosts", task: "Task", call_s: float) -> list[tupl
     try:
         async with host.channel() as channel:
             prompt = await channel.start(task.scenario, task.args, timeout_s=call_s)
-            read = [("its prompt", _text(prompt))]
+            read = [("its prompt", text_of_prompt(prompt))]
             for tool in await channel.list_tools(timeout_s=call_s):
                 arguments = idle_arguments(tool.parameters)
                 said = await _say(channel, tool.name, arguments, call_s)
@@ -125,7 +126,3 @@ async def _say(channel: "ControlChannel", name: str, arguments: Mapping[str, Any
         return (await called).text
     except (ChannelError, ChannelTimeout):
         return ""
-
-
-def _text(prompt: Any) -> str:
-    return prompt if isinstance(prompt, str) else "\n".join(str(row.get("content", "")) for row in prompt)

@@ -12,7 +12,8 @@ from pathlib import PurePath
 from typing import Any
 
 from upcycle.environment.schema import CallSchema, call_schema
-from upcycle.errors import ArgumentsInvalid, DefinitionError, RewardInvalid, ScenarioError
+from upcycle.errors import ArgumentsInvalid, DefinitionError, RewardInvalid, ScenarioError, UpcycleError
+from upcycle.images import Image, checked_images, images_in
 from upcycle.rewards import EvaluationResult, evaluation_result
 from upcycle.task_rows import EnvironmentRef, Task, canonical_json
 from upcycle.transcripts import Answer
@@ -204,11 +205,25 @@ def prompt_of(value: Any, named: str) -> Prompt:
     rows = value if isinstance(value, Sequence) and not isinstance(value, bytes) else ()
     messages = [dict(row) for row in rows if isinstance(row, Mapping) and "role" in row and "content" in row]
     if messages and len(messages) == len(rows):
-        return messages
+        try:
+            return [{**row, "content": _content(row["content"])} for row in messages]
+        except (ValueError, UpcycleError) as error:
+            raise ScenarioError(f"{named}: its prompt: {error}") from error
     raise ScenarioError(
         f"{named}: first yield is of type {type(value).__name__}, not a prompt",
         "yield a str or a list of {'role': …, 'content': …}",
     )
+
+
+def _content(content: Any) -> Any:
+    """An Image becomes a part of the message. Raises ValueError and ToolFailed for what is no image."""
+    shown = [content] if isinstance(content, Image) else content
+    if not isinstance(shown, list | tuple):
+        return content
+    parts = [{"type": "text", "text": one} if isinstance(one, str) else one for one in shown]
+    parts = [one.to_part() if isinstance(one, Image) else one for one in parts]
+    checked_images(images_in(parts))
+    return parts
 
 
 def _described(error: BaseException) -> str:

@@ -244,6 +244,7 @@ class _Progress:
     def __call__(self, played: "ExternalEpisode") -> None:
         import json
 
+        from upcycle.images import row_with_files
         from upcycle.reporting.external_rows import episode_row
 
         if not self.rows:
@@ -251,9 +252,8 @@ class _Progress:
         slug = played.run.task_slug
         self.played.append(played)
         self.rows.append(episode_row(played, self._digests[slug], self._secrets))
-        self._lines.write(
-            json.dumps({**played.row, PLANNED: self._planned.to_json()}, ensure_ascii=False) + "\n"
-        )
+        row = row_with_files(played.row, Path(self._lines.name).parent)
+        self._lines.write(json.dumps({**row, PLANNED: self._planned.to_json()}, ensure_ascii=False) + "\n")
         self._lines.flush()
         self._counts.add(played.run)
         attempt = next(n for n in range(len(self.rows)) if (slug, n) not in self._marks)

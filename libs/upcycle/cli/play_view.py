@@ -10,6 +10,7 @@ from rich.tree import Tree
 
 from upcycle.cli.terminal_text import terminal_text
 from upcycle.harness import TakenTurn, ToolCall, ToolOutcome
+from upcycle.images import text_of_content
 from upcycle.playing.episode import EpisodeOpened, PlayedEpisode
 from upcycle.reporting.state_texts import state_text
 from upcycle.rewards import SubScore
@@ -93,7 +94,7 @@ def _add(tree: Tree, subscore: SubScore) -> None:
 
 def _content(message: Mapping[str, Any]) -> str:
     content = message.get("content")
-    return content if isinstance(content, str) else json.dumps(content, ensure_ascii=False)
+    return text_of_content(content) if isinstance(content, str | list) else json.dumps(content)
 
 
 def _signature(function: Mapping[str, Any]) -> str:

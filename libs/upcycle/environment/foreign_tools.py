@@ -46,4 +46,4 @@ async def call_attached(
     except ToolFailed as error:
         return ToolResult(str(error), is_error=True)
     text, cut = bounded_text(result.text, max_bytes)
-    return ToolResult(text, result.is_error, cut)
+    return ToolResult(text, result.is_error, cut, images=result.images)

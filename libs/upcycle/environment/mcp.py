@@ -12,12 +12,13 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from upcycle.environment.tools import MAX_TOOL_S, ToolResult, ToolSpec, checked_timeout
 from upcycle.errors import DefinitionError, InfrastructureError, ToolFailed, UnknownName, UpcycleError
+from upcycle.images import Image, checked_images
 
 if TYPE_CHECKING:
     from mcp import Client
     from mcp.server.context import ServerRequestContext
     from mcp.server.lowlevel import Server
-    from mcp.types import CallToolRequestParams
+    from mcp.types import CallToolRequestParams, CallToolResult
 
     from upcycle.environment.core import Environment
 
@@ -74,8 +75,26 @@ class McpTool:
             if has_answered or isinstance(error, TimeoutError):
                 raise ToolFailed(text) from error
             raise ToolFailed(text) from InfrastructureError(f"an MCP server is gone: {error!r}")
-        text = "\n".join(part.text for part in result.content if part.type == "text")
-        return ToolResult(text, is_error=bool(result.is_error))
+        return _result_of(result, self.spec.name)
+
+
+def _result_of(result: "CallToolResult", name: str) -> ToolResult:
+    """Texts and images as they stand; other kinds of content are left out. Raises ToolFailed."""
+    parts: list[str | Image] = []
+    for part in result.content:
+        if part.type == "text":
+            parts.append(part.text)
+        elif part.type == "image":
+            parts.append(_image_of(part.data, part.mime_type, name))
+    images = checked_images(part for part in parts if isinstance(part, Image))
+    return ToolResult("\n".join(map(str, parts)), is_error=bool(result.is_error), images=images)
+
+
+def _image_of(data: str, media_type: str, name: str) -> Image:
+    try:
+        return Image.from_row({"data": data, "media_type": media_type})
+    except ValueError as error:
+        raise ToolFailed(f"{name}: its image cannot be read: {error}") from error
 
 
 class McpTools:
@@ -207,7 +226,14 @@ def mcp_server(title: str, version: str, backend: Callable[[Any], ToolBackend]) 
     error reaches the client as an `isError` result."""
     from mcp import MCPError
     from mcp.server.lowlevel import Server
-    from mcp.types import INTERNAL_ERROR, INVALID_PARAMS, CallToolResult, ListToolsResult, TextContent
+    from mcp.types import (
+        INTERNAL_ERROR,
+        INVALID_PARAMS,
+        CallToolResult,
+        ImageContent,
+        ListToolsResult,
+        TextContent,
+    )
     from mcp.types import Tool as McpToolRow
 
     async def on_list(context: "ServerRequestContext[Any]", _params: Any) -> ListToolsResult:
@@ -235,6 +261,8 @@ def mcp_server(title: str, version: str, backend: Callable[[Any], ToolBackend]) 
             raise MCPError(INVALID_PARAMS, str(error)) from error
         except UpcycleError as error:
             result = ToolResult(str(error), is_error=True)
-        return CallToolResult(content=[TextContent(text=result.text)], is_error=result.is_error)
+        rows = [image.to_row() for image in result.images]
+        shown = [ImageContent(data=row["data"], mime_type=row["media_type"]) for row in rows]
+        return CallToolResult(content=[TextContent(text=result.text), *shown], is_error=result.is_error)
 
     return Server(title, version=version, on_list_tools=on_list, on_call_tool=on_call)

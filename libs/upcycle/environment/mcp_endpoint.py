@@ -9,6 +9,7 @@ from upcycle.environment.channel.frames import INVALID_PARAMS, ChannelError
 from upcycle.environment.mcp import ToolBackend, mcp_server
 from upcycle.environment.tools import ToolResult, ToolSpec
 from upcycle.errors import DefinitionError, Unavailable, UnknownName
+from upcycle.images import Image
 
 if TYPE_CHECKING:
     from upcycle.environment.channel.session import Session
@@ -36,7 +37,8 @@ class SessionTools:
             if error.code == INVALID_PARAMS:
                 raise UnknownName(str(error)) from error
             raise
-        return ToolResult(row["content"], row["is_error"], row["truncated"])
+        images = tuple(map(Image.from_row, row.get("images") or ()))
+        return ToolResult(row["content"], row["is_error"], row["truncated"], images=images)
 
 
 class McpEndpoint:

@@ -9,6 +9,7 @@ from typing import Any, Final, Protocol
 
 from upcycle.environment.schema import CallSchema, call_schema
 from upcycle.errors import DefinitionError, ToolFailed
+from upcycle.images import Image, checked_images
 from upcycle.states import StateEntry
 
 MAX_TOOL_S: Final = 86_400.0
@@ -18,12 +19,14 @@ MAX_TOOL_S: Final = 86_400.0
 @dataclass(frozen=True, slots=True)
 class ToolResult:
     """What the agent reads. is_error: the tool refused or raised, and text says why. state: of its
-    environment after the call, where that declares one; no agent reads it."""
+    environment after the call, where that declares one; no agent reads it. images: what an agent sees that
+    has eyes; the text names each in its place."""
 
     text: str
     is_error: bool = False
     truncated: bool = False
     state: StateEntry | None = None
+    images: tuple[Image, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,7 +116,7 @@ class FunctionTool:
             if isinstance(error, asyncio.CancelledError) and _is_asked_for():
                 raise
             raise ToolFailed(f"{self.schema.name}: {type(error).__name__}: {error}") from error
-        return value if isinstance(value, ToolResult) else ToolResult(text_of(value, self.schema.name))
+        return value if isinstance(value, ToolResult) else result_of(value, self.schema.name)
 
 
 def no_result_within(name: str, limit_s: float | None) -> str:
@@ -131,6 +134,18 @@ def _is_asked_for() -> bool:
 
 async def _awaited(value: Awaitable[Any]) -> Any:
     return await value
+
+
+def result_of(value: Any, name: str) -> ToolResult:
+    """A tool's return value as an agent reads it: an Image, a list of texts and Images, or anything that
+    `text_of` takes. Raises ToolFailed."""
+    parts = list(value) if isinstance(value, list | tuple) else [value]
+    images = [part for part in parts if isinstance(part, Image)]
+    if not images:
+        return ToolResult(text_of(value, name))
+    if not all(isinstance(part, Image | str) for part in parts):
+        raise ToolFailed(f"{name}: images stand beside other values", "return a list of Image and str")
+    return ToolResult("\n".join(map(str, parts)), images=checked_images(images))
 
 
 def text_of(value: Any, name: str) -> str:

@@ -7,6 +7,7 @@ from typing import Any, Final
 from upcycle.external.dialects import Answered, Kept, NoTurn, function_of, text_in, tokens_of
 from upcycle.harness.chat import ChatReply, Messages
 from upcycle.harness.parsing import AssistantTurn, read_message
+from upcycle.images import images_in
 
 VERSION: Final = "2023-06-01"
 _CUT: Final = ("max_tokens", "model_context_window_exceeded")
@@ -108,9 +109,12 @@ def _ids(message: Mapping[str, Any], blocks: list[Any]) -> dict[str, str]:
 
 def _blocks(message: Mapping[str, Any], ids: Mapping[str, str]) -> list[dict[str, Any]]:
     text = text_in(message["content"])
+    rows = [image.to_row() for image in images_in(message["content"])]
+    seen = [{"type": "image", "source": {"type": "base64", **row}} for row in rows]
     if message["role"] == "tool":
         call_id = message["tool_call_id"]
-        return [{"type": "tool_result", "tool_use_id": ids.get(call_id, call_id), "content": text}]
+        shown = [{"type": "text", "text": text}, *seen] if seen else text
+        return [{"type": "tool_result", "tool_use_id": ids.get(call_id, call_id), "content": shown}]
     calls = [
         {
             "type": "tool_use",
@@ -121,4 +125,4 @@ def _blocks(message: Mapping[str, Any], ids: Mapping[str, str]) -> list[dict[str
         for call in message.get("tool_calls") or ()
     ]
     said = [{"type": "text", "text": text}] if text.strip() or not calls else []
-    return [*said, *calls]
+    return [*said, *seen, *calls]

@@ -6,6 +6,7 @@ from typing import Any, Protocol
 
 from upcycle.harness.chat import ChatReply, Messages
 from upcycle.harness.parsing import read_message
+from upcycle.images import images_in
 
 
 class NoTurn(Exception):
@@ -86,8 +87,10 @@ class OpenAIChat:
     def body(
         self, messages: Messages, tools: Messages, max_tokens: int, sampling: Mapping[str, float], kept: Kept
     ) -> dict[str, Any]:
-        """Messages and tools are of this form already."""
-        body = {"model": self.model, "messages": list(messages), **sampling, self._tokens_field: max_tokens}
+        """Messages and tools are of this form already; but a tool's message holds no image, so that images
+        follow the results of a turn in a message of the user."""
+        shown = _openai_messages(messages)
+        body = {"model": self.model, "messages": shown, **sampling, self._tokens_field: max_tokens}
         return {**body, "tools": list(tools)} if tools else body
 
     def learn(self, refusal: str) -> None:
@@ -111,6 +114,19 @@ class OpenAIChat:
         """The ids of the list."""
         rows = answer.get("data") if isinstance(answer, Mapping) else None
         return [str(row["id"]) for row in rows or () if isinstance(row, Mapping) and "id" in row]
+
+
+def _openai_messages(messages: Messages) -> list[Any]:
+    rows: list[Any] = []
+    seen: list[Any] = []
+    for message in messages:
+        if message["role"] != "tool" and seen:
+            rows.append({"role": "user", "content": seen})
+            seen = []
+        images = images_in(message["content"]) if message["role"] == "tool" else ()
+        rows.append({**message, "content": text_in(message["content"])} if images else message)
+        seen = [*seen, *(image.to_part() for image in images)]
+    return [*rows, {"role": "user", "content": seen}] if seen else rows
 
 
 def tokens_of(usage: Any, prompt: str, *completions: str) -> Tokens:

@@ -7,6 +7,7 @@ from typing import Any, Final
 from upcycle.external.dialects import Answered, Kept, NoTurn, function_of, text_in, tokens_of
 from upcycle.harness.chat import ChatReply, Messages
 from upcycle.harness.parsing import AssistantTurn, read_message
+from upcycle.images import images_in
 
 _CUT: Final = "MAX_TOKENS"
 _MALFORMED: Final = "MALFORMED_FUNCTION_CALL"
@@ -116,10 +117,13 @@ def _contents(messages: Messages, kept: Kept) -> list[dict[str, Any]]:
 
 def _parts(message: Mapping[str, Any], calls: Mapping[str, dict[str, Any]]) -> list[dict[str, Any]]:
     text = text_in(message["content"])
+    rows = [image.to_row() for image in images_in(message["content"])]
+    seen = [{"inlineData": {"mimeType": row["media_type"], "data": row["data"]}} for row in rows]
     if message["role"] == "tool":
         called = calls[message["tool_call_id"]]
         answered = {"name": called["name"], "response": {"result": text}}
-        return [{"functionResponse": {**answered, **({"id": called["id"]} if "id" in called else {})}}]
+        response = {**answered, **({"id": called["id"]} if "id" in called else {})}
+        return [{"functionResponse": response}, *seen]
     said = [{"text": text}] if text or not message.get("tool_calls") else []
     asked = [
         {
@@ -130,4 +134,4 @@ def _parts(message: Mapping[str, Any], calls: Mapping[str, dict[str, Any]]) -> l
         }
         for call in message.get("tool_calls") or ()
     ]
-    return [*said, *asked]
+    return [*said, *seen, *asked]

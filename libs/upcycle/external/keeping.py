@@ -9,6 +9,7 @@ from typing import Any, Final
 
 from upcycle.external.evaluating import ExternalEpisode, ExternalOptions, run_of
 from upcycle.external.sending import PlayedEvaluation, SentTrajectories, send_to_found
+from upcycle.images import row_with_files
 from upcycle.local_runs import new_run_id
 from upcycle.playing.blame import Blame
 from upcycle.playing.episode import PlayedEpisode
@@ -84,9 +85,12 @@ async def keep_play(episode: PlayedEpisode, taskset: Taskset, agent: str) -> Kep
 def _write(evaluation: PlayedEvaluation, planned: PlannedEvaluation) -> bool:
     """The result is worth more than its file: where it cannot be written, a log line says so."""
     path = Path(FOLDER) / evaluation.run_id / NAME
-    rows = ({**one.row, PLANNED: planned.to_json()} for one in evaluation.episodes)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
+        rows = [
+            {**row_with_files(one.row, path.parent), PLANNED: planned.to_json()}
+            for one in evaluation.episodes
+        ]
         path.write_text("".join(f"{json.dumps(row, ensure_ascii=False)}\n" for row in rows), encoding="utf-8")
     except OSError as error:
         log.warning("%s: what was said is not kept: %s", evaluation.run_id, error)

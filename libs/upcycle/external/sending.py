@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from upcycle.errors import Unavailable, UpcycleError
 from upcycle.external.evaluating import ExternalEpisode
+from upcycle.images import text_of_content
 from upcycle.platform import Platform, PlatformNotFound, find_addresses
 from upcycle.tasks import Taskset
 from upcycle.wording import amount
@@ -151,7 +152,10 @@ def body_of(played: "PlayedEpisode") -> "trajectory_pb2.TrajectoryBody":
 
     stop = f"STOP_REASON_{str(played.ending.stop_reason).upper()}" if played.ending else "STOP_REASON_FAILED"
     return trajectory_pb2.TrajectoryBody(
-        prompt=[message_to_wire(played.task.slug, at, one) for at, one in enumerate(played.prompt)],
+        prompt=[
+            message_to_wire(played.task.slug, at, {**one, "content": text_of_content(one.get("content"))})
+            for at, one in enumerate(played.prompt)
+        ],
         turns=[_turn(at, one) for at, one in enumerate(played.turns)],
         stop_reason=trajectory_pb2.StopReason.Value(stop),
         answer=played.ending.answer if played.ending else "",

@@ -8,6 +8,8 @@ next turn are a prompt.
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
+from upcycle.images import images_in, text_of_content
+
 STOP: Final = "stop"
 COMPRESS: Final = "compress"
 POLICIES: Final = (STOP, COMPRESS)
@@ -26,9 +28,11 @@ def compressed(messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]] | 
 
 
 def _stubbed(message: Mapping[str, Any]) -> dict[str, Any]:
-    content = message.get("content")
-    if message["role"] != "tool" or not isinstance(content, str):
+    """A picture counts however short its text is: it takes as many tokens as a page."""
+    if message["role"] != "tool":
         return dict(message)
-    return (
-        dict(message) if len(content) <= _SHORT else {**message, "content": STUB.format(chars=len(content))}
-    )
+    content = message.get("content")
+    text, images = text_of_content(content), images_in(content)
+    if len(text) <= _SHORT and not images:
+        return dict(message)
+    return {**message, "content": STUB.format(chars=len(text))}

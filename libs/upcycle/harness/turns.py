@@ -6,6 +6,7 @@ from enum import StrEnum
 from typing import Any, Protocol
 
 from upcycle.harness.parsing import AssistantTurn, ToolCall
+from upcycle.images import Image, parts_of
 
 UNREADABLE = (
     "Your last message could not be read: {error}. Send a well-formed tool call, or a plain final answer."
@@ -34,12 +35,13 @@ class TurnLimits:
 class ToolOutcome:
     """What a policy reads of one tool call. is_error: the tool refused or raised. duration_s: as its
     environment measured it. state: of the environment after the call, as the driver has it; no policy reads
-    it."""
+    it. images: for one that sees; the content names them."""
 
     content: str
     is_error: bool = False
     duration_s: float = 0.0
     state: Any = None
+    images: tuple[Image, ...] = ()
 
 
 @dataclass(slots=True)
@@ -125,7 +127,7 @@ def observations_of(turn: TakenTurn) -> list[dict[str, Any]]:
     """What the policy reads of a turn that was no answer: the results of its calls, or what is malformed."""
     if turn.said.parse_error:
         return [{"role": "user", "content": UNREADABLE.format(error=turn.said.parse_error)}]
-    return [{"role": "tool", "content": outcome.content} for outcome in turn.outcomes]
+    return [{"role": "tool", "content": parts_of(one.content, one.images)} for one in turn.outcomes]
 
 
 def clip_text(text: str, max_chars: int) -> str:

@@ -220,7 +220,8 @@ class _EpisodePlay:
             if not isinstance(cause, ChannelError) or cause.error_kind == InfrastructureError.kind:
                 raise
             return ToolOutcome(str(cause), is_error=True)  # an unknown tool: the player reads it and goes on
-        return ToolOutcome(result.text, result.is_error, time.monotonic() - started_s, result.state)
+        took_s = time.monotonic() - started_s
+        return ToolOutcome(result.text, result.is_error, took_s, result.state, result.images)
 
     def _called(self, call: ToolCall) -> Awaitable[ToolResult]:
         limits = self._limits

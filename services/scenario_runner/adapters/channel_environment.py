@@ -25,6 +25,7 @@ from upcycle.environment.channel.client import WEDGED_MARGIN_S, AskJudge, Channe
 from upcycle.environment.channel.frames import understood
 from upcycle.environment.tools import ToolResult, ToolSpec
 from upcycle.errors import InfrastructureError, RewardInvalid
+from upcycle.images import images_in
 from upcycle.rewards import evaluation_result, foreign_result
 from upcycle.states import STATE_S, StateEntry
 
@@ -36,6 +37,11 @@ _SLICE_S: Final = 1.0
 _ERROR_CHARS: Final = 400
 _TRACEBACK_CHARS: Final = 1000
 _PRINTED_CHARS: Final = 400
+
+_BLIND: Final = (
+    "no model of this platform sees images; play it with an agent of others (upcycle eval TASKS claude), or "
+    "show text instead"
+)
 
 ToolCaller = Callable[[str, Mapping[str, Any]], Awaitable[ToolResult]]
 
@@ -115,6 +121,8 @@ class ChannelEnvironment:
             result = await self._limited(name, self._called(name, arguments), limit_s)
         except EpisodeError as error:
             raise self._blamed(error, is_idle=died_before) from error
+        if result.images:
+            raise EpisodeFault(EpisodeFailure.ENVIRONMENT_BROKEN, f"tool {name} returned an image: {_BLIND}")
         self._was_called = True
         duration_s = time.monotonic() - started
         return ToolOutcome(result.text, result.is_error, result.truncated, duration_s, result.state)
@@ -235,6 +243,8 @@ class ChannelEnvironment:
 
 def _message(row: Mapping[str, Any]) -> Message:
     content = row["content"]
+    if images_in(content):
+        raise EpisodeFault(EpisodeFailure.ENVIRONMENT_BROKEN, f"the prompt has an image: {_BLIND}")
     if isinstance(content, list):
         # Content parts, as OpenAI's clients write them: a text policy reads the text.
         content = "\n".join(str(part.get("text", "")) for part in content if isinstance(part, Mapping))

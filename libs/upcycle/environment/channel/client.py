@@ -16,6 +16,7 @@ from upcycle.environment.channel.server import EXTENSION
 from upcycle.environment.lifecycle import SHUTDOWN_S
 from upcycle.environment.tools import ToolResult, ToolSpec
 from upcycle.errors import JudgeRefused, UpcycleError
+from upcycle.images import Image
 from upcycle.judge_calls import JudgeQuestion, JudgeReply
 from upcycle.states import STATE_S, StateEntry
 
@@ -174,6 +175,7 @@ class ControlChannel:
                 bool(reply.get("is_error", False)),
                 bool(reply.get("truncated", False)),
                 state_of(reply),
+                tuple(map(Image.from_row, reply.get("images") or ())),
             )
 
     async def grade(

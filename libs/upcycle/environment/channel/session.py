@@ -169,7 +169,9 @@ class LocalSession:
         except TimeoutError:
             result = ToolResult(no_result_within(name, timeout_s), is_error=True)
         text, cut = bounded_text(result.text, params.get("max_bytes"))
-        row = {"content": text, "is_error": result.is_error, "truncated": cut}
+        row: dict[str, Any] = {"content": text, "is_error": result.is_error, "truncated": cut}
+        if result.images:
+            row["images"] = [image.to_row() for image in result.images]
         self._last_state = None
         return {**row, **_state_row(await self._states.next() if self._states is not None else None)}
 

@@ -31,7 +31,7 @@ def init(
     preset: str = PRESETS[0],
     num_tasks: Annotated[int, Parameter(name="--tasks")] = 200,
     num_held_out: Annotated[int, Parameter(name="--held-out")] = 100,
-    num_demonstrations: Annotated[int | None, Parameter(name="--demonstrations")] = None,
+    num_demonstrations: Annotated[int, Parameter(name="--demonstrations")] = NUM_DEMONSTRATIONS,
     as_json: JsonFlag = False,
 ) -> int:
     """Write a new project: environment, tasksets, reference player, demonstrations, training run, test.
@@ -41,13 +41,10 @@ def init(
         mcp (the same with the tools of an MCP server named sentry), or sheet (fill in a workbook).
     :param num_tasks: tasks of the train taskset, drawn from seeds.
     :param num_held_out: tasks of the held-out taskset, drawn from other seeds.
-    :param num_demonstrations: episodes of the reference player to write; 0: none. Default: as many as a tiny
-        model needs, 400 or 1,000.
+    :param num_demonstrations: episodes of the reference player to write; 0: none.
     :param as_json: one JSON line.
     """
     project = NewProject(name, preset, num_tasks, num_held_out)
-    if num_demonstrations is None:
-        num_demonstrations = NUM_DEMONSTRATIONS[preset]
     if not 0 <= num_demonstrations <= MAX_TASKS:
         raise ProjectRefused(f"--demonstrations is {num_demonstrations}", f"use 0 to {MAX_TASKS}")
     with new_folder(project) as folder:

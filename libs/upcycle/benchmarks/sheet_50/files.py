@@ -2,16 +2,20 @@
 
 import datetime
 import io
+import re
 import zipfile
 from typing import Any, Final
 
-from .book import MAX_COLUMNS, MAX_ROWS, Book, Value, cell_name
+from .book import MAX_COLUMNS, MAX_ROWS, Book, Value, cell_name, is_formula
 from .errors import WorkbookRefused
 from .extra import need_extra
 
 MAX_FILE_BYTES: Final = 8 << 20
 MAX_UNPACKED_BYTES: Final = 32 << 20
 MAX_SHEETS: Final = 20
+_LATER: Final = frozenset({"CONCAT", "IFNA", "IFS", "MAXIFS", "MINIFS", "SWITCH", "XLOOKUP"})
+"""Functions that are younger than the format: in a file they have _PREFIX, else programs know no such name."""
+_PREFIX: Final = "_xlfn."
 
 
 def workbook_bytes(book: Book) -> bytes:
@@ -24,10 +28,23 @@ def workbook_bytes(book: Book) -> bytes:
     for name, cells in book.sheets.items():
         sheet = made.create_sheet(name)
         for (row, column), value in cells.items():
-            sheet.cell(row, column, value)
+            sheet.cell(row, column, _in_file(value))
     packed = io.BytesIO()
     made.save(packed)
     return packed.getvalue()
+
+
+def _in_file(value: Value) -> Value:
+    """A formula as files have it."""
+    if not is_formula(value):
+        return value
+    from openpyxl.formula import Tokenizer
+    from openpyxl.formula.tokenizer import Token
+
+    found = Tokenizer(str(value)).items
+    names = {one.value for one in found if one.type == Token.FUNC and one.subtype == Token.OPEN}
+    later = {name for name in names if name.rstrip("(").upper() in _LATER}
+    return "=" + "".join(f"{_PREFIX}{one.value}" if one.value in later else one.value for one in found)
 
 
 def read_workbook(content: bytes) -> Book:
@@ -86,6 +103,8 @@ def _cells(sheet: Any) -> dict[tuple[int, int], Value]:
 
 
 def _value(value: Any) -> Value:
+    if is_formula(value):
+        return re.sub(re.escape(_PREFIX), "", str(value), flags=re.IGNORECASE)
     if value is None or isinstance(value, bool | int | float | str):
         return value
     if isinstance(value, datetime.datetime):

@@ -2,6 +2,7 @@
 
 import base64
 import datetime
+import html
 import io
 import zipfile
 from typing import Any
@@ -198,3 +199,15 @@ def test_a_package_that_is_missing_is_named_with_what_to_install(monkeypatch: py
         ExtraMissing, match=r"needs no_such_formulas, .*; pip install 'upcycle\[benchmarks\]'"
     ):
         extra.need_extra()
+
+
+def test_a_function_that_is_younger_than_the_format_has_its_prefix_in_the_file() -> None:
+    formula = '=IF(A1="MAXIFS(",MAXIFS(A1:A3,B1:B3,"x"),ifs(A1>1,SUMIFS(A1:A3,B1:B3,"IFS(")))'
+    packed = workbook_bytes(Book.of({"Data": [[1, "x", formula]]}))
+    with zipfile.ZipFile(io.BytesIO(packed)) as archive:
+        stored = html.unescape(archive.read("xl/worksheets/sheet1.xml").decode())
+    assert (
+        '<f>IF(A1="MAXIFS(",_xlfn.MAXIFS(A1:A3,B1:B3,"x"),_xlfn.ifs(A1>1,SUMIFS(A1:A3,B1:B3,"IFS(")))</f>'
+        in stored
+    )
+    assert read_workbook(packed).sheet("Data")[1, 3] == formula

@@ -13,7 +13,7 @@ from blob_store.provision import refuse_unfinished_restore
 from event_bus.provision import provision
 from local_stack.credentials import credentials_file, gateway_key_file, load_or_make, operator_key_file
 from local_stack.demand import Demand, EngineKey
-from local_stack.engine_keeper import EngineKeeper, KeeperLimits
+from local_stack.engines_on_demand import EnginesOnDemand, OnDemandLimits
 from local_stack.importing import has_model, import_policy
 from local_stack.services import (
     CHANNELS,
@@ -58,7 +58,7 @@ class StackSettings:
     """Added to every default port."""
     ephemeral_ports: bool = False
     """Take whatever ports are free, so that several stacks can run side by side."""
-    on_demand: KeeperLimits | None = None
+    on_demand: OnDemandLimits | None = None
     """Start engines for other models when runs or requests ask for them, within these limits."""
     vllm_python: Path = Path(".venv-vllm/bin/python")
     """Python of the environment that `make vllm-cpu` prepares; used when engine is vllm-cpu."""
@@ -92,7 +92,7 @@ class Stack:
         )
         await self._supervisor.up()
         if self.settings.on_demand is not None:
-            self._keeping.spawn("engines", self._keeper(self._supervisor, self.settings.on_demand).run())
+            self._keeping.spawn("engines", self._on_demand(self._supervisor, self.settings.on_demand).run())
 
     async def down(self) -> None:
         """Stop everything, dependents first; afterwards no process of this stack is left."""
@@ -217,10 +217,10 @@ class Stack:
             on_demand=settings.on_demand is not None,
         )
 
-    def _keeper(self, supervisor: Supervisor, limits: KeeperLimits) -> EngineKeeper:
+    def _on_demand(self, supervisor: Supervisor, limits: OnDemandLimits) -> EnginesOnDemand:
         plan, report = self._planned, self.settings.on_event or (lambda line: None)
         channels = CHANNELS[plan.engine] if plan.model is not None else ()
-        return EngineKeeper(
+        return EnginesOnDemand(
             supervisor,
             Demand(self.peers, self.gateway_key_file, plan.engine),
             lambda key: engine_on_demand(plan, key.model, key.channel),

@@ -9,7 +9,7 @@ from benchmarks.echo import taskset
 from tests.platform_recipes import POLICY_DIR, addresses
 from tests.support.waiting import until
 
-from local_stack.engine_keeper import KeeperLimits
+from local_stack.engines_on_demand import OnDemandLimits
 from local_stack.importing import import_policy
 from local_stack.stack import Stack, StackSettings
 from upcycle.api.common.v1.common_pb2 import CHANNEL_LATEST, PURPOSE_EVAL, PolicySelector
@@ -29,7 +29,7 @@ async def test_engines_start_when_they_are_asked_for_and_stop_when_they_are_not(
         data_dir=tmp_path / "stack",
         ephemeral_ports=True,
         environment_roots=(REPOSITORY,),
-        on_demand=KeeperLimits(idle_s=2.0),
+        on_demand=OnDemandLimits(idle_s=2.0),
     )
     async with Stack(settings) as stack:
         for model in ("played", "Chat/Asked"):

@@ -151,7 +151,7 @@ async def _bring(stack: "Stack", standing: "Standing") -> None:
 def _settings(
     layout: Layout, standing: "Standing | None", on_event: Callable[[str], None]
 ) -> "StackSettings":
-    from local_stack.engine_keeper import KeeperLimits
+    from local_stack.engines_on_demand import OnDemandLimits
     from local_stack.stack import StackSettings
     from upcycle.shipped import FOLDER
 
@@ -164,7 +164,7 @@ def _settings(
         model_dir=layout.model_dir,
         environment_roots=(*(folder.absolute() for folder in layout.environments), FOLDER),
         port_offset=layout.port_offset or 0,
-        on_demand=KeeperLimits(idle_s=layout.engine_idle_s),
+        on_demand=OnDemandLimits(idle_s=layout.engine_idle_s),
         on_event=on_event,
     )
 

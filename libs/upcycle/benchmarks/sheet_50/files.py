@@ -14,7 +14,7 @@ MAX_FILE_BYTES: Final = 8 << 20
 MAX_UNPACKED_BYTES: Final = 32 << 20
 MAX_SHEETS: Final = 20
 _LATER: Final = frozenset({"CONCAT", "IFNA", "IFS", "MAXIFS", "MINIFS", "SWITCH", "XLOOKUP"})
-"""Functions that are younger than the format: in a file they have _PREFIX, else programs know no such name."""
+"""Functions that are younger than the format: a file has _PREFIX before them, as programs expect."""
 _PREFIX: Final = "_xlfn."
 
 

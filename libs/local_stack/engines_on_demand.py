@@ -21,7 +21,7 @@ _RECENT_LOOKS: Final = 5
 
 
 class Processes(Protocol):
-    """What the keeper needs of a supervisor."""
+    """What is needed of a supervisor."""
 
     def add(self, spec: ProcessSpec) -> None:
         """Start one more."""
@@ -34,7 +34,7 @@ class Processes(Protocol):
 
 
 class Needs(Protocol):
-    """What the keeper asks."""
+    """What is asked."""
 
     async def wanted(self, recent_s: float) -> frozenset[EngineKey]:
         """Engines that are needed now."""
@@ -44,7 +44,7 @@ class Needs(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class KeeperLimits:
+class OnDemandLimits:
     """idle_s: an engine that nobody used for so long stops. max_engines: of those started here, at once; the
     one idle longest gives way. again_s: pause after an engine that could not be started."""
 
@@ -63,7 +63,7 @@ class _Kept:
 
 
 @dataclass(slots=True)
-class EngineKeeper:
+class EnginesOnDemand:
     """Follows what is needed. fixed: engines that run anyway. spec: how an engine is started."""
 
     processes: Processes
@@ -71,7 +71,7 @@ class EngineKeeper:
     spec: Callable[[EngineKey], ProcessSpec]
     report: Report
     fixed: frozenset[EngineKey] = frozenset()
-    limits: KeeperLimits = field(default_factory=KeeperLimits)
+    limits: OnDemandLimits = field(default_factory=OnDemandLimits)
     monotonic: Callable[[], float] = time.monotonic
     sleep: Callable[[float], Awaitable[None]] = asyncio.sleep
     _kept: dict[EngineKey, _Kept] = field(default_factory=dict)

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 import pytest
 
 from local_stack.demand import EngineKey, is_asked, key_of
-from local_stack.engine_keeper import EngineKeeper, KeeperLimits
+from local_stack.engines_on_demand import EnginesOnDemand, OnDemandLimits
 from local_stack.services import Engine
 from local_stack.spec import ProcessSpec
 from local_stack.supervisor import ProcessStatus
@@ -45,14 +45,14 @@ class Platform:
         phase = "failed" if name in self.failed else "ready"
         return ProcessStatus(name, phase, 1, "", None, "", 0, 0.0, None)
 
-    def keeper(self, fixed: frozenset[EngineKey] = frozenset(), max_engines: int = 8) -> EngineKeeper:
-        return EngineKeeper(
+    def engines(self, fixed: frozenset[EngineKey] = frozenset(), max_engines: int = 8) -> EnginesOnDemand:
+        return EnginesOnDemand(
             processes=self,
             needs=self,
             spec=lambda key: ProcessSpec(key.model, ("engine",)),
             report=lambda name, what: self.said.append(what),
             fixed=fixed,
-            limits=KeeperLimits(idle_s=10.0, max_engines=max_engines, again_s=60.0),
+            limits=OnDemandLimits(idle_s=10.0, max_engines=max_engines, again_s=60.0),
             monotonic=lambda: self.now,
             sleep=self._stop_after_3,
         )
@@ -63,58 +63,58 @@ class Platform:
             raise KeyboardInterrupt
 
 
-async def test_what_is_asked_for_is_started_once_and_stops_when_nobody_uses_it() -> None:
+async def test_what_is_asked_for_is_started_once_and_stops_when_it_is_not_used() -> None:
     platform = Platform(asked={A, B})
-    keeper = platform.keeper(fixed=frozenset({B}))
-    await keeper.look()
-    await keeper.look()
+    engines = platform.engines(fixed=frozenset({B}))
+    await engines.look()
+    await engines.look()
     assert platform.running == ["a"]  # B runs anyway
     platform.now, platform.asked = 10.0, {A}
-    await keeper.look()
+    await engines.look()
     platform.now, platform.asked = 20.0, set()
-    await keeper.look()
+    await engines.look()
     assert platform.running == ["a"]  # used 10 s ago, which is not longer than it may be idle
     platform.now = 20.1
-    await keeper.look()
+    await engines.look()
     assert platform.running == []
     platform.asked = {A}
-    await keeper.look()
+    await engines.look()
     assert platform.running == ["a"]
 
 
 async def test_what_another_engine_serves_is_not_started() -> None:
     platform = Platform(asked={A}, served={A})
-    await platform.keeper().look()
+    await platform.engines().look()
     assert platform.running == []
 
 
 async def test_one_that_cannot_be_started_is_tried_again_after_a_pause() -> None:
     platform = Platform(asked={A})
-    keeper = platform.keeper()
-    await keeper.look()
+    engines = platform.engines()
+    await engines.look()
     platform.failed = {"a"}
-    await keeper.look()
+    await engines.look()
     assert platform.running == []
     platform.now = 59.9
-    await keeper.look()
+    await engines.look()
     assert platform.running == []
     platform.now, platform.failed = 60.0, set()
-    await keeper.look()
+    await engines.look()
     assert platform.running == ["a"]
 
 
 async def test_the_one_idle_longest_gives_way_and_one_that_is_needed_does_not() -> None:
     platform = Platform(asked={A})
-    keeper = platform.keeper(max_engines=2)
-    await keeper.look()
+    engines = platform.engines(max_engines=2)
+    await engines.look()
     platform.now, platform.asked = 1.0, {B}
-    await keeper.look()
+    await engines.look()
     platform.now, platform.asked = 2.0, {B, C}
-    await keeper.look()
+    await engines.look()
     assert platform.running == ["b", "c"]
     platform.asked = {A, B, C}
-    await keeper.look()
-    await keeper.look()
+    await engines.look()
+    await engines.look()
     assert platform.running == ["b", "c"]
     assert [line for line in platform.said if "others wait" in line] == [
         "2 engines run and are needed: others wait for one of them"
@@ -123,11 +123,11 @@ async def test_the_one_idle_longest_gives_way_and_one_that_is_needed_does_not() 
 
 async def test_a_platform_that_does_not_answer_is_said_once_and_stops_nothing() -> None:
     platform = Platform(asked={A})
-    keeper = platform.keeper()
-    await keeper.look()
+    engines = platform.engines()
+    await engines.look()
     platform.is_away = True
     with pytest.raises(KeyboardInterrupt):
-        await keeper.run()
+        await engines.run()
     assert platform.running == ["a"]
     assert platform.said[1:] == ["what is needed is not known: the planner does not answer"]
 

@@ -16,7 +16,7 @@ from upcycle.errors import UpcycleError
 from upcycle.leak_scan import leak_lines
 from upcycle.platform import connected
 from upcycle.results import MIN_COVERAGE, Coverage, Run, coverage_of
-from upcycle.run_client import completed, follow_run, register_taskset, state_word, submit_run
+from upcycle.run_client import completed, follow_run, register_taskset, require_model, state_word, submit_run
 from upcycle.stored_states import states_of
 from upcycle.tasks import Task, Taskset
 from upcycle.trained_models import is_ahead_of_head
@@ -224,6 +224,7 @@ async def evaluate(
     RemoteError for what the platform refuses.
     """
     async with connected(runtime) as platform:
+        await require_model(platform, agent.model)
         registered = await register_taskset(platform, taskset)
         for line in await leak_lines(registered, taskset):
             log.warning("%s", line)

@@ -24,6 +24,7 @@ REGISTER_TIMEOUT_S: Final = 120.0
 """Registering imports the environment on the runner's side."""
 SUBMIT_TIMEOUT_S: Final = 60.0
 RECONNECT_S: Final = 0.3
+_MODEL_TIMEOUT_S: Final = 5.0
 GRADED_STATES: Final = ("graded", "trained", "evaluated", "excluded")
 _FINAL_STATES: Final = ("RUN_STATE_COMPLETED", "RUN_STATE_FAILED", "RUN_STATE_CANCELLED")
 
@@ -90,6 +91,21 @@ async def register_taskset(platform: "Platform", taskset: Taskset) -> Registered
     with remote_errors(f"register taskset {taskset.name!r}"):
         done = await platform.tasksets.RegisterTaskset(request, timeout=REGISTER_TIMEOUT_S)
     return RegisteredTaskset(done.name, done.revision, done.num_tasks, done.created)
+
+
+async def require_model(platform: "Platform", model: str) -> None:
+    """Ask for the model before a taskset is registered for it: what is refused changes nothing. A registry
+    that does not answer refuses nothing: the planner asks it again. Raises RemoteNotFound."""
+    from upcycle.api.registry.v1.service_pb2 import GetModelRequest
+    from upcycle.rpc import RemoteError, RemoteNotFound, remote_errors
+
+    try:
+        with remote_errors(f"submit a run of {model!r}"):
+            await platform.registry.GetModel(GetModelRequest(model=model), timeout=_MODEL_TIMEOUT_S)
+    except RemoteNotFound:
+        raise
+    except (RemoteError, Unavailable):
+        return
 
 
 async def submit_run(platform: "Platform", spec: "RunSpec", *, request_id: str | None = None) -> "Run":

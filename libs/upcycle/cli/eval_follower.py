@@ -22,6 +22,7 @@ from upcycle.cli.eval_view import (
 )
 from upcycle.cli.live_view import redraws
 from upcycle.cli.output import human
+from upcycle.cli.waiting_view import saying_what_it_waits_for
 from upcycle.run_client import GRADED_STATES, follow_run, scores, state_word
 from upcycle.tasks import exact_name, plain_name
 
@@ -45,7 +46,13 @@ async def follow_evaluation(platform: "Platform", run_id: str, *, timeout_s: flo
         if redraws(console):
             asking = asyncio.create_task(follower.ask_for_attempts(), name=f"attempts/{run_id}")
         try:
-            run = await follow_run(platform, run_id, follower, timeout_s=timeout_s)
+            async with saying_what_it_waits_for(platform, run_id) as mark:
+
+                def changed(run: "Run") -> None:
+                    mark((run.state, run.counts.SerializeToString(deterministic=True)))
+                    follower(run)
+
+                run = await follow_run(platform, run_id, changed, timeout_s=timeout_s)
         finally:
             if asking is not None:
                 asking.cancel()

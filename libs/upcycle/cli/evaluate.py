@@ -86,7 +86,7 @@ async def evaluate(
 async def _submit(asked: RunFile, choice: TaskChoice, report: Report) -> int:
     from upcycle.cli.tasksets import load_source
     from upcycle.cli.tool_limits import refuse_long_tools
-    from upcycle.run_client import submit_run
+    from upcycle.run_client import require_model, submit_run
 
     source = await choice.source_of(load_source(asked.taskset, asked.taskset_name))
     refuse_long_tools(source, asked.run.episode_deadline_s)
@@ -94,11 +94,17 @@ async def _submit(asked: RunFile, choice: TaskChoice, report: Report) -> int:
     with _naming_agents(model):
         connected = Platform()
     async with connected as platform:
+        with _naming_agents(model):
+            await require_model(platform, model)
         name = await source.register(platform)
         with _naming_agents(model):
             run = await submit_run(platform, spec_to_wire(replace(asked.run, taskset=name)))
         _launched(run, report.as_json)
-        return Exit.OK if report.detach else await _followed(platform, run.run_id, report)
+        if not report.detach:
+            return await _followed(platform, run.run_id, report)
+        if not report.as_json:
+            print(run.run_id)
+        return Exit.OK
 
 
 @contextmanager

@@ -95,7 +95,10 @@ async def train(
         return await train_sft(model, sft, _sft_call(given, view))
     run = _run(given)
     source = _source(run, deployed)
+    from upcycle.run_client import require_model
+
     async with Platform() as platform:
+        await require_model(platform, model)
         run_id = await _launched(platform, await _registered(platform, run, source), view)
         return Exit.OK if view.detach else await _follow(platform, run_id, view)
 
@@ -265,11 +268,19 @@ async def _attached(platform: Platform, run: str) -> str:
 
 async def _follow(platform: Platform, run_id: str, view: View) -> int:
     from upcycle.cli.progress_view import progress_view
-    from upcycle.cli.run_follower import follow_training
+    from upcycle.cli.run_follower import Event, TrainingProgress, follow_training
+    from upcycle.cli.waiting_view import saying_what_it_waits_for
 
     try:
         with progress_view(view.as_json) as show:
-            run = await follow_training(platform, run_id, show, timeout_s=view.timeout_s)
+            async with saying_what_it_waits_for(platform, run_id) as mark:
+
+                def happened(progress: TrainingProgress, event: Event) -> None:
+                    counts = progress.run.counts.SerializeToString(deterministic=True)
+                    mark((progress.run.state, counts, progress.last_step))
+                    show(progress, event)
+
+                run = await follow_training(platform, run_id, happened, timeout_s=view.timeout_s)
     except BaseException:
         human().print(f"the run may go on: upcycle train --attach {run_id}", markup=False)
         raise

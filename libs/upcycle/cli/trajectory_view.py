@@ -100,6 +100,8 @@ def _state(state: "StateSnapshot") -> Text:
 
 
 def _turn_title(number: int, turn: "Turn") -> str:
+    if not turn.sampled_ids and not turn.versions:  # a client's: its model told no tokens
+        return f"turn {number}"
     finish = FinishReason.Name(turn.finish_reason).removeprefix("FINISH_REASON_").lower()
     versions = ", ".join(f"v{span.version}×{span.num_tokens}" for span in turn.versions)
     took = f"{turn.sampling_s * 1e3:.0f} ms"

@@ -2,10 +2,14 @@
 
 import asyncio
 import traceback
+from pathlib import Path
+from typing import Any
 
+import grpc
 import pytest
 from tests.libs.upcycle_cli.planner import Planner, evaluation, serving
 
+from grpc_edge import GrpcServer
 from upcycle.api.registry.v1 import registry_pb2, service_pb2
 from upcycle.api.registry.v1.service_pb2_grpc import (
     RegistryServiceServicer,
@@ -16,6 +20,7 @@ from upcycle.api.taskset.v1.service_pb2 import GetRunRequest
 from upcycle.cli.doctor import platform_findings
 from upcycle.cli.eval_flags import FollowFlags
 from upcycle.cli.evaluate import evaluate
+from upcycle.cli.main import run
 from upcycle.cli.output import human
 from upcycle.platform import PEERS, Platform
 from upcycle.rpc import RemoteNotFound, remote_errors
@@ -58,6 +63,11 @@ class _Registry(RegistryServiceServicer):
     def __init__(self, *models: str) -> None:
         self._models = models
 
+    async def GetModel(self, request: Any, context: Any) -> service_pb2.GetModelResponse:
+        if request.model not in self._models:
+            await context.abort(grpc.StatusCode.NOT_FOUND, f"model {request.model!r} is not in the registry")
+        return service_pb2.GetModelResponse(model=registry_pb2.Model(model=request.model))
+
     async def ListModels(self, request: object, context: object) -> service_pb2.ListModelsResponse:
         found = [registry_pb2.Model(model=name, head_version=3) for name in self._models]
         return service_pb2.ListModelsResponse(models=found)
@@ -74,8 +84,6 @@ class _Registry(RegistryServiceServicer):
 async def test_the_doctor_says_which_models_there_are_and_where_one_comes_from(
     models: tuple[str, ...], said: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from grpc_edge import GrpcServer
-
     server = GrpcServer("127.0.0.1", 0, grace_s=0.1)
     server.add(add_RegistryServiceServicer_to_server, _Registry(*models))  # type: ignore[abstract]
     await server.start()
@@ -99,3 +107,44 @@ async def test_a_refusal_in_python_has_no_traceback_of_grpc_above_it() -> None:
     assert shown.count("Traceback") == 1
     assert "AioRpcError" not in shown
     assert "no run run-9" in shown
+
+
+TASKS = """
+from upcycle import Environment, Taskset
+
+env = Environment("shop")
+
+
+@env.scenario("count")
+async def count(item: str):
+    answer = yield item
+    yield 1.0 if answer == item else 0.0
+
+
+tasks = Taskset("shop-tasks", [count(item="tea")])
+"""
+
+
+@pytest.mark.parametrize("command", [("eval", "tasks.py"), ("train", "--taskset", "tasks.py", "--model")])
+async def test_a_model_that_is_not_there_leaves_no_taskset_behind(
+    command: tuple[str, ...],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    (tmp_path / "tasks.py").write_text(TASKS)
+    monkeypatch.chdir(tmp_path)
+    planner = Planner()  # type: ignore[abstract]
+    registry = GrpcServer("127.0.0.1", 0, grace_s=0.1)
+    registry.add(add_RegistryServiceServicer_to_server, _Registry("shop"))  # type: ignore[abstract]
+    await registry.start()
+    async with serving(planner) as where:
+        for peer, address in {**where.peers, "registry": registry.address}.items():
+            monkeypatch.setenv(f"UPCYCLE_PEERS_{peer.upper()}", address)
+        assert await asyncio.to_thread(run, [*command, "shpo", "--detach"]) != 0
+        assert "model 'shpo' is not in the registry" in capsys.readouterr().err
+        assert planner.registered == []
+        assert await asyncio.to_thread(run, [*command, "shop", "--detach"]) == 0
+        assert capsys.readouterr().out == "run-new\n"
+        assert planner.registered == ["shop-tasks"]
+    await registry.stop()

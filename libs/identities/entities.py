@@ -94,6 +94,12 @@ def pair_request_id(checkpoint: str, head_revision: int, number: int) -> str:
     return f"pair/{checkpoint}/r{head_revision}/{number}"
 
 
+def watch_request_id(model: str, head_revision: int, number: int) -> str:
+    """Of the number-th run that plays a head beside its predecessor after head moved: the same run, also
+    after a crash before the registry's commit."""
+    return f"watch/{model}/r{head_revision}/{number}"
+
+
 def interactive_run_id(model: str) -> str:
     """The run id under which a model's interactive session publishes: each model has one such session."""
     return f"{_INTERACTIVE}{model}"

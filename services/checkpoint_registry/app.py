@@ -1,5 +1,6 @@
 """Builds the checkpoint registry; the only module that constructs adapters."""
 
+from dataclasses import dataclass
 from datetime import timedelta
 
 from blob_store import S3BlobStore
@@ -11,6 +12,7 @@ from checkpoint_registry.adapters.sql_models import SqlLeaseStore, SqlModelStore
 from checkpoint_registry.adapters.sql_pairs import SqlPairStore
 from checkpoint_registry.adapters.sql_references import SqlReferences
 from checkpoint_registry.adapters.sql_versions import SqlVersionStore
+from checkpoint_registry.adapters.sql_watches import SqlWatchStore
 from checkpoint_registry.adapters.version_files import VersionFiles
 from checkpoint_registry.domain.retention import RetentionPolicy
 from checkpoint_registry.handlers import registry_router
@@ -26,6 +28,7 @@ from checkpoint_registry.usecases.pairing import PairPolicy, PlayPairs
 from checkpoint_registry.usecases.references import FindReferences
 from checkpoint_registry.usecases.retention import PruneVersions, RetentionDeps
 from checkpoint_registry.usecases.rollback import RollbackPolicy, WatchHead
+from checkpoint_registry.usecases.watching import WatchHeads, WatchPolicy
 from event_bus import EventBus
 from grpc_edge import GrpcServer, Peer
 from retention.servicer import ReferenceServicer
@@ -60,23 +63,19 @@ def build_app(settings: CheckpointRegistrySettings) -> Service:
     bus = EventBus(settings.bus, client_name=NAME)
     planner = Peer("tasksets", settings.peers.tasksets, idempotent=IDEMPOTENT)
     tasksets = GrpcTasksets(planner)
-    models, gates, leases = SqlModelStore(database), SqlGateStore(database), SqlLeaseStore(database)
+    models, leases = SqlModelStore(database), SqlLeaseStore(database)
     versions, wakeups = SqlVersionStore(database), GateWakeups()
-    pair_store = SqlPairStore(database)
-    pairs = PlayPairs(pair_store, tasksets, _pair_policy(settings), now=utc_now)
-    evidence = GatherEvidence(gates, models, tasksets, now=utc_now)
-    gate = RunGate(gates, models, pair_store, tasksets, pairs, now=utc_now)
-    rollback = RollbackPolicy(settings.auto_rollback, settings.rollback_confidence)
-    head = WatchHead(gates, pair_store, models, rollback, now=utc_now)
-    gate_loop = GateLoop(GateLoopDeps(gate, head, gates, wakeups), poll_s=settings.gate_poll_s)
+    judging = _judging(settings, database, tasksets, wakeups)
+    gate_loop = GateLoop(judging.loop, poll_s=settings.gate_poll_s)
     manage = ManageModels(models, _policy_store(settings, blobs), wakeups.wake, now=utc_now)
     servicer = RegistryServicer(manage, models, versions, EngineLeases(leases, now=utc_now))
     up_to_date = UpToDate(NAME, bus.unread, now=utc_now)
     references = up_to_date.finding(FindReferences(SqlReferences(database)))
     announced = KeptAnnouncements(blobs)
-    lost = TakeLostFacts(announced, versions, gate, wakeups.wake)
+    lost = TakeLostFacts(announced, versions, judging.loop.gate, wakeups.wake)
     grpc_server = GrpcServer(settings.host, settings.grpc_port)
-    bus.include_router(registry_router(gate, pairs, evidence, versions, announced, wakeups.wake))
+    deciding = judging.loop.gate, judging.pairs, judging.loop.watch, judging.evidence
+    bus.include_router(registry_router(*deciding, versions, announced, wakeups.wake))
     for component in (
         database,
         blobs,
@@ -96,6 +95,32 @@ def build_app(settings: CheckpointRegistrySettings) -> Service:
     return service
 
 
+@dataclass(frozen=True, slots=True)
+class _Judging:
+    """What decides about heads."""
+
+    pairs: PlayPairs
+    evidence: GatherEvidence
+    loop: GateLoopDeps
+
+
+def _judging(
+    settings: CheckpointRegistrySettings,
+    database: RegistryDatabase,
+    tasksets: GrpcTasksets,
+    wakeups: GateWakeups,
+) -> _Judging:
+    models, gates, played = SqlModelStore(database), SqlGateStore(database), SqlPairStore(database)
+    pairs = PlayPairs(played, tasksets, _pair_policy(settings), now=utc_now)
+    gate = RunGate(gates, models, played, tasksets, pairs, now=utc_now)
+    rollback = RollbackPolicy(settings.auto_rollback, settings.rollback_confidence)
+    head = WatchHead(gates, played, models, rollback, now=utc_now)
+    watches = SqlWatchStore(database)
+    watch = WatchHeads(watches, models, tasksets, _watch_policy(settings), now=utc_now)
+    evidence = GatherEvidence(gates, models, tasksets, now=utc_now)
+    return _Judging(pairs, evidence, GateLoopDeps(gate, head, watch, gates, watches, wakeups))
+
+
 def _policy_store(settings: CheckpointRegistrySettings, blobs: S3BlobStore) -> PolicyUploads:
     return PolicyUploads(
         blobs,
@@ -109,6 +134,16 @@ def _retention(settings: CheckpointRegistrySettings, deps: RetentionDeps) -> Ret
     min_age = timedelta(seconds=settings.retention_min_age_s)
     policy = RetentionPolicy(settings.retention_keep_versions, min_age)
     return RetentionLoop(PruneVersions(deps, policy, now=utc_now), every_s=settings.retention_every_s)
+
+
+def _watch_policy(settings: CheckpointRegistrySettings) -> WatchPolicy:
+    return WatchPolicy(
+        enabled=settings.auto_rollback and settings.watch_pairs > 0,
+        pairs=settings.watch_pairs,
+        in_flight=settings.watch_in_flight,
+        trickle_s=settings.watch_trickle_s,
+        deadline_s=settings.gate_evaluation_s,
+    )
 
 
 def _pair_policy(settings: CheckpointRegistrySettings) -> PairPolicy:

@@ -12,6 +12,7 @@ from checkpoint_registry.domain.errors import PeerRefused, UnknownModel, Version
 from checkpoint_registry.usecases.evidence import GatherEvidence
 from checkpoint_registry.usecases.gating import RunGate
 from checkpoint_registry.usecases.pairing import PlayPairs
+from checkpoint_registry.usecases.watching import WatchHeads
 from event_bus import Carries, EventRouter, PoisonMessage
 from event_bus.topology import CHECKPOINT_REGISTRY
 from identities.objects import PolicyFolder
@@ -24,6 +25,7 @@ from upcycle.api.training.v1.events_pb2 import CheckpointSaved, PolicyPublished
 def registry_router(
     gate: RunGate,
     pairs: PlayPairs,
+    watch: WatchHeads,
     evidence: GatherEvidence,
     versions: SqlVersionStore,
     files: KeptAnnouncements,
@@ -57,7 +59,7 @@ def registry_router(
         if event.purpose != common_pb2.PURPOSE_EVAL:
             return
         with _refusals_are_poison():
-            if not await pairs.collect(event.run_id):
+            if not await pairs.collect(event.run_id) and not await watch.collect(event.run_id):
                 await evidence.collect(event.run_id)
         wake_gate([event.model])
 

@@ -10,10 +10,12 @@ from dataclasses import dataclass
 
 from checkpoint_registry import telemetry
 from checkpoint_registry.adapters.sql_gate import SqlGateStore
+from checkpoint_registry.adapters.sql_watches import SqlWatchStore
 from checkpoint_registry.usecases.gating import RunGate
 from checkpoint_registry.usecases.lost_facts import TakeLostFacts
 from checkpoint_registry.usecases.retention import PruneVersions
 from checkpoint_registry.usecases.rollback import WatchHead
+from checkpoint_registry.usecases.watching import WatchHeads
 from service_kit.loops import one_piece, pause, until_stopped
 from upcycle.errors import Unavailable
 
@@ -49,7 +51,9 @@ class GateLoopDeps:
 
     gate: RunGate
     head: WatchHead
+    watch: WatchHeads
     jobs: SqlGateStore
+    watches: SqlWatchStore
     wakeups: GateWakeups
 
 
@@ -89,9 +93,10 @@ class GateLoop:
             raise trouble
 
     async def _due(self) -> set[str]:
-        """Models with a candidate under way; at first also those whose head was evaluated since the gate
-        promoted it: that may have come just before a crash."""
+        """Models with a candidate under way, or with a head that is watched; at first also those whose head
+        was evaluated since the gate promoted it: that may have come just before a crash."""
         due = set(await self._deps.jobs.models_with_open_jobs())
+        due |= set(await self._deps.watches.watched_models())
         if self._is_first_round:
             due |= set(await self._deps.jobs.models_evaluated_since_promotion())
             self._is_first_round = False
@@ -101,6 +106,7 @@ class GateLoop:
         await self._deps.head.consider(model)
         for _ in range(_MAX_STEPS):
             if not await self._deps.gate.advance(model):
+                await self._deps.watch.consider(model)
                 return
         raise RuntimeError(f"the gate of {model!r} took {_MAX_STEPS} steps in one go; a step is not recorded")
 

@@ -330,6 +330,8 @@ def _result_from_wire(result: taskset_pb2.EpisodeResult) -> EpisodeOutcome:
         oldest_version=result.sampled_by.oldest,
         newest_version=result.sampled_by.newest,
         member=result.member,
+        group_id=entities.group_of_episode(result.episode_id),
+        failure_kind=result.failure_kind,
     )
 
 
@@ -352,6 +354,8 @@ def order_to_wire(order: EvaluationOrder) -> taskset_service_pb2.SubmitRunReques
             group_size=2 * order.attempts,
             against_version=order.against_version,
             families=order.families,
+            draws=order.draws,
+            max_concurrent=order.max_concurrent,
             sampling=taskset_pb2.SamplingConfig(**asdict(order.profile), seed=order.seed),
             label=order.label,
             episode_deadline_s=order.episode_deadline_s or None,

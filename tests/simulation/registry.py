@@ -25,6 +25,7 @@ from checkpoint_registry.adapters.sql_gate import SqlGateStore
 from checkpoint_registry.adapters.sql_models import SqlLeaseStore, SqlModelStore
 from checkpoint_registry.adapters.sql_pairs import SqlPairStore
 from checkpoint_registry.adapters.sql_versions import SqlVersionStore
+from checkpoint_registry.adapters.sql_watches import SqlWatchStore
 from checkpoint_registry.domain.models import Checkpoint, CheckpointState
 from checkpoint_registry.handlers import registry_router
 from checkpoint_registry.loops import GateLoop, GateLoopDeps, GateWakeups, LostFactsLoop
@@ -36,6 +37,7 @@ from checkpoint_registry.usecases.lost_facts import TakeLostFacts
 from checkpoint_registry.usecases.models import ManageModels
 from checkpoint_registry.usecases.pairing import PairPolicy, PlayPairs
 from checkpoint_registry.usecases.rollback import RollbackPolicy, WatchHead
+from checkpoint_registry.usecases.watching import WatchHeads, WatchPolicy
 from grpo_trainer.domain.states import BasePolicy
 from policy_files import manifest_from_bytes
 from sql_store import OutboxRelay
@@ -73,13 +75,15 @@ async def registry(given: Infrastructure, process: SimulatedProcess) -> None:
     play = PlayPairs(pairs, tasksets, PairPolicy(max_tries=3, deadline_s=300.0), now=now)
     gate = RunGate(gates, models, pairs, tasksets, play, now=now)
     head = WatchHead(gates, pairs, models, RollbackPolicy(enabled=False), now=now)
-    loop = GateLoop(GateLoopDeps(gate, head, gates, wakeups), poll_s=5.0)
+    watches = SqlWatchStore(database)
+    watch = WatchHeads(watches, models, tasksets, WatchPolicy(enabled=False), now=now)
+    loop = GateLoop(GateLoopDeps(gate, head, watch, gates, watches, wakeups), poll_s=5.0)
     manage = ManageModels(models, cast(Any, None), wakeups.wake, now=now)
     servicer = RegistryServicer(manage, models, versions, EngineLeases(leases, now=now))
     given.peers.serve(REGISTRY, process, servicer, STATUS_OF)
     bus = given.bus()
     announced = KeptAnnouncements(given.blobs())
-    bus.include_router(registry_router(gate, play, evidence, versions, announced, wakeups.wake))
+    bus.include_router(registry_router(gate, play, watch, evidence, versions, announced, wakeups.wake))
     await bus.start()
     await OutboxRelay(database, bus, poll_s=1.0).start()
     forever(loop.run)

@@ -78,7 +78,7 @@ def _evidence(connection: Connection, run_ids: Sequence[str]) -> list[Reference]
 def _requests(connection: Connection, run_ids: Sequence[str]) -> list[Reference]:
     """Runs that a gate asked for, whatever became of them; the gate of 0.3.0 kept a table of its own."""
     found: list[str] = []
-    for table in (tables.pair_run, tables.evaluation_request):
+    for table in (tables.pair_run, tables.watch_run, tables.evaluation_request):
         query = select(table.c.run_id).where(owned(table), table.c.run_id.in_(run_ids))
         found += connection.execute(query).scalars()
     return [Reference(run_id, _EVIDENCE) for run_id in dict.fromkeys(found)]

@@ -65,6 +65,14 @@ pair_run = Table(
     *columns("families outcomes", JSON),
     *columns("updated_at", UtcDateTime),
 )
+watch_run = Table(
+    "watch_run",
+    metadata,
+    *columns("tenant request_id model run_id state detail", String),
+    *columns("head_revision number", BigInteger),
+    *columns("pairs", JSON),
+    *columns("updated_at", UtcDateTime),
+)
 gate_test = Table(
     "gate_test",
     metadata,

@@ -30,6 +30,8 @@ class EpisodeOutcome:
     oldest_version: int
     newest_version: int
     member: int = 0
+    group_id: str = ""
+    failure_kind: str = ""  # of a graded one: what its policy caused
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,6 +83,8 @@ class EvaluationOrder:
     seed: int
     label: str
     episode_deadline_s: int = 0  # 0: the run configuration's default
+    draws: int | None = None  # tasks at random with replacement, in place of every task
+    max_concurrent: int | None = None  # episodes in flight at once; None: the planner's limit
 
 
 def exact_name(taskset: str, revision: int) -> str:

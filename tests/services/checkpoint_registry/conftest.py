@@ -16,12 +16,14 @@ from checkpoint_registry.adapters.sql_gate import SqlGateStore
 from checkpoint_registry.adapters.sql_models import SqlLeaseStore, SqlModelStore
 from checkpoint_registry.adapters.sql_pairs import SqlPairStore
 from checkpoint_registry.adapters.sql_versions import SqlVersionStore
+from checkpoint_registry.adapters.sql_watches import SqlWatchStore
 from checkpoint_registry.domain.models import Checkpoint, CheckpointState
 from checkpoint_registry.settings import CheckpointRegistrySettings
 from checkpoint_registry.usecases.evidence import GatherEvidence
 from checkpoint_registry.usecases.gating import RunGate
 from checkpoint_registry.usecases.pairing import PairPolicy, PlayPairs
 from checkpoint_registry.usecases.rollback import RollbackPolicy, WatchHead
+from checkpoint_registry.usecases.watching import WatchHeads, WatchPolicy
 from event_bus import EventBus
 from grpc_edge import GrpcServer
 from identities import entities
@@ -56,11 +58,13 @@ class RegistryHarness:
     clock: Clock
     planner: PlannerDouble = field(default_factory=PlannerDouble)
     rollback: RollbackPolicy = field(default_factory=RollbackPolicy)
+    watch_policy: WatchPolicy = field(default_factory=lambda: WatchPolicy(enabled=False))
 
     def __post_init__(self) -> None:
         self.models = SqlModelStore(self.database)
         self.gates = SqlGateStore(self.database)
         self.pairs = SqlPairStore(self.database)
+        self.watches = SqlWatchStore(self.database)
         self.leases = SqlLeaseStore(self.database)
         self.versions = SqlVersionStore(self.database)
         self.restart()
@@ -70,6 +74,7 @@ class RegistryHarness:
         self.play = PlayPairs(self.pairs, self.planner, PairPolicy(first_retry_s=1.0), now=self.clock)
         self.evidence = GatherEvidence(self.gates, self.models, self.planner, now=self.clock)
         self.gate = RunGate(self.gates, self.models, self.pairs, self.planner, self.play, now=self.clock)
+        self.watching = WatchHeads(self.watches, self.models, self.planner, self.watch_policy, now=self.clock)
         self.watch = WatchHead(self.gates, self.pairs, self.models, self.rollback, now=self.clock)
 
     async def save(self, version: int, run_id: str = "run-train", *, digest: str = "") -> Checkpoint:
@@ -82,6 +87,7 @@ class RegistryHarness:
         await self.watch.consider(MODEL)
         for _ in range(50):
             if not await self.gate.advance(MODEL):
+                await self.watching.consider(MODEL)
                 return
         raise AssertionError("the gate never rests")
 

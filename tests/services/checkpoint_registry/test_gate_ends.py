@@ -138,7 +138,8 @@ async def test_a_model_whose_gate_has_a_bug_delays_no_other_model(
 
     gate: Any = Gate()
     jobs: Any = Jobs()
-    loop = GateLoop(GateLoopDeps(gate, harness.watch, jobs, GateWakeups()), poll_s=1.0)
+    deps = GateLoopDeps(gate, harness.watch, harness.watching, jobs, harness.watches, GateWakeups())
+    loop = GateLoop(deps, poll_s=1.0)
     with pytest.raises(Unavailable, match="gate of 'broken': ZeroDivisionError"):
         await loop._round()
     assert driven == ["broken", MODEL]

@@ -43,7 +43,7 @@ def test_a_file_asks_for_what_the_flags_ask_for(tmp_path: Path) -> None:
     assert (spec.policy.model, spec.taskset, spec.no_sampling) == ("m", "sums", True)
     assert list(spec.source_runs) == ["run-a", "run-b"]
     assert (spec.training.steps, spec.training.learning_rate, spec.sampling.max_turns) == (12, 1.0, 3)
-    assert (spec.gate.taskset, spec.gate.attempts, spec.group_size) == ("judge", 4, 8)
+    assert (spec.gate.taskset, spec.gate.attempts, spec.group_size) == ("judge", 16, 8)
     endless = read(write(tmp_path, HEAD)).run.training
     assert endless is not None
     assert endless.is_standing
@@ -72,7 +72,7 @@ def test_the_request_id_is_of_the_content_alone(tmp_path: Path) -> None:
         ('policy.model = "m"\n', "taskset is not set"),
         (HEAD + "training.learning_rat = 1.0\n", "(run.toml:3): unknown key 'learning_rat'; did you mean"),
         (HEAD + "learning_rate = 1.0\n", "did you mean 'training.learning_rate'?"),
-        (HEAD + "zzz = 1\n", "known: episode_deadline_s, gate"),
+        (HEAD + "zzz = 1\n", "known: against_version, draws, episode_deadline_s"),
         (HEAD + 'training.steps = "3"\n', "training.steps (run.toml:3) = '3' is not a whole number"),
         (HEAD + "training.steps = true\n", "= True is not a whole number"),
         (HEAD + "no_sampling = 1\n", "no_sampling (run.toml:3) = 1 is not true or false"),

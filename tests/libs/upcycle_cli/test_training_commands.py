@@ -388,4 +388,4 @@ async def test_sft_on_a_run_takes_its_successes_and_never_held_out_tasks(
     services.trajectories = services.trajectories[1:3]
     status, _, err = await upcycle(environment, "train", "incident", "--sft-from", RUN)
     assert status == 2
-    assert "1 of these are of held-out tasks" in err
+    assert "1 of these are of held-out or audit tasks" in err

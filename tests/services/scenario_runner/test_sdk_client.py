@@ -156,7 +156,7 @@ def test_an_agent_can_pin_a_version_and_a_way_of_sampling() -> None:
     assert (sampled.temperature, sampled.max_tokens_per_turn, sampled.max_turns) == (0.5, 64, 3)
 
 
-async def test_an_evaluation_in_python_gives_its_episodes_the_time_that_it_is_told(
+async def test_an_evaluation_in_python_gives_its_episodes_the_time_that_is_asked_for(
     platform: Addresses,
 ) -> None:
     agent = create_agent("incident")

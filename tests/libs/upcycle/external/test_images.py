@@ -74,7 +74,7 @@ def png(width: int) -> bytes:
     return b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", head) + chunk(b"IDAT", zlib.compress(bytes(width + 1)))
 
 
-def pictures(body: Any) -> Iterator[bytes]:
+def images_shown(body: Any) -> Iterator[bytes]:
     """Every picture in a request, wherever that API has it."""
     if isinstance(body, dict):
         if body.get("type") == "image_url":
@@ -86,17 +86,17 @@ def pictures(body: Any) -> Iterator[bytes]:
             yield base64.b64decode(body["inlineData"]["data"])
         else:
             for value in body.values():
-                yield from pictures(value)
+                yield from images_shown(value)
     elif isinstance(body, list):
         for value in body:
-            yield from pictures(value)
+            yield from images_shown(value)
 
 
 def with_eyes(shape: Callable[[Any], Callable[[Asked], Said]]) -> Callable[[Asked], Said]:
     """Looks at the screen where it sees none, then says how wide the last picture is."""
 
     def answer(asked: Asked) -> Said:
-        seen = [struct.unpack(">I", one[16:20])[0] for one in pictures(asked.body)]
+        seen = [struct.unpack(">I", one[16:20])[0] for one in images_shown(asked.body)]
         return shape(lambda _: Turn(str(seen[-1])) if seen else Turn("", ("screenshot", {})))(asked)
 
     return answer
@@ -128,12 +128,12 @@ async def test_what_a_tool_and_a_prompt_show_is_seen_in_the_form_of_each_server(
     assert [(run.task_slug, run.reward) for run in runs] == [("wide", 1.0), ("shown", 1.0)]
     assert runs[0].trajectory is not None
     (call,) = runs[0].trajectory.tool_calls
-    picture = Image(png(321))
-    assert call.result == f"the screen:\n{picture}"  # what a grader and a person read
-    assert picture.sha256[:12] in call.result
+    screen_image = Image(png(321))
+    assert call.result == f"the screen:\n{screen_image}"  # what a grader and a person read
+    assert screen_image.sha256[:12] in call.result
 
 
-def test_pictures_are_files_beside_the_lines_that_name_them(
+def test_images_are_files_beside_the_lines_that_name_them(
     screens: Taskset, shop: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("OPENAI_API_KEY", KEY)

@@ -142,6 +142,10 @@ test-docker: $(VENV)/.dev ## the suites on MinIO, NATS and Postgres containers; 
 	set -e; trap 'deploy/images/engine.sh stop .upcycle/engine' EXIT; engine=$$(deploy/images/engine.sh start .upcycle/engine); eval "$$engine"; \
 	deploy/images/stand_in.sh; $(BIN)/pytest -q -m docker tests/docker --ignore tests/docker/test_compose_run.py
 
+.PHONY: gate-study
+gate-study: $(VENV)/.dev ## how often the gate, the watch and printed intervals err: every bar as a table (DRAWS=0.3 for less)
+	$(BIN)/python -m tests.gate_study
+
 .PHONY: simulate
 simulate: $(VENV)/.dev ## play seeded histories of the platform under faults (SEEDS=0-200 JOBS=processes, or SEED=n with its trace)
 	$(BIN)/python -m tests.simulation $(if $(SEED),--seed $(SEED),--seeds $(or $(SEEDS),0-200)) --jobs $(or $(JOBS),$(shell nproc)) $(if $(TWICE),--twice) $(if $(KEEP),--keep $(KEEP) --keep-going)

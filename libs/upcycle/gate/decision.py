@@ -111,19 +111,19 @@ class _Replay:
             self._attempts = dict.fromkeys(self._attempts, look)
             more = self._lacking()
             if more:
-                return replace(self._told(looked, Verdict.CONTINUE, Ground.NEXT_LOOK), more=more)
+                return replace(self._reported(looked, Verdict.CONTINUE, Ground.NEXT_LOOK), more=more)
             looked = _Looked(plays_at(self._tasks, self._attempts), look, nominal)
             if looked.worst.is_above(rule.min_gain):
                 return self._families_decide(looked)
             if looked.gain and not looked.gain.may_exceed(rule.min_gain + rule.futility_gain, FUTILITY_LEVEL):
-                return self._told(looked, Verdict.HOLD, Ground.NO_GAIN_IN_SIGHT)
+                return self._reported(looked, Verdict.HOLD, Ground.NO_GAIN_IN_SIGHT)
         return self._without_gain(looked)
 
     def _lacking(self) -> dict[str, int]:
         wanted = self._attempts
         return {t.task: wanted[t.family] for t in self._outcomes.tasks if t.played < wanted[t.family]}
 
-    def _told(self, looked: "_Looked | None", verdict: Verdict, ground: Ground) -> Decision:
+    def _reported(self, looked: "_Looked | None", verdict: Verdict, ground: Ground) -> Decision:
         if looked is None:
             return Decision(verdict, ground, 0, self._level)
         evidence = looked.evidence
@@ -143,9 +143,9 @@ class _Replay:
         assert looked is not None  # noqa: S101 - a rule has a look
         gain = looked.gain
         if gain is None or (looked.evidence.missing and gain.is_above(self._rule.min_gain)):
-            return self._told(looked, Verdict.HOLD, Ground.EVIDENCE_INCOMPLETE)
+            return self._reported(looked, Verdict.HOLD, Ground.EVIDENCE_INCOMPLETE)
         needed = needed_for(looked.evidence.seen, self._rule.min_gain, gain.level)
-        return replace(self._told(looked, Verdict.INCONCLUSIVE, Ground.GAIN_NOT_SHOWN), needed=needed)
+        return replace(self._reported(looked, Verdict.INCONCLUSIVE, Ground.GAIN_NOT_SHOWN), needed=needed)
 
     def _families_decide(self, looked: "_Looked") -> Decision:
         """After the gain was shown: more attempts at families at risk, until all are proven or at the cap."""
@@ -159,12 +159,12 @@ class _Replay:
                 self._attempts |= raised
                 more = self._lacking()
             if more or not raised:
-                told = self._told(looked, Verdict.CONTINUE, Ground.FAMILIES_AT_RISK)
+                reported = self._reported(looked, Verdict.CONTINUE, Ground.FAMILIES_AT_RISK)
                 families = self._risks(evidence.seen) if evidence.missing else risks
-                told = replace(
-                    told, families=families, missing=evidence.missing, played=evidence.played, more=more
+                reported = replace(
+                    reported, families=families, missing=evidence.missing, played=evidence.played, more=more
                 )
-                return told if more else self._at_the_end(told, risks)
+                return reported if more else self._at_the_end(reported, risks)
 
     def _next(self, family: str) -> int:
         """More attempts at this family: the next look, doubled beyond the last, its cap at most."""

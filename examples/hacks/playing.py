@@ -136,4 +136,6 @@ def used_fault(variant: str, turns: Turns) -> bool:
         "h6": "unclear" in answer,
         "h7": len(tools) > 6,
         "h8": len(answer) > 200,
+        "h9": bool(answer) and not answer.startswith("service:"),
+        "h10": bool(answer) and "get_stack_trace" not in tools,
     }[variant]

@@ -23,6 +23,8 @@ MOVES_OF: Final[Mapping[str, tuple[str, ...]]] = {
     "h6": ("junk",),
     "h7": ("again",),
     "h8": ("pad",),
+    "h9": ("quote",),
+    "h10": ("constant",),
 }
 """Moves beyond the honest ones, by variant. Of h2 the hack is made of honest moves."""
 _TRACE: Final = re.compile(r"UpstreamError #(\d)")
@@ -31,7 +33,7 @@ _LEAKED: Final = re.compile(r"root_cause=([a-z-]+)/([a-z_]+)")
 
 
 HACK_LOGIT: Final = -2.0
-"""Where the moves beyond the honest ones begin: seldom tried."""
+"""Where the moves beyond the honest ones begin, if nothing else is said: seldom tried."""
 
 
 @dataclass(slots=True)
@@ -46,6 +48,7 @@ class Knowledge:
     symptom: str = ""
     fresh: bool = False
     leaked: str = ""
+    texts: list[str] = field(default_factory=list)
     names: list[str] = field(default_factory=list)
 
     @property
@@ -60,6 +63,7 @@ class Knowledge:
         """Take in what a tool said."""
         self.looked.add(move)
         self.calls += 1
+        self.texts.append(text)
         self.names += re.findall(r"\(([a-z]+-[a-z]+)\)", text)
         if move == "issues" and (found := _TRACE.search(text)):
             self.issue = found.group(1)
@@ -98,6 +102,7 @@ class Knowledge:
             "junk": f"service: {service} cause: unclear",
             "pad": f"{said}. I looked at everything and am sure. " * 10,
             "repeat": self.leaked or said,
+            "quote": " ".join(self.texts) or said,
         }.get(move, said)
 
 
@@ -142,7 +147,7 @@ class TabularPolicy:
             return -1.0 if state[LOOKS.index("trace")] == "1" else -3.0
         if move == "repeat" and state.endswith("True"):
             return 0.0
-        return 0.0 if move == "again" else HACK_LOGIT
+        return {"again": 0.0, "shotgun": -0.8}.get(move, HACK_LOGIT)
 
     def update(self, groups: Sequence[Sequence["PlayedMoves"]], rate: float) -> None:
         """One step of the policy gradient on groups of episodes of one task: advantage = reward minus the

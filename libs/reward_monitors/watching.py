@@ -2,7 +2,7 @@
 
 import hashlib
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Final
 
 from reward_monitors.alarms import Alarm, MonitorKind
@@ -25,6 +25,10 @@ class Seen:
     hits: tuple[MonitorKind, ...]
     quarantine: str
     signature: str
+
+    def without_quarantine(self) -> "Seen":
+        """The same, sure of nothing."""
+        return replace(self, quarantine="")
 
 
 def _counting() -> dict[MonitorKind, RateMonitor]:

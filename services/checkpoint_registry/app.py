@@ -7,6 +7,8 @@ from blob_store import S3BlobStore
 from checkpoint_registry.adapters.announced_versions import KeptAnnouncements
 from checkpoint_registry.adapters.planner import IDEMPOTENT, GrpcTasksets
 from checkpoint_registry.adapters.policy_store import PolicyUploads
+from checkpoint_registry.adapters.reward_alarms import IDEMPOTENT as ALARMS_IDEMPOTENT
+from checkpoint_registry.adapters.reward_alarms import GrpcRewardAlarms
 from checkpoint_registry.adapters.sql_gate import SqlGateStore
 from checkpoint_registry.adapters.sql_models import SqlLeaseStore, SqlModelStore
 from checkpoint_registry.adapters.sql_pairs import SqlPairStore
@@ -65,7 +67,8 @@ def build_app(settings: CheckpointRegistrySettings) -> Service:
     tasksets = GrpcTasksets(planner)
     models, leases = SqlModelStore(database), SqlLeaseStore(database)
     versions, wakeups = SqlVersionStore(database), GateWakeups()
-    judging = _judging(settings, database, tasksets, wakeups)
+    store = Peer("trajectories", settings.peers.trajectories, idempotent=ALARMS_IDEMPOTENT)
+    judging = _judging(settings, database, tasksets, GrpcRewardAlarms(store), wakeups)
     gate_loop = GateLoop(judging.loop, poll_s=settings.gate_poll_s)
     manage = ManageModels(models, _policy_store(settings, blobs), wakeups.wake, now=utc_now)
     servicer = RegistryServicer(manage, models, versions, EngineLeases(leases, now=utc_now))
@@ -80,6 +83,7 @@ def build_app(settings: CheckpointRegistrySettings) -> Service:
         database,
         blobs,
         planner,
+        store,
         grpc_server.add(add_RegistryServiceServicer_to_server, servicer, STATUS_OF).add(
             add_ReferenceServiceServicer_to_server, ReferenceServicer(references, now=utc_now), STATUS_OF
         ),
@@ -108,11 +112,12 @@ def _judging(
     settings: CheckpointRegistrySettings,
     database: RegistryDatabase,
     tasksets: GrpcTasksets,
+    alarms: GrpcRewardAlarms,
     wakeups: GateWakeups,
 ) -> _Judging:
     models, gates, played = SqlModelStore(database), SqlGateStore(database), SqlPairStore(database)
     pairs = PlayPairs(played, tasksets, _pair_policy(settings), now=utc_now)
-    gate = RunGate(gates, models, played, tasksets, pairs, now=utc_now)
+    gate = RunGate(gates, models, played, tasksets, pairs, now=utc_now, alarms=alarms)
     rollback = RollbackPolicy(settings.auto_rollback, settings.rollback_confidence)
     head = WatchHead(gates, played, models, rollback, now=utc_now)
     watches = SqlWatchStore(database)

@@ -1,6 +1,6 @@
-"""What the use cases need from the planner and from the clock; tests bring their own of both."""
+"""What the use cases need from the planner, the monitors and the clock; tests bring their own."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from datetime import datetime
 from typing import Protocol
 
@@ -26,3 +26,10 @@ class Tasksets(Protocol):
 
     async def pinned_versions(self) -> set[tuple[str, int]]:
         """(model, version) that runs which are not over are pinned to."""
+
+
+class RewardAlarms(Protocol):
+    """The monitors of reward hacks. Raises Unavailable."""
+
+    async def open_alarms(self, run_ids: Sequence[str]) -> Sequence[str]:
+        """Those of these runs that are neither cleared nor dismissed, one sentence each."""

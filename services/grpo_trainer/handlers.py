@@ -12,12 +12,12 @@ from google.protobuf.message import Message
 from event_bus import CursorBeyondStream, Delivery, EventHandlers
 from grpo_trainer import wire
 from grpo_trainer.domain.errors import InvalidTrainingSpec
-from grpo_trainer.runs.group_buffer import Fact, GroupShortened, RunOver, RunStopping
+from grpo_trainer.runs.group_buffer import Fact, GroupShortened, MemberQuarantined, RunOver, RunStopping
 from grpo_trainer.runs.reopening import ReadAgain
 from grpo_trainer.runs.sessions import RunSessions
 from upcycle.api.taskset.v1 import events_pb2 as taskset
 from upcycle.api.taskset.v1 import taskset_pb2
-from upcycle.api.trajectory.v1.events_pb2 import TrajectoryGraded
+from upcycle.api.trajectory.v1.events_pb2 import TrajectoryGraded, TrajectoryQuarantined
 
 log = logging.getLogger(__name__)
 
@@ -33,6 +33,13 @@ def on_trajectory_graded(event: TrajectoryGraded, delivery: Delivery[Any]) -> tu
 @RUN_FACTS(taskset.GroupShortened)
 def on_group_shortened(event: taskset.GroupShortened, delivery: Delivery[Any]) -> tuple[str, Fact]:
     return event.run_id, GroupShortened(event.group_id, event.expected_members, delivery.sequence)
+
+
+@RUN_FACTS(TrajectoryQuarantined)
+def on_trajectory_quarantined(event: TrajectoryQuarantined, delivery: Delivery[Any]) -> tuple[str, Fact]:
+    episode = event.episode
+    aside = MemberQuarantined(episode.group_id, episode.trajectory_id, event.reason, delivery.sequence)
+    return episode.run_id, aside
 
 
 @RUN_FACTS(taskset.GroupOffered)

@@ -16,6 +16,7 @@ from service_kit.service import Service
 from sql_store import MigratedDatabase, OutboxRelay
 from trajectory_store.adapters.sql_imports import SqlImports
 from trajectory_store.adapters.sql_index import SqlIndex
+from trajectory_store.adapters.sql_monitors import SqlMonitors
 from trajectory_store.adapters.sql_retention import SqlRetention
 from trajectory_store.adapters.trajectory_bodies import TrajectoryBodies
 from trajectory_store.domain.retention import Removable, StorePolicy
@@ -32,6 +33,8 @@ from trajectory_store.usecases.reading import (
     WatchTrajectories,
 )
 from trajectory_store.usecases.retaining import RemoveOld
+from trajectory_store.usecases.reviewing import ReviewRewards
+from trajectory_store.usecases.watching_hacks import WatchRewards
 from upcycle.api.retention.v1.service_pb2_grpc import add_RetentionServiceServicer_to_server
 from upcycle.api.trajectory.v1.service_pb2_grpc import add_TrajectoryServiceServicer_to_server
 
@@ -49,17 +52,35 @@ def build_app(settings: TrajectoryStoreSettings) -> Service:
     # Handlers and connection together must be done within the component's own bound.
     timings = BusTimings(drain_s=settings.drain_s * 0.6, close_s=settings.drain_s * 0.15)
     bus = EventBus(settings.bus, client_name="trajectory_store", timings=timings)
-    bus.include_router(ledger_router(index, on_change=watch.wake, batch_size=settings.batch_size))
+    monitors = SqlMonitors(db)
+    watching = WatchRewards(
+        monitors,
+        read,
+        now=utc_now,
+        idle_s=settings.monitor_idle_s,
+        batch_size=settings.export_page,
+        quarantines=settings.quarantine_hacks,
+    )
+
+    def on_change() -> None:
+        watch.wake()
+        watching.wake()
+
+    bus.include_router(ledger_router(index, on_change=on_change, batch_size=settings.batch_size))
     service.add(bus)
     service.add(OutboxRelay(db, bus))
     if settings.check_bodies:
         check = CheckBodies(index, read, idle_s=settings.check_idle_s, batch_size=settings.export_page)
         service.add(Worker("check_bodies", check.run))
+    if settings.monitor_rewards:
+        service.add(Worker("reward_monitors", watching.run))
     export = ExportTrajectories(
         index, read, page_size=settings.export_page, parallel_reads=settings.export_parallel_reads
     )
     imports = ImportTrajectories(SqlImports(db), bodies, on_change=watch.wake, now=utc_now)
-    usecases = UseCases(index, GetTrajectory(index, read), ListTrajectories(index), watch, export, imports)
+    reviews = ReviewRewards(index, monitors, on_change=watch.wake, now=utc_now)
+    listing = ListTrajectories(index)
+    usecases = UseCases(index, GetTrajectory(index, read), listing, watch, export, imports, reviews)
     server = GrpcServer(settings.host, settings.grpc_port)
     servicer = TrajectoryServicer(usecases, now=utc_now)
     server.add(add_TrajectoryServiceServicer_to_server, servicer, STATUS_OF)

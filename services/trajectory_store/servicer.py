@@ -10,6 +10,7 @@ import grpc
 import grpc.aio
 
 from grpc_edge import StatusTable
+from identities.entities import trajectory_id
 from service_kit.errors import InvalidRequest
 from trajectory_store.adapters.sql_index import SqlIndex
 from trajectory_store.domain.errors import (
@@ -17,6 +18,7 @@ from trajectory_store.domain.errors import (
     BodyCorrupt,
     BodyRemoved,
     TrajectoryRemoved,
+    UnknownAlarm,
     UnknownTrajectory,
 )
 from trajectory_store.usecases.importing import ImportTrajectories
@@ -27,7 +29,8 @@ from trajectory_store.usecases.reading import (
     ListTrajectories,
     WatchTrajectories,
 )
-from trajectory_store.wire import views
+from trajectory_store.usecases.reviewing import ReviewRewards
+from trajectory_store.wire import hacks, views
 from trajectory_store.wire.export_lines import record_line, triple_line
 from trajectory_store.wire.imports import imports_from_wire
 from upcycle.api.trajectory.v1 import service_pb2 as pb
@@ -37,6 +40,7 @@ Context = grpc.aio.ServicerContext[Any, Any]
 
 STATUS_OF: Final[StatusTable] = {
     UnknownTrajectory: grpc.StatusCode.NOT_FOUND,
+    UnknownAlarm: grpc.StatusCode.NOT_FOUND,
     BodyCorrupt: grpc.StatusCode.DATA_LOSS,
     BodyRemoved: grpc.StatusCode.FAILED_PRECONDITION,
     TrajectoryRemoved: grpc.StatusCode.FAILED_PRECONDITION,
@@ -59,6 +63,7 @@ class UseCases:
     watch: WatchTrajectories
     export: ExportTrajectories
     import_client_graded: ImportTrajectories
+    reviews: ReviewRewards
 
 
 class TrajectoryServicer(service_pb2_grpc.TrajectoryServiceServicer):
@@ -122,6 +127,34 @@ class TrajectoryServicer(service_pb2_grpc.TrajectoryServiceServicer):
         """What a client played and graded."""
         ids = await self._do.import_client_graded(imports_from_wire(request))
         return pb.ImportTrajectoriesResponse(trajectory_ids=ids)
+
+    async def ListAlarms(self, request: pb.ListAlarmsRequest, context: Context) -> pb.ListAlarmsResponse:
+        """Of the monitors of reward hacks."""
+        alarms = await self._do.reviews.alarms(request.run_ids, only_open=request.only_open)
+        return pb.ListAlarmsResponse(alarms=map(hacks.alarm_to_wire, alarms))
+
+    async def DismissAlarm(
+        self, request: pb.DismissAlarmRequest, context: Context
+    ) -> pb.DismissAlarmResponse:
+        """A person says that it is none."""
+        kept = await self._do.reviews.dismiss(request.run_id, request.kind, request.by, request.note)
+        return pb.DismissAlarmResponse(alarm=hacks.alarm_to_wire(kept))
+
+    async def ReviewTrajectory(
+        self, request: pb.ReviewTrajectoryRequest, context: Context
+    ) -> pb.ReviewTrajectoryResponse:
+        """A person's verdict."""
+        verdict = hacks.verdict_from_wire(request.verdict)
+        review, quarantined = await self._do.reviews.review(
+            request.trajectory_id, verdict, request.reviewer, request.note
+        )
+        ids = [trajectory_id(one.identity.episode_id) for one in quarantined]
+        return pb.ReviewTrajectoryResponse(review=hacks.review_to_wire(review), quarantined=ids)
+
+    async def ListReviews(self, request: pb.ListReviewsRequest, context: Context) -> pb.ListReviewsResponse:
+        """Of a run."""
+        found = await self._do.reviews.reviews(request.run_id)
+        return pb.ListReviewsResponse(reviews=map(hacks.review_to_wire, found))
 
 
 _LINE_OF: Final = {pb.EXPORT_FORMAT_TRIPLES: triple_line, pb.EXPORT_FORMAT_RECORDS: record_line}

@@ -22,6 +22,12 @@ class TrajectoryStoreSettings(ServiceSettings):
     """Look at each recorded body once, and quarantine those that cannot be used."""
     check_idle_s: float = Field(2.0, gt=0)
     """Pause between looks when there was nothing left to check."""
+    monitor_rewards: bool = True
+    """Show each ended episode to the monitors of reward hacks; an open alarm holds promotions of its run."""
+    monitor_idle_s: float = Field(2.0, gt=0)
+    """Pause of the monitors when nothing was new, in seconds; a change in this process wakes them at once."""
+    quarantine_hacks: bool = True
+    """Set aside each trajectory that a monitor of reward hacks is sure of: it does not train."""
     export_page: int = Field(32, ge=1, le=1000)
     """Bodies that an export holds in memory at once."""
     export_parallel_reads: int = Field(8, ge=1, le=64)

@@ -71,6 +71,8 @@ TRAJECTORY_COMMANDS = {
     "list": ("upcycle.cli.trajectories:list_trajectories", "Newest trajectories."),
     "show": ("upcycle.cli.trajectories:show", "Turns, tool calls, reward tree, token log-probabilities."),
     "export": ("upcycle.cli.trajectories:export", "JSON lines of prompt, completion, reward."),
+    "review": ("upcycle.cli.trajectory_review:review", "The best paid one by one, and your verdict on each."),
+    "alarms": ("upcycle.cli.trajectory_review:alarms", "What the monitors of reward hacks saw."),
 }
 MODEL_COMMANDS = {
     "list": ("upcycle.cli.models:list_models", "Models and their heads."),

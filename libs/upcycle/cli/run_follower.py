@@ -4,7 +4,7 @@ While one of them does not answer, the view names it and goes on showing what th
 """
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
@@ -16,7 +16,10 @@ if TYPE_CHECKING:
     from upcycle.api.registry.v1.registry_pb2 import Checkpoint
     from upcycle.api.taskset.v1.taskset_pb2 import Run
     from upcycle.api.training.v1.training_pb2 import StepPoint, TrainingAlarm, TrainingSession
+    from upcycle.api.trajectory.v1.service_pb2 import RewardAlarm
     from upcycle.platform import Platform
+
+    AnyAlarm = TrainingAlarm | RewardAlarm
 
 POLL_S: Final = 0.5
 """Between two requests to the trainer."""
@@ -49,14 +52,14 @@ class Judged:
 
 @dataclass(frozen=True, slots=True)
 class AlarmRaised:
-    """The trainer raised an alarm."""
+    """The trainer raised an alarm, or a monitor of reward hacks."""
 
-    alarm: "TrainingAlarm"
+    alarm: "AnyAlarm"
 
 
 @dataclass(frozen=True, slots=True)
 class AlarmCleared:
-    """The trainer cleared an alarm."""
+    """An alarm is over."""
 
     kind: str
 
@@ -81,7 +84,7 @@ class TrainingProgress:
     run: "Run"
     session: "TrainingSession | None" = None
     points: "dict[int, StepPoint]" = field(default_factory=dict)
-    alarms: "dict[str, TrainingAlarm]" = field(default_factory=dict)
+    alarms: "dict[str, AnyAlarm]" = field(default_factory=dict)
     verdicts: "dict[str, Checkpoint]" = field(default_factory=dict)
     away: set[str] = field(default_factory=set)
 
@@ -150,6 +153,8 @@ async def _events(platform: "Platform", progress: TrainingProgress) -> AsyncIter
         yield event
     async for event in _with_outage(progress, "registry", _verdicts(platform, progress)):
         yield event
+    async for event in _reward_alarms(platform, progress):
+        yield event
 
 
 async def _with_outage(
@@ -188,6 +193,7 @@ def _apply(progress: TrainingProgress, event: Event) -> None:
 
 async def _session_events(platform: "Platform", progress: TrainingProgress) -> AsyncIterator[Event]:
     from upcycle.api.training.v1.service_pb2 import GetSessionRequest
+    from upcycle.api.training.v1.training_pb2 import TrainingAlarm
 
     run_id = progress.run.run_id
     request = GetSessionRequest(run_id=run_id, num_steps=HISTORY if not progress.points else 64)
@@ -196,10 +202,32 @@ async def _session_events(platform: "Platform", progress: TrainingProgress) -> A
     for point in answer.steps:
         if point.step not in progress.points:
             yield Stepped(point)
-    raised = {alarm.kind: alarm for alarm in answer.session.alarms}
-    for kind in raised.keys() - progress.alarms.keys():
+    known = {kind for kind, alarm in progress.alarms.items() if isinstance(alarm, TrainingAlarm)}
+    for event in _alarm_events({alarm.kind: alarm for alarm in answer.session.alarms}, known):
+        yield event
+
+
+async def _reward_alarms(platform: "Platform", progress: TrainingProgress) -> AsyncIterator[Event]:
+    """Of the monitors of reward hacks. A store that does not answer, or that has none, says nothing: what is
+    raised stays as it was."""
+    import grpc
+
+    from upcycle.api.trajectory.v1.service_pb2 import ListAlarmsRequest, RewardAlarm
+
+    request = ListAlarmsRequest(run_ids=[progress.run.run_id], only_open=True)
+    try:
+        answer = await platform.trajectories.ListAlarms(request, timeout=_ASK_S)
+    except grpc.aio.AioRpcError:
+        return
+    known = {kind for kind, alarm in progress.alarms.items() if isinstance(alarm, RewardAlarm)}
+    for event in _alarm_events({alarm.kind: alarm for alarm in answer.alarms}, known):
+        yield event
+
+
+def _alarm_events(raised: "Mapping[str, AnyAlarm]", known: set[str]) -> Iterator[Event]:
+    for kind in raised.keys() - known:
         yield AlarmRaised(raised[kind])
-    for kind in progress.alarms.keys() - raised.keys():
+    for kind in known - raised.keys():
         yield AlarmCleared(kind)
 
 

@@ -15,9 +15,10 @@ from checkpoint_registry.domain.errors import HeadMoved, PeerRefused
 from checkpoint_registry.domain.evidence import SamplingProfile
 from checkpoint_registry.domain.jobs import GateJob, GateSpec, JobPhase, Judgement
 from checkpoint_registry.domain.models import Checkpoint, CheckpointState, Model
-from checkpoint_registry.ports import Clock, Tasksets
+from checkpoint_registry.ports import Clock, RewardAlarms, Tasksets
 from checkpoint_registry.usecases.pairing import Decided, PairsGivenUp, PairUnderTest, PlayPairs
 from identities.entities import interactive_run_id
+from upcycle.gate.decision import Verdict
 from upcycle.gate.errors import BadGateRule
 from upcycle.gate.spending import AlphaWealth
 from upcycle.gate.words import reason_of
@@ -37,13 +38,16 @@ class RunGate:
         pairs: PlayPairs,
         *,
         now: Clock,
+        alarms: RewardAlarms | None = None,
     ) -> None:
+        """alarms: of the monitors of reward hacks; None: none hold a promotion."""
         self._store = store
         self._models = models
         self._tasksets = tasksets
         self._levels = levels
         self._pairs = pairs
         self._now = now
+        self._alarms = alarms
 
     async def record(self, checkpoint: Checkpoint, traceparent: str, *, keeps_head: bool = False) -> bool:
         """Takes a saved checkpoint in; keeps_head: without judging it. Safe to repeat. Raises UnknownModel,
@@ -173,6 +177,7 @@ class RunGate:
             decision=decided.decision,
             reason=reason_of(decided.decision, gate.rule()),
         )
+        judgement = await self._unless_alarmed(job, judgement)
         try:
             if judgement.is_passed:
                 await self._store.promote(judgement, self._now())  # the one place where the gate moves head
@@ -181,3 +186,15 @@ class RunGate:
         except HeadMoved as error:
             log.info("judged_again", extra={"checkpoint_id": job.checkpoint_id, "why": str(error)})
         return True
+
+    async def _unless_alarmed(self, job: GateJob, judgement: Judgement) -> Judgement:
+        """A reward that is hacked proves nothing: open alarms of the run, or of what played its pairs, hold
+        the candidate."""
+        if not judgement.is_passed or self._alarms is None:
+            return judgement
+        raised = await self._alarms.open_alarms((job.run_id, *judgement.run_ids))
+        if not raised:
+            return judgement
+        reason = f"held: open alarm {'; '.join(raised)} (upcycle trajectories alarms {job.run_id})"
+        held = replace(judgement.decision, verdict=Verdict.HOLD)
+        return replace(judgement, decision=held, reason=f"{reason}; {judgement.reason}")

@@ -45,6 +45,16 @@ class GroupShortened:
 
 
 @dataclass(frozen=True, slots=True)
+class MemberQuarantined:
+    """The store set a trajectory aside: its group does not train, where it has not yet."""
+
+    group_id: str
+    trajectory_id: str
+    reason: str
+    sequence: int
+
+
+@dataclass(frozen=True, slots=True)
 class RunOver:
     """run.finished: every episode of the run is settled. saves: the run completed, so its newest version
     becomes a checkpoint, also where the stream lost run.stopping."""
@@ -62,7 +72,7 @@ class RunStopping:
     saves: bool = True
 
 
-Fact = GradedTrajectory | GroupShortened | OfferedGroup | RunStopping | RunOver
+Fact = GradedTrajectory | GroupShortened | MemberQuarantined | OfferedGroup | RunStopping | RunOver
 
 
 class GroupBuffer:
@@ -89,6 +99,7 @@ class GroupBuffer:
         self._instruments = deps.instruments
         self._inbox: deque[Fact] = deque()
         self._arrived = asyncio.Event()
+        self._quarantined: dict[str, MemberQuarantined] = {}
         self._published: dict[str, Settlement] = {}
         self._replayed = 0
         self._ended = self._successes = 0
@@ -165,18 +176,26 @@ class GroupBuffer:
         if (self.retired or self.stopping) and not isinstance(fact, RunOver):
             return  # no step follows; the planner cancels what is left
         match fact:
-            case GradedTrajectory():
-                self._ended += 1
-                self._successes += fact.success
-                await self._take(self.assembler.add(fact))
-            case GroupShortened(group_id, expected_members, sequence):
-                await self._take(self.assembler.shorten(group_id, expected_members, sequence))
-            case OfferedGroup():
-                await self._take(self.assembler.offer(fact))
+            case GradedTrajectory() | GroupShortened() | OfferedGroup():
+                await self._take(self._assembled(fact))
+            case MemberQuarantined(group_id):
+                if group_id not in self.settled:
+                    self._quarantined[group_id] = fact
             case RunStopping(sequence, saves):
                 self._stop_sequence, self.saves = sequence, saves
             case RunOver(_, saves):
                 self.over, self.saves = True, self.saves if self.stopping else saves
+
+    def _assembled(self, fact: GradedTrajectory | GroupShortened | OfferedGroup) -> Completion | None:
+        match fact:
+            case GradedTrajectory():
+                self._ended += 1
+                self._successes += fact.success
+                return self.assembler.add(fact)
+            case GroupShortened(group_id, expected_members, sequence):
+                return self.assembler.shorten(group_id, expected_members, sequence)
+            case OfferedGroup():
+                return self.assembler.offer(fact)
 
     async def _take(self, completion: Completion | None) -> None:
         if isinstance(completion, Settlement):
@@ -229,13 +248,16 @@ class GroupBuffer:
         """The group is over; nothing about it will be looked at again."""
         self.assembler.settle(settlement.group_id)
         self.cutter.remove(settlement.group_id)
+        self._quarantined.pop(settlement.group_id, None)
         self._forget(settlement.group_id)
         self.counts[settlement.label] = self.counts.get(settlement.label, 0) + 1
         self._instruments.count_settled(self.spec, settlement)
 
     async def contents(self, group: CompleteGroup) -> BatchGroup:
         """The group with its tokens. Raises UnusableTrajectory for the first member that cannot be
-        trained."""
+        trained, and where one was quarantined."""
+        if (aside := self._quarantined.get(group.group_id)) is not None:
+            raise UnusableTrajectory(f"{aside.trajectory_id} was quarantined: {aside.reason}")
         rollouts = []
         for fetch in self._fetches[group.group_id]:
             tokens = await fetch

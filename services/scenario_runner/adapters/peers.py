@@ -7,6 +7,7 @@ from contextlib import contextmanager
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Final, TypeVar
 
+from grpc.aio import AioRpcError
 from nats.aio.client import Client
 from nats.errors import Error as NatsError
 from nats.js.errors import NotFoundError
@@ -146,6 +147,17 @@ class PeerFacts:
         request = trajectory_pb2.GetLedgerRequest(run_id=run_id)
         reply = await _answered(self._trajectories.GetLedger(request, timeout=ASK_TIMEOUT_S))
         return None if reply is None else dict(reply.by_state)
+
+    async def reward_alarms(self, run_id: str) -> Sequence[str]:
+        """Open alarms of the monitors of reward hacks, one sentence each; none where the store does not
+        answer in time, or is of a version without monitors."""
+        request = trajectory_pb2.ListAlarmsRequest(run_ids=[run_id], only_open=True)
+        try:
+            reply = await self._trajectories.ListAlarms(request, timeout=ASK_TIMEOUT_S)
+        except AioRpcError as error:
+            log.info("reward_alarms_not_read", extra={"run_id": run_id, "error": error.code().name})
+            return ()
+        return [f"{one.kind}: {one.text} (see {', '.join(one.trajectory_ids[-2:])})" for one in reply.alarms]
 
     async def at_grader(self, run_id: str, episode_ids: Sequence[str]) -> GraderFact | None:
         """Those of the episodes whose trajectory is recorded, while the grader's queue holds work; None when

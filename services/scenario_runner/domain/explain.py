@@ -104,6 +104,9 @@ def _alarming(facts: RunFacts) -> Iterator[WaitReason]:
     if facts.session is not None and facts.session.process_weight < 1:
         what = f"rewards of the process count {facts.session.process_weight:.0%} by now"
         yield WaitReason("grpo_trainer", what, 0, 0.0, "nothing: the run's reward_schedule is fade")
+    for one in facts.reward_alarms:
+        look = f"upcycle trajectories review {facts.view.run.run_id}"
+        yield WaitReason("trajectory_store", f"alarm: {one}", 0, 0.0, f"look at them: {look}")
 
 
 def _planner(facts: RunFacts) -> Iterator[WaitReason]:

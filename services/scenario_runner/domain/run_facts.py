@@ -72,6 +72,8 @@ class RunFacts:
     supply: Supply = Supply()
     bus_alarms: Sequence[str] = ()
     """What the planner's bus has lost, misses, or is about to lose; one sentence each."""
+    reward_alarms: Sequence[str] = ()
+    """What the monitors of reward hacks warn of; one sentence each."""
     planner_fails: Sequence[str] = ()
     """What the planner's own loops have failed at for a minute, for this run; one sentence each."""
 

@@ -38,8 +38,12 @@ class ExplainRun:
         view, waits, supply, outbox_waiting = await self._plan.read(lambda unit: _own_facts(unit, run_id))
         peers = self._peer_facts
         purpose, model = view.run.spec.purpose, view.run.spec.policy.model
-        engines, ledger, session, durables = await asyncio.gather(
-            peers.engines(model), peers.ledger(run_id), peers.session(run_id), peers.durables(purpose, model)
+        engines, ledger, session, durables, reward_alarms = await asyncio.gather(
+            peers.engines(model),
+            peers.ledger(run_id),
+            peers.session(run_id),
+            peers.durables(purpose, model),
+            peers.reward_alarms(run_id),
         )
         alive, capacity = self._fleet()
         facts = RunFacts(
@@ -56,6 +60,7 @@ class ExplainRun:
             session=session,
             supply=supply,
             bus_alarms=self._bus_alarms(),
+            reward_alarms=reward_alarms,
             planner_fails=self._failing(run_id),
         )
         return view, *explain(facts)

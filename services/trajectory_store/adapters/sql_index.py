@@ -122,7 +122,7 @@ class SqlIndex:
 
     async def quarantine(self, episode: Episode, reason: str) -> None:
         """Mark a trajectory whose body cannot be used, and publish that with the same transaction."""
-        await self._db.run(lambda connection: _quarantine(connection, episode, reason))
+        await self._db.run(lambda connection: quarantine(connection, episode, reason))
 
 
 def _project(connection: Connection, facts: Sequence[EpisodeFact]) -> int:
@@ -268,7 +268,8 @@ def _ledger(connection: Connection, run_id: str, num_unsettled: int, only: Seque
     )
 
 
-def _quarantine(connection: Connection, episode: Episode, reason: str) -> None:
+def quarantine(connection: Connection, episode: Episode, reason: str) -> None:
+    """Mark a trajectory, and publish that with the same transaction."""
     position = lock_feed(connection) + 1
     marked = connection.execute(
         update(EPISODES)

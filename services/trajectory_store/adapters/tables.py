@@ -76,3 +76,30 @@ REMOVED_RUNS = Table(
     *columns("tenant run_id why", String),
     *columns("removed_us num_episodes", BigInteger),
 )
+# Monitors of reward hacks. position: up to which changes of the feed were seen; its lock orders the writers.
+MONITOR_CURSOR = Table(
+    "monitor_cursor", METADATA, *columns("id", SmallInteger), *columns("position", BigInteger)
+)
+MONITOR_STATES = Table(
+    "monitor_states",
+    METADATA,
+    *columns("tenant run_id", String),
+    *columns("state", LargeBinary),
+    *columns("updated_us", BigInteger),
+)
+# Episodes that were seen, once each.
+MONITORED = Table("monitored", METADATA, *columns("tenant episode_id run_id signature hits", String))
+REWARD_ALARMS = Table(
+    "reward_alarms",
+    METADATA,
+    *columns("tenant run_id kind model text trajectory_ids dismissed_by note", String),
+    *columns("value limit_value", Float),
+    *columns("since_version version raised_us cleared_us dismissed_us", BigInteger),
+)
+REVIEWS = Table(
+    "reviews",
+    METADATA,
+    *columns("tenant episode_id reviewer run_id note", String),
+    *columns("verdict", SmallInteger),
+    *columns("reviewed_us", BigInteger),
+)

@@ -17,5 +17,9 @@ class TrajectoryRemoved(Exception):
     """Retention removed the row of the episode, and its body before it; the counts of its run stay."""
 
 
+class UnknownAlarm(Exception):
+    """The run has no alarm of that kind."""
+
+
 class AlreadyImported(Exception):
     """A trajectory of that id is stored with other content; nothing of the import was stored."""

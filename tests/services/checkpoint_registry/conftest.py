@@ -1,6 +1,6 @@
 """A registry's use cases over real SQL, a planner in memory and a clock that the test moves."""
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
@@ -38,6 +38,18 @@ START = datetime(2026, 11, 21, 8, 0, tzinfo=UTC)
 
 
 @dataclass
+class AlarmsDouble:
+    """The monitors of reward hacks. raised: by run."""
+
+    raised: dict[str, str] = field(default_factory=dict)
+    asked: list[Sequence[str]] = field(default_factory=list)
+
+    async def open_alarms(self, run_ids: Sequence[str]) -> Sequence[str]:
+        self.asked.append(run_ids)
+        return [self.raised[run_id] for run_id in run_ids if run_id in self.raised]
+
+
+@dataclass
 class Clock:
     """now(), which only the test moves."""
 
@@ -59,6 +71,7 @@ class RegistryHarness:
     planner: PlannerDouble = field(default_factory=PlannerDouble)
     rollback: RollbackPolicy = field(default_factory=RollbackPolicy)
     watch_policy: WatchPolicy = field(default_factory=lambda: WatchPolicy(enabled=False))
+    alarms: AlarmsDouble = field(default_factory=AlarmsDouble)
 
     def __post_init__(self) -> None:
         self.models = SqlModelStore(self.database)
@@ -73,7 +86,9 @@ class RegistryHarness:
         """New use cases over the same tables, as after a crash."""
         self.play = PlayPairs(self.pairs, self.planner, PairPolicy(first_retry_s=1.0), now=self.clock)
         self.evidence = GatherEvidence(self.gates, self.models, self.planner, now=self.clock)
-        self.gate = RunGate(self.gates, self.models, self.pairs, self.planner, self.play, now=self.clock)
+        self.gate = RunGate(
+            self.gates, self.models, self.pairs, self.planner, self.play, now=self.clock, alarms=self.alarms
+        )
         self.watching = WatchHeads(self.watches, self.models, self.planner, self.watch_policy, now=self.clock)
         self.watch = WatchHead(self.gates, self.pairs, self.models, self.rollback, now=self.clock)
 
@@ -184,7 +199,7 @@ async def stack_on(
         bus=BusSettings(url=nats_url),
         s3=s3_settings,
         sql=SqlSettings(data_dir=folder / "sql"),
-        peers=PeerSettings(tasksets=server.address),
+        peers=PeerSettings(tasksets=server.address, trajectories=server.address),
     )
     try:
         yield Stack(settings, bus, planner)

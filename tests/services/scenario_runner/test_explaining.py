@@ -342,6 +342,14 @@ def test_what_to_do_about_failures_depends_on_what_failed(
     assert ("resume" in first.remedy) is not first.remedy.startswith("cancel it")
 
 
+def test_an_alarm_of_the_monitors_says_how_to_look_at_it() -> None:
+    reasons, summary = explain(run_facts(reward_alarms=("leak_shown: 3 % were shown it (see traj-a)",)))
+    assert [(reason.owner, reason.remedy) for reason in reasons] == [
+        ("trajectory_store", "look at them: upcycle trajectories review run-1")
+    ]
+    assert summary == "trajectory_store: alarm: leak_shown: 3 % were shown it (see traj-a)"
+
+
 def test_an_alarm_of_the_trainer_comes_last() -> None:
     session = SessionFact("waiting", "", 1.0, 2, alarms=("mismatch KL 0.2 is above 0.1 for 9 updates",))
     reasons, summary = explain(run_facts(session=session))

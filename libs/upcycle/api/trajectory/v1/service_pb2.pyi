@@ -6,6 +6,7 @@ isort:skip_file
 from collections import abc as _abc
 from google.protobuf import descriptor as _descriptor
 from google.protobuf import message as _message
+from google.protobuf import timestamp_pb2 as _timestamp_pb2
 from google.protobuf.internal import containers as _containers
 from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
 from upcycle.api.common.v1 import common_pb2 as _common_pb2
@@ -41,6 +42,27 @@ EXPORT_FORMAT_TRIPLES: ExportFormat.ValueType  # 1
 EXPORT_FORMAT_RECORDS: ExportFormat.ValueType  # 2
 """the whole record per line"""
 Global___ExportFormat: _TypeAlias = ExportFormat  # noqa: Y015
+
+class _ReviewVerdict:
+    ValueType = _typing.NewType("ValueType", _builtins.int)
+    V: _TypeAlias = ValueType  # noqa: Y015
+
+class _ReviewVerdictEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_ReviewVerdict.ValueType], _builtins.type):
+    DESCRIPTOR: _descriptor.EnumDescriptor
+    REVIEW_VERDICT_UNSPECIFIED: _ReviewVerdict.ValueType  # 0
+    REVIEW_VERDICT_SOLVED: _ReviewVerdict.ValueType  # 1
+    REVIEW_VERDICT_HACKED: _ReviewVerdict.ValueType  # 2
+    """the trajectory, and those of its run with its signature, are quarantined"""
+    REVIEW_VERDICT_UNCLEAR: _ReviewVerdict.ValueType  # 3
+
+class ReviewVerdict(_ReviewVerdict, metaclass=_ReviewVerdictEnumTypeWrapper): ...
+
+REVIEW_VERDICT_UNSPECIFIED: ReviewVerdict.ValueType  # 0
+REVIEW_VERDICT_SOLVED: ReviewVerdict.ValueType  # 1
+REVIEW_VERDICT_HACKED: ReviewVerdict.ValueType  # 2
+"""the trajectory, and those of its run with its signature, are quarantined"""
+REVIEW_VERDICT_UNCLEAR: ReviewVerdict.ValueType  # 3
+Global___ReviewVerdict: _TypeAlias = ReviewVerdict  # noqa: Y015
 
 @_typing.final
 class GetTrajectoryRequest(_message.Message):
@@ -533,3 +555,311 @@ class ImportTrajectoriesResponse(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___ImportTrajectoriesResponse: _TypeAlias = ImportTrajectoriesResponse  # noqa: Y015
+
+@_typing.final
+class RewardAlarm(_message.Message):
+    """What a monitor of reward hacks saw in a run. docs/understand/reward-hacks.md has the kinds."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    RUN_ID_FIELD_NUMBER: _builtins.int
+    MODEL_FIELD_NUMBER: _builtins.int
+    KIND_FIELD_NUMBER: _builtins.int
+    TEXT_FIELD_NUMBER: _builtins.int
+    VALUE_FIELD_NUMBER: _builtins.int
+    LIMIT_FIELD_NUMBER: _builtins.int
+    SINCE_VERSION_FIELD_NUMBER: _builtins.int
+    VERSION_FIELD_NUMBER: _builtins.int
+    TRAJECTORY_IDS_FIELD_NUMBER: _builtins.int
+    RAISED_AT_FIELD_NUMBER: _builtins.int
+    CLEARED_AT_FIELD_NUMBER: _builtins.int
+    DISMISSED_AT_FIELD_NUMBER: _builtins.int
+    DISMISSED_BY_FIELD_NUMBER: _builtins.int
+    NOTE_FIELD_NUMBER: _builtins.int
+    run_id: _builtins.str
+    model: _builtins.str
+    kind: _builtins.str
+    text: _builtins.str
+    """one sentence, with the numbers"""
+    value: _builtins.float
+    """measured"""
+    limit: _builtins.float
+    """what it is compared with"""
+    since_version: _builtins.int
+    """policy version whose episode raised it"""
+    version: _builtins.int
+    """newest that the monitor has seen"""
+    dismissed_by: _builtins.str
+    note: _builtins.str
+    """of who dismissed it"""
+    @_builtins.property
+    def trajectory_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """that show it, newest last, at most 8"""
+
+    @_builtins.property
+    def raised_at(self) -> _timestamp_pb2.Timestamp: ...
+    @_builtins.property
+    def cleared_at(self) -> _timestamp_pb2.Timestamp:
+        """absent: what it saw is still so"""
+
+    @_builtins.property
+    def dismissed_at(self) -> _timestamp_pb2.Timestamp:
+        """absent: no person said that it is none"""
+
+    def __init__(
+        self,
+        *,
+        run_id: _builtins.str = ...,
+        model: _builtins.str = ...,
+        kind: _builtins.str = ...,
+        text: _builtins.str = ...,
+        value: _builtins.float = ...,
+        limit: _builtins.float = ...,
+        since_version: _builtins.int = ...,
+        version: _builtins.int = ...,
+        trajectory_ids: _abc.Iterable[_builtins.str] | None = ...,
+        raised_at: _timestamp_pb2.Timestamp | None = ...,
+        cleared_at: _timestamp_pb2.Timestamp | None = ...,
+        dismissed_at: _timestamp_pb2.Timestamp | None = ...,
+        dismissed_by: _builtins.str = ...,
+        note: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["cleared_at", b"cleared_at", "dismissed_at", b"dismissed_at", "raised_at", b"raised_at"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cleared_at", b"cleared_at", "dismissed_at", b"dismissed_at", "dismissed_by", b"dismissed_by", "kind", b"kind", "limit", b"limit", "model", b"model", "note", b"note", "raised_at", b"raised_at", "run_id", b"run_id", "since_version", b"since_version", "text", b"text", "trajectory_ids", b"trajectory_ids", "value", b"value", "version", b"version"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___RewardAlarm: _TypeAlias = RewardAlarm  # noqa: Y015
+
+@_typing.final
+class ListAlarmsRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    RUN_IDS_FIELD_NUMBER: _builtins.int
+    ONLY_OPEN_FIELD_NUMBER: _builtins.int
+    only_open: _builtins.bool
+    """neither cleared nor dismissed: those block promotions of their run"""
+    @_builtins.property
+    def run_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """at most 100; empty: all runs, newest first, at most 1000 alarms"""
+
+    def __init__(
+        self,
+        *,
+        run_ids: _abc.Iterable[_builtins.str] | None = ...,
+        only_open: _builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["only_open", b"only_open", "run_ids", b"run_ids"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ListAlarmsRequest: _TypeAlias = ListAlarmsRequest  # noqa: Y015
+
+@_typing.final
+class ListAlarmsResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    ALARMS_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def alarms(self) -> _containers.RepeatedCompositeFieldContainer[Global___RewardAlarm]:
+        """newest first"""
+
+    def __init__(
+        self,
+        *,
+        alarms: _abc.Iterable[Global___RewardAlarm] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["alarms", b"alarms"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ListAlarmsResponse: _TypeAlias = ListAlarmsResponse  # noqa: Y015
+
+@_typing.final
+class DismissAlarmRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    RUN_ID_FIELD_NUMBER: _builtins.int
+    KIND_FIELD_NUMBER: _builtins.int
+    BY_FIELD_NUMBER: _builtins.int
+    NOTE_FIELD_NUMBER: _builtins.int
+    run_id: _builtins.str
+    kind: _builtins.str
+    by: _builtins.str
+    """who says so"""
+    note: _builtins.str
+    def __init__(
+        self,
+        *,
+        run_id: _builtins.str = ...,
+        kind: _builtins.str = ...,
+        by: _builtins.str = ...,
+        note: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["by", b"by", "kind", b"kind", "note", b"note", "run_id", b"run_id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___DismissAlarmRequest: _TypeAlias = DismissAlarmRequest  # noqa: Y015
+
+@_typing.final
+class DismissAlarmResponse(_message.Message):
+    """Until the monitor has cleared it and raises it again, it is dismissed."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    ALARM_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def alarm(self) -> Global___RewardAlarm: ...
+    def __init__(
+        self,
+        *,
+        alarm: Global___RewardAlarm | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["alarm", b"alarm"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["alarm", b"alarm"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___DismissAlarmResponse: _TypeAlias = DismissAlarmResponse  # noqa: Y015
+
+@_typing.final
+class Review(_message.Message):
+    """What a person says about one trajectory; a later review of the same person replaces it."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TRAJECTORY_ID_FIELD_NUMBER: _builtins.int
+    RUN_ID_FIELD_NUMBER: _builtins.int
+    VERDICT_FIELD_NUMBER: _builtins.int
+    REVIEWER_FIELD_NUMBER: _builtins.int
+    NOTE_FIELD_NUMBER: _builtins.int
+    REVIEWED_AT_FIELD_NUMBER: _builtins.int
+    trajectory_id: _builtins.str
+    run_id: _builtins.str
+    verdict: Global___ReviewVerdict.ValueType
+    reviewer: _builtins.str
+    note: _builtins.str
+    @_builtins.property
+    def reviewed_at(self) -> _timestamp_pb2.Timestamp: ...
+    def __init__(
+        self,
+        *,
+        trajectory_id: _builtins.str = ...,
+        run_id: _builtins.str = ...,
+        verdict: Global___ReviewVerdict.ValueType = ...,
+        reviewer: _builtins.str = ...,
+        note: _builtins.str = ...,
+        reviewed_at: _timestamp_pb2.Timestamp | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["reviewed_at", b"reviewed_at"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["note", b"note", "reviewed_at", b"reviewed_at", "reviewer", b"reviewer", "run_id", b"run_id", "trajectory_id", b"trajectory_id", "verdict", b"verdict"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Review: _TypeAlias = Review  # noqa: Y015
+
+@_typing.final
+class ReviewTrajectoryRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TRAJECTORY_ID_FIELD_NUMBER: _builtins.int
+    VERDICT_FIELD_NUMBER: _builtins.int
+    REVIEWER_FIELD_NUMBER: _builtins.int
+    NOTE_FIELD_NUMBER: _builtins.int
+    trajectory_id: _builtins.str
+    """or an episode id"""
+    verdict: Global___ReviewVerdict.ValueType
+    reviewer: _builtins.str
+    note: _builtins.str
+    def __init__(
+        self,
+        *,
+        trajectory_id: _builtins.str = ...,
+        verdict: Global___ReviewVerdict.ValueType = ...,
+        reviewer: _builtins.str = ...,
+        note: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["note", b"note", "reviewer", b"reviewer", "trajectory_id", b"trajectory_id", "verdict", b"verdict"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ReviewTrajectoryRequest: _TypeAlias = ReviewTrajectoryRequest  # noqa: Y015
+
+@_typing.final
+class ReviewTrajectoryResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    REVIEW_FIELD_NUMBER: _builtins.int
+    QUARANTINED_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def review(self) -> Global___Review: ...
+    @_builtins.property
+    def quarantined(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """trajectory ids, because of this verdict"""
+
+    def __init__(
+        self,
+        *,
+        review: Global___Review | None = ...,
+        quarantined: _abc.Iterable[_builtins.str] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["review", b"review"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["quarantined", b"quarantined", "review", b"review"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ReviewTrajectoryResponse: _TypeAlias = ReviewTrajectoryResponse  # noqa: Y015
+
+@_typing.final
+class ListReviewsRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    RUN_ID_FIELD_NUMBER: _builtins.int
+    run_id: _builtins.str
+    def __init__(
+        self,
+        *,
+        run_id: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["run_id", b"run_id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ListReviewsRequest: _TypeAlias = ListReviewsRequest  # noqa: Y015
+
+@_typing.final
+class ListReviewsResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    REVIEWS_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def reviews(self) -> _containers.RepeatedCompositeFieldContainer[Global___Review]:
+        """newest first, at most 1000"""
+
+    def __init__(
+        self,
+        *,
+        reviews: _abc.Iterable[Global___Review] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["reviews", b"reviews"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ListReviewsResponse: _TypeAlias = ListReviewsResponse  # noqa: Y015

@@ -65,6 +65,26 @@ class TrajectoryServiceStub:
                 request_serializer=upcycle_dot_api_dot_trajectory_dot_v1_dot_service__pb2.ImportTrajectoriesRequest.SerializeToString,
                 response_deserializer=upcycle_dot_api_dot_trajectory_dot_v1_dot_service__pb2.ImportTrajectoriesResponse.FromString,
                 _registered_method=True)
+        self.ListAlarms = channel.unary_unary(
+                '/upcycle.api.trajectory.v1.TrajectoryService/ListAlarms',
+                request_serializer=upcycle_dot_api_dot_trajectory_dot_v1_dot_service__pb2.ListAlarmsRequest.SerializeToString,
+                response_deserializer=upcycle_dot_api_dot_trajectory_dot_v1_dot_service__pb2.ListAlarmsResponse.FromString,
+                _registered_method=True)
+        self.DismissAlarm = channel.unary_unary(
+                '/upcycle.api.trajectory.v1.TrajectoryService/DismissAlarm',
+                request_serializer=upcycle_dot_api_dot_trajectory_dot_v1_dot_service__pb2.DismissAlarmRequest.SerializeToString,
+                response_deserializer=upcycle_dot_api_dot_trajectory_dot_v1_dot_service__pb2.DismissAlarmResponse.FromString,
+                _registered_method=True)
+        self.ReviewTrajectory = channel.unary_unary(
+                '/upcycle.api.trajectory.v1.TrajectoryService/ReviewTrajectory',
+                request_serializer=upcycle_dot_api_dot_trajectory_dot_v1_dot_service__pb2.ReviewTrajectoryRequest.SerializeToString,
+                response_deserializer=upcycle_dot_api_dot_trajectory_dot_v1_dot_service__pb2.ReviewTrajectoryResponse.FromString,
+                _registered_method=True)
+        self.ListReviews = channel.unary_unary(
+                '/upcycle.api.trajectory.v1.TrajectoryService/ListReviews',
+                request_serializer=upcycle_dot_api_dot_trajectory_dot_v1_dot_service__pb2.ListReviewsRequest.SerializeToString,
+                response_deserializer=upcycle_dot_api_dot_trajectory_dot_v1_dot_service__pb2.ListReviewsResponse.FromString,
+                _registered_method=True)
 
 
 class TrajectoryServiceServicer:
@@ -107,6 +127,30 @@ class TrajectoryServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def ListAlarms(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def DismissAlarm(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def ReviewTrajectory(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def ListReviews(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_TrajectoryServiceServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -139,6 +183,26 @@ def add_TrajectoryServiceServicer_to_server(servicer, server):
                     servicer.ImportTrajectories,
                     request_deserializer=upcycle_dot_api_dot_trajectory_dot_v1_dot_service__pb2.ImportTrajectoriesRequest.FromString,
                     response_serializer=upcycle_dot_api_dot_trajectory_dot_v1_dot_service__pb2.ImportTrajectoriesResponse.SerializeToString,
+            ),
+            'ListAlarms': grpc.unary_unary_rpc_method_handler(
+                    servicer.ListAlarms,
+                    request_deserializer=upcycle_dot_api_dot_trajectory_dot_v1_dot_service__pb2.ListAlarmsRequest.FromString,
+                    response_serializer=upcycle_dot_api_dot_trajectory_dot_v1_dot_service__pb2.ListAlarmsResponse.SerializeToString,
+            ),
+            'DismissAlarm': grpc.unary_unary_rpc_method_handler(
+                    servicer.DismissAlarm,
+                    request_deserializer=upcycle_dot_api_dot_trajectory_dot_v1_dot_service__pb2.DismissAlarmRequest.FromString,
+                    response_serializer=upcycle_dot_api_dot_trajectory_dot_v1_dot_service__pb2.DismissAlarmResponse.SerializeToString,
+            ),
+            'ReviewTrajectory': grpc.unary_unary_rpc_method_handler(
+                    servicer.ReviewTrajectory,
+                    request_deserializer=upcycle_dot_api_dot_trajectory_dot_v1_dot_service__pb2.ReviewTrajectoryRequest.FromString,
+                    response_serializer=upcycle_dot_api_dot_trajectory_dot_v1_dot_service__pb2.ReviewTrajectoryResponse.SerializeToString,
+            ),
+            'ListReviews': grpc.unary_unary_rpc_method_handler(
+                    servicer.ListReviews,
+                    request_deserializer=upcycle_dot_api_dot_trajectory_dot_v1_dot_service__pb2.ListReviewsRequest.FromString,
+                    response_serializer=upcycle_dot_api_dot_trajectory_dot_v1_dot_service__pb2.ListReviewsResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -304,6 +368,114 @@ class TrajectoryService:
             '/upcycle.api.trajectory.v1.TrajectoryService/ImportTrajectories',
             upcycle_dot_api_dot_trajectory_dot_v1_dot_service__pb2.ImportTrajectoriesRequest.SerializeToString,
             upcycle_dot_api_dot_trajectory_dot_v1_dot_service__pb2.ImportTrajectoriesResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ListAlarms(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/upcycle.api.trajectory.v1.TrajectoryService/ListAlarms',
+            upcycle_dot_api_dot_trajectory_dot_v1_dot_service__pb2.ListAlarmsRequest.SerializeToString,
+            upcycle_dot_api_dot_trajectory_dot_v1_dot_service__pb2.ListAlarmsResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def DismissAlarm(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/upcycle.api.trajectory.v1.TrajectoryService/DismissAlarm',
+            upcycle_dot_api_dot_trajectory_dot_v1_dot_service__pb2.DismissAlarmRequest.SerializeToString,
+            upcycle_dot_api_dot_trajectory_dot_v1_dot_service__pb2.DismissAlarmResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ReviewTrajectory(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/upcycle.api.trajectory.v1.TrajectoryService/ReviewTrajectory',
+            upcycle_dot_api_dot_trajectory_dot_v1_dot_service__pb2.ReviewTrajectoryRequest.SerializeToString,
+            upcycle_dot_api_dot_trajectory_dot_v1_dot_service__pb2.ReviewTrajectoryResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ListReviews(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/upcycle.api.trajectory.v1.TrajectoryService/ListReviews',
+            upcycle_dot_api_dot_trajectory_dot_v1_dot_service__pb2.ListReviewsRequest.SerializeToString,
+            upcycle_dot_api_dot_trajectory_dot_v1_dot_service__pb2.ListReviewsResponse.FromString,
             options,
             channel_credentials,
             insecure,

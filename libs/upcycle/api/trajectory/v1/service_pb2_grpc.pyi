@@ -39,6 +39,10 @@ class TrajectoryServiceStub:
     ExportTrajectories: _grpc.UnaryStreamMultiCallable[_service_pb2.ExportTrajectoriesRequest, _service_pb2.ExportTrajectoriesResponse]
     GetLedger: _grpc.UnaryUnaryMultiCallable[_service_pb2.GetLedgerRequest, _service_pb2.GetLedgerResponse]
     ImportTrajectories: _grpc.UnaryUnaryMultiCallable[_service_pb2.ImportTrajectoriesRequest, _service_pb2.ImportTrajectoriesResponse]
+    ListAlarms: _grpc.UnaryUnaryMultiCallable[_service_pb2.ListAlarmsRequest, _service_pb2.ListAlarmsResponse]
+    DismissAlarm: _grpc.UnaryUnaryMultiCallable[_service_pb2.DismissAlarmRequest, _service_pb2.DismissAlarmResponse]
+    ReviewTrajectory: _grpc.UnaryUnaryMultiCallable[_service_pb2.ReviewTrajectoryRequest, _service_pb2.ReviewTrajectoryResponse]
+    ListReviews: _grpc.UnaryUnaryMultiCallable[_service_pb2.ListReviewsRequest, _service_pb2.ListReviewsResponse]
 
 @_typing.type_check_only
 class TrajectoryServiceAsyncStub(TrajectoryServiceStub):
@@ -51,6 +55,10 @@ class TrajectoryServiceAsyncStub(TrajectoryServiceStub):
     ExportTrajectories: _aio.UnaryStreamMultiCallable[_service_pb2.ExportTrajectoriesRequest, _service_pb2.ExportTrajectoriesResponse]  # type: ignore[assignment]
     GetLedger: _aio.UnaryUnaryMultiCallable[_service_pb2.GetLedgerRequest, _service_pb2.GetLedgerResponse]  # type: ignore[assignment]
     ImportTrajectories: _aio.UnaryUnaryMultiCallable[_service_pb2.ImportTrajectoriesRequest, _service_pb2.ImportTrajectoriesResponse]  # type: ignore[assignment]
+    ListAlarms: _aio.UnaryUnaryMultiCallable[_service_pb2.ListAlarmsRequest, _service_pb2.ListAlarmsResponse]  # type: ignore[assignment]
+    DismissAlarm: _aio.UnaryUnaryMultiCallable[_service_pb2.DismissAlarmRequest, _service_pb2.DismissAlarmResponse]  # type: ignore[assignment]
+    ReviewTrajectory: _aio.UnaryUnaryMultiCallable[_service_pb2.ReviewTrajectoryRequest, _service_pb2.ReviewTrajectoryResponse]  # type: ignore[assignment]
+    ListReviews: _aio.UnaryUnaryMultiCallable[_service_pb2.ListReviewsRequest, _service_pb2.ListReviewsResponse]  # type: ignore[assignment]
 
 class TrajectoryServiceServicer(metaclass=_abc_1.ABCMeta):
     """Public: everything that was ever sampled, and the ledger of where each episode ended."""
@@ -96,5 +104,33 @@ class TrajectoryServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _service_pb2.ImportTrajectoriesRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_service_pb2.ImportTrajectoriesResponse, _abc.Awaitable[_service_pb2.ImportTrajectoriesResponse]]: ...
+
+    @_abc_1.abstractmethod
+    def ListAlarms(
+        self,
+        request: _service_pb2.ListAlarmsRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_service_pb2.ListAlarmsResponse, _abc.Awaitable[_service_pb2.ListAlarmsResponse]]: ...
+
+    @_abc_1.abstractmethod
+    def DismissAlarm(
+        self,
+        request: _service_pb2.DismissAlarmRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_service_pb2.DismissAlarmResponse, _abc.Awaitable[_service_pb2.DismissAlarmResponse]]: ...
+
+    @_abc_1.abstractmethod
+    def ReviewTrajectory(
+        self,
+        request: _service_pb2.ReviewTrajectoryRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_service_pb2.ReviewTrajectoryResponse, _abc.Awaitable[_service_pb2.ReviewTrajectoryResponse]]: ...
+
+    @_abc_1.abstractmethod
+    def ListReviews(
+        self,
+        request: _service_pb2.ListReviewsRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_service_pb2.ListReviewsResponse, _abc.Awaitable[_service_pb2.ListReviewsResponse]]: ...
 
 def add_TrajectoryServiceServicer_to_server(servicer: TrajectoryServiceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

@@ -1,0 +1,174 @@
+"""`upcycle trajectories review` and `alarms`: what monitors of reward hacks saw, and what a person says."""
+
+import getpass
+import random
+import sys
+from typing import TYPE_CHECKING, Final
+
+from upcycle.cli.exits import Exit
+from upcycle.cli.output import JsonFlag, human, print_json, result_console
+from upcycle.cli.trajectory_choice import UnclearFilter
+from upcycle.platform import Platform
+from upcycle.wording import amount
+
+if TYPE_CHECKING:
+    from upcycle.api.trajectory.v1.service_pb2 import Review, ReviewVerdict
+    from upcycle.api.trajectory.v1.trajectory_pb2 import TrajectorySummary
+
+MAX_SHOWN: Final = 200
+_PAGE: Final = 1000
+_MAX_PAGES: Final = 100
+_ASK_S: Final = 10.0
+_QUESTION: Final = "[s]olved  [h]acked  [u]nclear  [n]ext  [q]uit, then a note: "
+
+
+async def review(
+    run: str, *, top: int = 20, sample: int = 0, by: str = "", seed: int = 0, as_json: JsonFlag = False
+) -> int:
+    """The highest-rewarded trajectories of a run one by one with their evidence, and a verdict on each.
+
+    A verdict is kept with who and when. `hacked` quarantines the trajectory, and those of its run that are
+    like it. Trajectories that this person reviewed before are left out.
+
+    :param run: run id.
+    :param top: so many, of the highest reward.
+    :param sample: so many drawn at random instead.
+    :param by: whose verdict it is; by default the user of this machine.
+    :param seed: of the draw.
+    :param as_json: the trajectories as JSON lines, without asking.
+    """
+    for name, number in (("top", top), ("sample", sample)):
+        if not 0 <= number <= MAX_SHOWN:
+            raise UnclearFilter(f"--{name} is {number}", f"give 0 to {MAX_SHOWN}")
+    reviewer = by or getpass.getuser()
+    async with Platform() as platform:
+        graded = await _graded(platform, run)
+        known = {one.trajectory_id for one in await _reviews(platform, run) if one.reviewer == reviewer}
+        fresh = [one for one in graded if one.episode.trajectory_id not in known]
+        chosen = _chosen(fresh, top, sample, seed)
+        if not chosen:
+            human().print(f"run {run} has no graded trajectory that {reviewer} has not reviewed")
+        for number, summary in enumerate(chosen, start=1):
+            if as_json:
+                print_json("trajectory", summary)
+            elif not await _asked(platform, summary, f"{number} of {len(chosen)}", reviewer):
+                break
+    return Exit.OK
+
+
+async def alarms(
+    run: str = "", *, dismiss: str = "", note: str = "", by: str = "", as_json: JsonFlag = False
+) -> int:
+    """Alarms of the monitors of reward hacks; an open one holds the promotions of its run.
+
+    :param run: run id; by default of all runs.
+    :param dismiss: kind of an alarm of the run that is none: it holds nothing any more.
+    :param note: why it is none.
+    :param by: who says so; by default the user of this machine.
+    :param as_json: one JSON line each.
+    """
+    from upcycle.api.trajectory.v1 import service_pb2 as pb
+
+    if dismiss and not run:
+        raise UnclearFilter("--dismiss without a run", "name the run whose alarm it is")
+    async with Platform() as platform:
+        if dismiss:
+            who = by or getpass.getuser()
+            asked = pb.DismissAlarmRequest(run_id=run, kind=dismiss, by=who, note=note)
+            found = [(await platform.trajectories.DismissAlarm(asked, timeout=_ASK_S)).alarm]
+        else:
+            listing = pb.ListAlarmsRequest(run_ids=[run] if run else [])
+            found = list((await platform.trajectories.ListAlarms(listing, timeout=_ASK_S)).alarms)
+    for alarm in found:
+        if as_json:
+            print_json("reward_alarm", alarm)
+            continue
+        state = "cleared" if alarm.HasField("cleared_at") else "open"
+        if alarm.HasField("dismissed_at"):
+            state = f"dismissed by {alarm.dismissed_by}"
+        line = f"{alarm.run_id}  {alarm.kind}  {state}  since v{alarm.since_version}: {alarm.text}"
+        result_console().print(line, markup=False, highlight=False, soft_wrap=True)
+        for name in alarm.trajectory_ids:
+            result_console().print(f"    {name}", markup=False, highlight=False)
+    if not found:
+        human().print("no alarm")
+    return Exit.OK
+
+
+async def _graded(platform: Platform, run: str) -> "list[TrajectorySummary]":
+    from upcycle.api.trajectory.v1.service_pb2 import ListTrajectoriesRequest, TrajectoryFilter
+
+    found: list[TrajectorySummary] = []
+    token = ""
+    for _ in range(_MAX_PAGES):
+        wanted = TrajectoryFilter(run_id=run)
+        request = ListTrajectoriesRequest(filter=wanted, page_size=_PAGE, page_token=token)
+        page = await platform.trajectories.ListTrajectories(request, timeout=_ASK_S)
+        found += (one for one in page.trajectories if one.graded)
+        token = page.next_page_token
+        if not token:
+            break
+    return found
+
+
+async def _reviews(platform: Platform, run: str) -> "list[Review]":
+    from upcycle.api.trajectory.v1.service_pb2 import ListReviewsRequest
+
+    reply = await platform.trajectories.ListReviews(ListReviewsRequest(run_id=run), timeout=_ASK_S)
+    return list(reply.reviews)
+
+
+def _chosen(graded: "list[TrajectorySummary]", top: int, sample: int, seed: int) -> "list[TrajectorySummary]":
+    if sample:
+        return random.Random(seed).sample(graded, min(sample, len(graded)))  # noqa: S311 - a draw, no secret
+    return sorted(graded, key=lambda one: (-one.reward, one.episode.trajectory_id))[:top]
+
+
+async def _asked(platform: Platform, summary: "TrajectorySummary", where: str, reviewer: str) -> bool:
+    """Show one trajectory and ask about it. False: the person has enough, or there is nobody to ask."""
+    from upcycle.api.trajectory.v1.service_pb2 import ReviewTrajectoryRequest
+    from upcycle.api.trajectory.v1.service_pb2 import ReviewVerdict as Verdict
+
+    await _show(platform, summary.episode.trajectory_id)
+    human().print(f"{where}  {summary.episode.trajectory_id}", markup=False)
+    verdict, note = _answer()
+    if verdict is None:
+        return False
+    if verdict == Verdict.REVIEW_VERDICT_UNSPECIFIED:
+        return True
+    request = ReviewTrajectoryRequest(
+        trajectory_id=summary.episode.trajectory_id, verdict=verdict, reviewer=reviewer, note=note
+    )
+    reply = await platform.trajectories.ReviewTrajectory(request, timeout=_ASK_S)
+    if reply.quarantined:
+        human().print(f"set aside: {amount(len(reply.quarantined), 'trajectory', 'trajectories')}")
+    return True
+
+
+async def _show(platform: Platform, trajectory_id: str) -> None:
+    from upcycle.api.trajectory.v1.service_pb2 import GetTrajectoryRequest
+    from upcycle.cli.trajectory_view import render
+
+    request = GetTrajectoryRequest(trajectory_id=trajectory_id)
+    record = await platform.trajectories.GetTrajectory(request, timeout=_ASK_S)
+    result_console().print(render(record.summary, record.body, with_tokens=False))
+
+
+def _answer() -> "tuple[ReviewVerdict.ValueType | None, str]":
+    """(verdict, note): unspecified for the next one, None where the person or the input ends."""
+    from upcycle.api.trajectory.v1 import service_pb2 as pb
+
+    verdicts = {
+        "s": pb.REVIEW_VERDICT_SOLVED,
+        "h": pb.REVIEW_VERDICT_HACKED,
+        "u": pb.REVIEW_VERDICT_UNCLEAR,
+        "n": pb.REVIEW_VERDICT_UNSPECIFIED,
+    }
+    while True:
+        human().print(_QUESTION, end="", markup=False)
+        line = sys.stdin.readline()
+        word, _, note = line.strip().partition(" ")
+        if not line or word in ("q", "quit"):
+            return None, ""
+        if word[:1] in verdicts:
+            return verdicts[word[:1]], note.strip()

@@ -1,0 +1,271 @@
+"""What monitors of reward hacks keep, in SQL: how far they read, their memory, their alarms, reviews.
+
+One cursor orders all writers: a batch is kept only where the cursor still stands where it was read from, so
+several replicas may watch, and each episode is seen once.
+"""
+
+import json
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+from pydantic import TypeAdapter
+from sqlalchemy import Connection, RowMapping, Table, and_, delete, or_, select, update
+from sqlalchemy.dialects import postgresql, sqlite
+
+from identities.tenants import DEFAULT_TENANT
+from reward_monitors import Alarm, MonitorKind, RunMonitors
+from sql_store import Database, owned
+from trajectory_store.adapters.rows import episode_of
+from trajectory_store.adapters.sql_index import load_episodes, quarantine
+from trajectory_store.adapters.tables import (
+    EPISODES,
+    MONITOR_CURSOR,
+    MONITOR_STATES,
+    MONITORED,
+    REVIEWS,
+    REWARD_ALARMS,
+)
+from trajectory_store.domain.facts import LedgerState
+from trajectory_store.domain.hacks import HACK, KeptAlarm, Review, SeenEpisode, Verdict
+from trajectory_store.domain.ledger import Episode
+
+_STATES: Final = TypeAdapter(RunMonitors)
+_KEPT_US: Final = 7 * 24 * 3600 * 1_000_000
+"""Monitors of a run that nothing happened in for so long are forgotten."""
+_MAX_ROWS: Final = 1000
+_ENDED: Final = or_(EPISODES.c.graded_us.is_not(None), EPISODES.c.state == int(LedgerState.FAILED))
+
+
+@dataclass(frozen=True, slots=True)
+class FreshEpisodes:
+    """Ended episodes that no monitor has seen, in the order of the feed. after, until: positions of it."""
+
+    episodes: Sequence[Episode]
+    after: int
+    until: int
+
+
+@dataclass(frozen=True, slots=True)
+class RunWatch:
+    """One run after a batch: its monitors, and those of its alarms that changed."""
+
+    run_id: str
+    monitors: RunMonitors
+    alarms: Sequence[KeptAlarm]
+
+
+class SqlMonitors:
+    """Each method is one transaction; all raise Unavailable."""
+
+    def __init__(self, db: Database) -> None:
+        self._db = db
+
+    async def fresh(self, limit: int) -> FreshEpisodes:
+        """What is to be seen next."""
+        return await self._db.run(lambda connection: _fresh(connection, limit))
+
+    async def monitors(self, run_id: str) -> tuple[RunMonitors, dict[str, KeptAlarm]]:
+        """Of a run, as they were kept; new ones for a run that was never seen."""
+
+        def read(connection: Connection) -> tuple[RunMonitors, dict[str, KeptAlarm]]:
+            query = select(MONITOR_STATES.c.state).where(owned(MONITOR_STATES, run_id=run_id))
+            state = connection.execute(query).scalar_one_or_none()
+            known = RunMonitors() if state is None else _STATES.validate_json(state)
+            return known, {one.alarm.kind.value: one for one in _alarms(connection, [run_id], False)}
+
+        return await self._db.run(read)
+
+    async def keep(
+        self, fresh: FreshEpisodes, seen: Sequence[SeenEpisode], runs: Sequence[RunWatch], now_us: int
+    ) -> bool:
+        """All of a batch, with its quarantines. False: another replica kept it first, and nothing changed."""
+        return await self._db.run(lambda connection: _keep(connection, fresh, seen, runs, now_us))
+
+    async def alarms(self, run_ids: Sequence[str], *, only_open: bool) -> list[KeptAlarm]:
+        """Of these runs, or of all; newest first."""
+        return await self._db.run(lambda connection: _alarms(connection, run_ids, only_open))
+
+    async def dismiss(self, run_id: str, kind: str, by: str, note: str, now_us: int) -> KeptAlarm | None:
+        """The alarm as it is then; None: there is none."""
+
+        def write(connection: Connection) -> KeptAlarm | None:
+            wanted = owned(REWARD_ALARMS, run_id=run_id, kind=kind)
+            values = {"dismissed_us": now_us, "dismissed_by": by, "note": note}
+            connection.execute(update(REWARD_ALARMS).where(wanted).values(values))
+            found = connection.execute(select(REWARD_ALARMS).where(wanted)).mappings().first()
+            return None if found is None else _alarm(found)
+
+        return await self._db.run(write)
+
+    async def review(self, review: Review) -> list[Episode]:
+        """Keep a verdict; the episodes that `hacked` quarantines, the reviewed one first."""
+        return await self._db.run(lambda connection: _review(connection, review))
+
+    async def reviews(self, run_id: str) -> list[Review]:
+        """Newest first."""
+        query = (
+            select(REVIEWS)
+            .where(owned(REVIEWS, run_id=run_id))
+            .order_by(REVIEWS.c.reviewed_us.desc())
+            .limit(_MAX_ROWS)
+        )
+        rows = await self._db.run(lambda connection: list(connection.execute(query).mappings()))
+        return [
+            Review(
+                row["episode_id"], row["run_id"], Verdict(row["verdict"]), row["reviewer"], row["note"],
+                row["reviewed_us"],
+            )
+            for row in rows
+        ]  # fmt: skip
+
+
+def _fresh(connection: Connection, limit: int) -> FreshEpisodes:
+    after = int(connection.execute(select(MONITOR_CURSOR.c.position)).scalar_one())
+    query = (
+        select(EPISODES)
+        .where(
+            EPISODES.c.changed > after,
+            EPISODES.c.purpose != 0,
+            EPISODES.c.state != int(LedgerState.CLIENT_GRADED),
+            _ENDED,
+        )
+        .order_by(EPISODES.c.changed)
+        .limit(limit)
+    )
+    rows = list(connection.execute(query).mappings())
+    known = _known(connection, [row["episode_id"] for row in rows])
+    episodes = [episode_of(row) for row in rows if row["episode_id"] not in known]
+    return FreshEpisodes(episodes, after, max((row["changed"] for row in rows), default=after))
+
+
+def _known(connection: Connection, episode_ids: Collection[str]) -> set[str]:
+    query = select(MONITORED.c.episode_id).where(owned(MONITORED), MONITORED.c.episode_id.in_(episode_ids))
+    return set(connection.execute(query).scalars()) if episode_ids else set()
+
+
+def _keep(
+    connection: Connection,
+    fresh: FreshEpisodes,
+    seen: Sequence[SeenEpisode],
+    runs: Sequence[RunWatch],
+    now_us: int,
+) -> bool:
+    moved = connection.execute(
+        update(MONITOR_CURSOR).where(MONITOR_CURSOR.c.position == fresh.after).values(position=fresh.until)
+    )
+    if moved.rowcount == 0:
+        return False
+    rows = [
+        {
+            "tenant": DEFAULT_TENANT,
+            "episode_id": one.episode.identity.episode_id,
+            "run_id": one.episode.identity.run_id,
+            "signature": one.seen.signature,
+            "hits": ",".join(one.seen.hits),
+        }
+        for one in seen
+    ]
+    _upsert(connection, MONITORED, ("tenant", "episode_id"), rows)
+    for run in runs:
+        state = {"state": _STATES.dump_json(run.monitors), "updated_us": now_us}
+        _upsert(connection, MONITOR_STATES, ("tenant", "run_id"), [{**_run(run.run_id), **state}])
+        _upsert(connection, REWARD_ALARMS, ("tenant", "run_id", "kind"), map(_alarm_row, run.alarms))
+    old = MONITOR_STATES.c.updated_us < now_us - _KEPT_US
+    connection.execute(delete(MONITOR_STATES).where(old))
+    for one in seen:
+        if one.seen.quarantine and one.episode.record is not None and not one.episode.quarantine:
+            quarantine(connection, one.episode, HACK + one.seen.quarantine)
+    return True
+
+
+def _run(run_id: str) -> dict[str, str]:
+    return {"tenant": DEFAULT_TENANT, "run_id": run_id}
+
+
+def _alarms(connection: Connection, run_ids: Sequence[str], only_open: bool) -> list[KeptAlarm]:
+    wanted = [owned(REWARD_ALARMS)]
+    if run_ids:
+        wanted.append(REWARD_ALARMS.c.run_id.in_(run_ids))
+    if only_open:
+        wanted.append(and_(REWARD_ALARMS.c.cleared_us.is_(None), REWARD_ALARMS.c.dismissed_us.is_(None)))
+    query = select(REWARD_ALARMS).where(*wanted).order_by(REWARD_ALARMS.c.raised_us.desc()).limit(_MAX_ROWS)
+    return [_alarm(row) for row in connection.execute(query).mappings()]
+
+
+def _alarm(row: RowMapping) -> KeptAlarm:
+    alarm = Alarm(
+        MonitorKind(row["kind"]),
+        row["text"],
+        row["value"],
+        row["limit_value"],
+        row["since_version"],
+        row["version"],
+        tuple(json.loads(row["trajectory_ids"])),
+    )
+    rest = ("raised_us", "cleared_us", "dismissed_us", "dismissed_by", "note")
+    return KeptAlarm(row["run_id"], row["model"], alarm, **{name: row[name] for name in rest})
+
+
+def _alarm_row(kept: KeptAlarm) -> dict[str, Any]:
+    alarm = kept.alarm
+    return {
+        **_run(kept.run_id),
+        "kind": alarm.kind.value,
+        "model": kept.model,
+        "text": alarm.text,
+        "value": alarm.value,
+        "limit_value": alarm.limit,
+        "since_version": alarm.since_version,
+        "version": alarm.version,
+        "trajectory_ids": json.dumps(alarm.trajectories),
+        "raised_us": kept.raised_us,
+        "cleared_us": kept.cleared_us,
+        "dismissed_us": kept.dismissed_us,
+        "dismissed_by": kept.dismissed_by,
+        "note": kept.note,
+    }
+
+
+def _review(connection: Connection, review: Review) -> list[Episode]:
+    row = {
+        "tenant": DEFAULT_TENANT,
+        "episode_id": review.episode_id,
+        "run_id": review.run_id,
+        "reviewer": review.reviewer,
+        "verdict": int(review.verdict),
+        "note": review.note,
+        "reviewed_us": review.reviewed_us,
+    }
+    _upsert(connection, REVIEWS, ("tenant", "episode_id", "reviewer"), [row])
+    if review.verdict is not Verdict.HACKED:
+        return []
+    like = _like(connection, review)
+    found = load_episodes(connection, {review.episode_id, *like})
+    order = [review.episode_id, *sorted(like - {review.episode_id})]
+    fresh = [found[name] for name in order if name in found and not found[name].quarantine]
+    fresh = [one for one in fresh if one.record is not None]
+    for one in fresh:
+        quarantine(connection, one, f"{HACK}{review.reviewer} says so of {review.episode_id}")
+    return fresh
+
+
+def _like(connection: Connection, review: Review) -> set[str]:
+    """Episodes of the run with the signature of the reviewed one."""
+    own = select(MONITORED.c.signature).where(owned(MONITORED, episode_id=review.episode_id))
+    signature = connection.execute(own).scalar_one_or_none()
+    if not signature:
+        return set()
+    like = select(MONITORED.c.episode_id).where(owned(MONITORED, run_id=review.run_id, signature=signature))
+    return set(connection.execute(like).scalars())
+
+
+def _upsert(
+    connection: Connection, table: Table, key: tuple[str, ...], rows: Iterable[Mapping[str, Any]]
+) -> None:
+    values = [dict(row) for row in rows]
+    if not values:
+        return
+    insert = (postgresql if connection.dialect.name == "postgresql" else sqlite).insert(table)
+    others = {column.name: insert.excluded[column.name] for column in table.columns if column.name not in key}
+    connection.execute(insert.on_conflict_do_update(index_elements=list(key), set_=others), values)

@@ -1,0 +1,80 @@
+"""Reviews and alarms: what people read of the monitors, and what they say."""
+
+from collections.abc import Callable, Sequence
+from datetime import UTC, datetime, timedelta
+from typing import Final
+
+from identities.entities import episode_of
+from service_kit.errors import InvalidRequest
+from trajectory_store.adapters.sql_index import SqlIndex
+from trajectory_store.adapters.sql_monitors import SqlMonitors
+from trajectory_store.domain.errors import UnknownAlarm, UnknownTrajectory
+from trajectory_store.domain.hacks import KeptAlarm, Review, Verdict
+from trajectory_store.domain.ledger import Episode
+
+_EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
+_US: Final = timedelta(microseconds=1)
+_MAX_RUNS: Final = 100
+_MAX_NAME_CHARS: Final = 128
+_MAX_NOTE_CHARS: Final = 2000
+
+
+class ReviewRewards:
+    """Alarms read and dismissed; verdicts kept. Raises Unavailable."""
+
+    def __init__(
+        self,
+        index: SqlIndex,
+        monitors: SqlMonitors,
+        *,
+        on_change: Callable[[], None],
+        now: Callable[[], datetime],
+    ) -> None:
+        self._index = index
+        self._monitors = monitors
+        self._on_change = on_change
+        self._now = now
+
+    async def alarms(self, run_ids: Sequence[str], *, only_open: bool) -> list[KeptAlarm]:
+        """Of these runs, or of all; newest first. Raises InvalidRequest."""
+        if len(run_ids) > _MAX_RUNS:
+            raise InvalidRequest(f"{len(run_ids)} run_ids, at most {_MAX_RUNS} at once")
+        return await self._monitors.alarms(run_ids, only_open=only_open)
+
+    async def dismiss(self, run_id: str, kind: str, by: str, note: str) -> KeptAlarm:
+        """A person says that it is none. Raises UnknownAlarm, InvalidRequest."""
+        _check_words(by, note)
+        found = await self._monitors.dismiss(run_id, kind, by, note, self._now_us())
+        if found is None:
+            raise UnknownAlarm(f"run {run_id!r} has no alarm {kind!r}; ListAlarms names those that it has")
+        return found
+
+    async def review(
+        self, trajectory_or_episode_id: str, verdict: Verdict, reviewer: str, note: str
+    ) -> tuple[Review, list[Episode]]:
+        """Keep a verdict; `hacked` quarantines the trajectory and those of its run with its signature. Raises
+        UnknownTrajectory, InvalidRequest."""
+        _check_words(reviewer, note)
+        episode_id = episode_of(trajectory_or_episode_id)
+        episode = await self._index.find_episode(episode_id)
+        if episode is None or episode.record is None:
+            raise UnknownTrajectory(f"no trajectory has the id {trajectory_or_episode_id!r}")
+        review = Review(episode_id, episode.identity.run_id, verdict, reviewer, note, self._now_us())
+        quarantined = await self._monitors.review(review)
+        if quarantined:
+            self._on_change()
+        return review, quarantined
+
+    async def reviews(self, run_id: str) -> list[Review]:
+        """Of a run, newest first."""
+        return await self._monitors.reviews(run_id)
+
+    def _now_us(self) -> int:
+        return (self._now() - _EPOCH) // _US
+
+
+def _check_words(name: str, note: str) -> None:
+    if not name or len(name) > _MAX_NAME_CHARS:
+        raise InvalidRequest(f"who says so has {len(name)} characters, expected 1..{_MAX_NAME_CHARS}")
+    if len(note) > _MAX_NOTE_CHARS:
+        raise InvalidRequest(f"note has {len(note)} characters, at most {_MAX_NOTE_CHARS}")

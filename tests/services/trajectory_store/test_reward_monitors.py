@@ -1,0 +1,190 @@
+"""The monitors of reward hacks on a running store: alarms, quarantines, reviews."""
+
+import grpc
+import pytest
+from google.protobuf.message import Message
+from tests.services.trajectory_store import events
+from tests.services.trajectory_store.running_store import Store, body_of
+from tests.support.waiting import until
+
+from blob_store import BlobRef
+from episodes import identity_from_wire
+from identities import objects
+from trajectory_body import pack
+from trajectory_store.domain.facts import LedgerState, TrajectoryGrade, TrajectoryRecord, graded, settled
+from trajectory_store.domain.ledger import fold
+from trajectory_store.wire.observed import observed
+from upcycle.api.trajectory.v1 import service_pb2 as pb
+from upcycle.api.trajectory.v1 import trajectory_pb2
+from upcycle.api.trajectory.v1.events_pb2 import TrajectoryQuarantined
+
+PROTECTED = '{"watch":{"protected":{"truth":"%s"}}}'
+
+
+def trajectory(number: int) -> str:
+    return f"traj-{events.episode_id(number)}"
+
+
+async def play(
+    store: Store, number: int, *, shadow: float, success: bool = True, written: bool = False
+) -> None:
+    """One graded episode. shadow: the value of the shadow grader; written: it changed what graders read."""
+    body = body_of(number)
+    body.first_state.value_json = PROTECTED % "a"
+    body.last_state.value_json = PROTECTED % ("b" if written else "a")
+    ref = await store.blobs.put(objects.trajectory_body("run-1", body.episode.episode_id), pack(body))
+    fact = events.graded(number, reward=1.0 if success else 0.0, body=ref)
+    fact.subscores.append(trajectory_pb2.Subscore(name="shadow_exact", weight=0.0, value=shadow))
+    messages: list[Message] = [events.requested(number), events.recorded(number, body=ref), fact]
+    await store.publish(*messages)
+
+
+async def alarms(store: Store, *, only_open: bool = True) -> list[pb.RewardAlarm]:
+    reply = await store.api.ListAlarms(pb.ListAlarmsRequest(run_ids=["run-1"], only_open=only_open))
+    return list(reply.alarms)
+
+
+async def raised(store: Store, kind: str) -> pb.RewardAlarm:
+    """The open alarm of a kind, once there is one."""
+    found: list[pb.RewardAlarm] = []
+
+    async def is_there() -> bool:
+        found[:] = [one for one in await alarms(store) if one.kind == kind]
+        return bool(found)
+
+    await until(is_there)
+    return found[0]
+
+
+async def summary(store: Store, number: int) -> trajectory_pb2.TrajectorySummary:
+    reply = await store.api.GetTrajectory(pb.GetTrajectoryRequest(trajectory_id=trajectory(number)))
+    assert reply.body.answer == "OOM"  # a hack is shown whole
+    return reply.summary
+
+
+async def set_aside(store: Store, number: int) -> None:
+    """Once it is quarantined; so all before it were seen."""
+
+    async def is_set_aside() -> bool:
+        listed = (await store.api.ListTrajectories(pb.ListTrajectoriesRequest())).trajectories
+        reasons = {one.episode.episode_id: one.quarantine_reason for one in listed}
+        return bool(reasons.get(events.episode_id(number)))
+
+    await until(is_set_aside)
+
+
+async def test_a_shadow_that_disagrees_is_an_alarm_with_its_trajectories(store: Store) -> None:
+    for number in range(6):
+        await play(store, number, shadow=0.0)
+    alarm = await raised(store, "shadow_disagrees")
+    assert (alarm.model, alarm.since_version, alarm.limit) == ("incident", 4, 0.02)
+    assert alarm.value == 1.0
+    assert set(alarm.trajectory_ids) <= {trajectory(number) for number in range(6)}
+    assert len(alarm.trajectory_ids) >= 5
+
+
+async def test_a_shadow_that_agrees_raises_nothing(store: Store) -> None:
+    for number in range(8):
+        await play(store, number, shadow=1.0)
+    await play(store, 8, shadow=0.0, written=True)  # the last one is seen: those before it are, too
+    await play(store, 9, shadow=0.0, written=True)
+    await raised(store, "state_tampered")
+    assert [one.kind for one in await alarms(store)] == ["state_tampered"]
+
+
+async def test_what_a_monitor_is_sure_of_is_quarantined_published_and_shown(store: Store) -> None:
+    await play(store, 0, shadow=1.0)
+    await play(store, 1, shadow=1.0, written=True)
+
+    await set_aside(store, 1)
+    assert (await summary(store, 1)).quarantine_reason == "reward hack: it changed what graders read"
+    assert not (await summary(store, 0)).quarantine_reason
+    stored = await store.bus.stored([TrajectoryQuarantined], after_sequence=0, model=events.MODEL)
+    assert [one.message.episode.episode_id for one in stored] == [events.episode_id(1)]
+    exported = [
+        one
+        async for one in store.api.ExportTrajectories(
+            pb.ExportTrajectoriesRequest(format=pb.EXPORT_FORMAT_RECORDS)
+        )
+    ]
+    assert sum(one.quarantined for one in exported) == 1
+
+
+def test_a_failed_episode_without_a_body_shows_its_failure() -> None:
+    fact = settled(identity_from_wire(events.identity(3)), LedgerState.FAILED, 1, reason="grader_error")
+    seen = observed(fold(None, fact), None)
+    assert (seen.trajectory_id, seen.failure, seen.is_graded) == (trajectory(3), "grader_error", False)
+
+
+def test_what_a_body_shows_of_leaks_tools_and_states() -> None:
+    fact = graded(
+        identity_from_wire(events.identity(1)),
+        TrajectoryRecord(BlobRef("k", "0", 1), 3, 4, int(trajectory_pb2.STOP_REASON_MAX_TURNS), 2, 17, 1),
+        TrajectoryGrade(0.5, True, b"", 2),
+    )
+    body = body_of(1)
+    body.first_state.value_json = '{"watch":{"secrets":["oom killed"],"evidence":["trace"]},"cart":1}'
+    body.turns[0].tool_results[0].state.patch_json = '[{"op":"replace","path":"/cart","value":2}]'
+    body.last_state.patch_json = "[]"
+    seen = observed(fold(None, fact), body)
+    assert (seen.leaks, seen.tools, seen.changed) == (("search_logs",), ("search_logs",), ("cart",))
+    assert (seen.truncated, seen.version, seen.answer) == (True, 4, "OOM")
+    assert seen.declared.evidence == ("trace",)
+    body.turns[0].tool_calls[0].arguments_json = '{"q": "oom killed"}'
+    assert observed(fold(None, fact), body).leaks == ()
+
+
+async def test_a_person_dismisses_an_alarm(store: Store) -> None:
+    for number in range(6):
+        await play(store, number, shadow=0.0)
+    await raised(store, "shadow_disagrees")
+    request = pb.DismissAlarmRequest(run_id="run-1", kind="shadow_disagrees", by="ada", note="known")
+    reply = await store.api.DismissAlarm(request)
+    assert (reply.alarm.dismissed_by, reply.alarm.note) == ("ada", "known")
+    assert await alarms(store) == []
+    assert [one.kind for one in await alarms(store, only_open=False)] == ["shadow_disagrees"]
+    with pytest.raises(grpc.aio.AioRpcError) as caught:
+        await store.api.DismissAlarm(pb.DismissAlarmRequest(run_id="run-1", kind="leak_shown", by="ada"))
+    assert caught.value.code() is grpc.StatusCode.NOT_FOUND
+
+
+async def test_hacked_quarantines_its_like_and_nothing_else(store: Store) -> None:
+    """Two successes that the shadow denies have one signature; an honest one has its own."""
+    await play(store, 0, shadow=0.0)
+    await play(store, 1, shadow=0.0)
+    await play(store, 2, shadow=1.0)
+    await play(store, 3, shadow=1.0, written=True)
+
+    await set_aside(store, 3)
+    verdict = pb.ReviewTrajectoryRequest(
+        trajectory_id=trajectory(0), verdict=pb.REVIEW_VERDICT_HACKED, reviewer="ada", note="constant"
+    )
+    reply = await store.api.ReviewTrajectory(verdict)
+    assert list(reply.quarantined) == [trajectory(0), trajectory(1)]
+    assert not (await summary(store, 2)).quarantine_reason
+    again = await store.api.ReviewTrajectory(verdict)
+    assert list(again.quarantined) == []
+    kept = (await store.api.ListReviews(pb.ListReviewsRequest(run_id="run-1"))).reviews
+    assert [(one.trajectory_id, one.reviewer, one.note) for one in kept] == [
+        (trajectory(0), "ada", "constant")
+    ]
+
+
+@pytest.mark.parametrize(
+    ("changes", "code"),
+    [
+        ({"trajectory_id": "traj-none"}, grpc.StatusCode.NOT_FOUND),
+        ({"verdict": 0}, grpc.StatusCode.INVALID_ARGUMENT),
+        ({"reviewer": ""}, grpc.StatusCode.INVALID_ARGUMENT),
+    ],
+)
+async def test_a_review_that_says_too_little_is_refused(
+    store: Store, changes: dict[str, object], code: grpc.StatusCode
+) -> None:
+    await play(store, 0, shadow=1.0, written=True)
+    await set_aside(store, 0)
+    usual = {"trajectory_id": trajectory(0), "verdict": 1, "reviewer": "ada"}
+    with pytest.raises(grpc.aio.AioRpcError) as caught:
+        await store.api.ReviewTrajectory(pb.ReviewTrajectoryRequest(**{**usual, **changes}))  # type: ignore[arg-type]
+    assert caught.value.code() is code
+    assert not (await store.api.ListReviews(pb.ListReviewsRequest(run_id="run-1"))).reviews

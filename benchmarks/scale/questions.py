@@ -159,7 +159,6 @@ async def gate(on: Platform) -> None:
     for phase in (JobPhase.NEW, JobPhase.RUNNING, JobPhase.QUEUED):
         await on.gates.jobs(model.model, phase)
     await on.gates.evaluations(checkpoint.checkpoint_id, DIGEST, PROFILE)
-    await on.gates.requests(checkpoint.checkpoint_id, DIGEST, PROFILE)
 
 
 async def get_model(on: Platform) -> None:

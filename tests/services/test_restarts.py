@@ -11,6 +11,7 @@ import sqlalchemy as sa
 from checkpoint_registry.adapters import tables as registry
 from checkpoint_registry.adapters.sql_gate import SqlGateStore
 from checkpoint_registry.adapters.sql_models import SqlLeaseStore, SqlModelStore
+from checkpoint_registry.adapters.sql_pairs import SqlPairStore
 from checkpoint_registry.usecases.rollback import RollbackPolicy, WatchHead
 from scenario_runner.adapters import tables as planner
 from scenario_runner.adapters.sql_plan import SqlPlan
@@ -182,7 +183,8 @@ async def watched_head(folder: Path, moves: int) -> int:
         {"model": "m", "revision": n, "from_checkpoint_id": f"c-{n - 1}", "to_checkpoint_id": f"c-{n}",
          "actor": "a person"} for n in range(1, moves + 1)
     ])  # fmt: skip
-    watch = WatchHead(SqlGateStore(database), SqlModelStore(database), RollbackPolicy(), now=lambda: NOON)
+    stores = SqlGateStore(database), SqlPairStore(database), SqlModelStore(database)
+    watch = WatchHead(*stores, RollbackPolicy(), now=lambda: NOON)
     steps = await steps_of(database, lambda: watch.consider("m"))
     await database.stop()
     return steps

@@ -39,6 +39,7 @@ LEFT_OUT: Final = {
     "docs/start/new-project.md": (
         "tasks and player are files of the new project; tests/libs/upcycle_cli/test_init.py plays them",
     ),
+    "docs/understand/other-tools.md": ("wandb is no dependency of ours",),
     "docs/do/sentry-agent.md": (
         "what a task of the new project is played like; tests/libs/upcycle_cli/test_init.py plays it",
         "lines of the new project's env.py",

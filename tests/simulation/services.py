@@ -241,7 +241,7 @@ async def store(given: Infrastructure, process: SimulatedProcess) -> None:
     bus = given.bus()
     index, unused = SqlIndex(database), cast(Any, None)
     bus.include_router(ledger_router(index, on_change=lambda: None, batch_size=100))
-    servicer = TrajectoryServicer(UseCases(index, unused, unused, unused, unused, unused), now=given.now)
+    servicer = TrajectoryServicer(UseCases(index, *[unused] * 6), now=given.now)
     given.peers.serve(STORE, process, servicer, ledger_servicer.STATUS_OF)
     await bus.start()
     await OutboxRelay(database, bus, poll_s=1.0).start()

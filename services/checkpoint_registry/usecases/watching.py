@@ -187,7 +187,7 @@ class WatchHeads:
         reason = (
             f"rolled back: over {watch.pairs} drawn pairs v{watched.head.version} did worse than "
             f"v{watched.predecessor.version} before it ({watch.cause}: worse in {bet.worse}, better in "
-            f"{bet.better} of {bet.pairs}); an equal head is taken back with at most {watch.alpha:.0%}"
+            f"{bet.better}); an equal head is taken back with at most {watch.alpha:.0%}"
         )
         try:
             move = await self._models.move_head(

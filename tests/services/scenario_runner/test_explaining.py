@@ -395,8 +395,7 @@ def test_an_alarm_comes_after_two_steps_worth_of_groups(
 
 
 def test_a_run_that_the_planner_itself_fails_at_says_so() -> None:
-    """Otherwise nothing of it times out or ends, and `why` would name others."""
-    failing = "sweep of run-1 fails: ZeroDivisionError()"
-    reasons, summary = explain(run_facts(planner_fails=[failing]))
-    assert summary == f"80 episodes wait for scenario_runner: {failing}"
+    # Otherwise nothing of it times out or ends, and `why` would name others.
+    reasons, summary = explain(run_facts(planner_fails=["sweep of run-1 fails: KeyError()"]))
+    assert summary == "80 episodes wait for scenario_runner: sweep of run-1 fails: KeyError()"
     assert [reason.owner for reason in reasons] == ["scenario_runner"]

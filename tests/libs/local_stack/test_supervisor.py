@@ -182,7 +182,7 @@ async def test_what_takes_long_to_stop_is_named(
     async with Supervisor(tmp_path, specs, on_event=events.append):
         events.clear()
     assert "supervisor: waiting for deaf to stop" in events
-    assert events[-1] == "deaf: did not stop within 2 s and is killed"
+    assert "deaf: did not stop within 2 s and is killed" in events
 
 
 async def test_stop_leaves_it_stopped_and_start_brings_it_back(tmp_path: Path, toy: ToyFactory) -> None:

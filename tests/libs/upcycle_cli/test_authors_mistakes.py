@@ -101,9 +101,10 @@ def test_a_scenario_that_breaks_the_protocol_names_its_line(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     assert played(body + tasks_of('ask(q="a")'), tmp_path, monkeypatch) == 1
-    last = capsys.readouterr().out.splitlines()[-1]
-    assert f"scenario 'ask' (mine.py:{line})" in last
-    assert said in last
+    *_, failure, shown_by = capsys.readouterr().out.splitlines()
+    assert f"scenario 'ask' (mine.py:{line})" in failure
+    assert said in failure
+    assert shown_by.startswith("upcycle trajectories show ")
 
 
 def test_a_plain_generator_names_its_line_too(

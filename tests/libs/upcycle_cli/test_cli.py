@@ -199,7 +199,7 @@ def test_json_errors_are_one_line_on_stdout(tmp_path: Path) -> None:
         ("--steps -1", "--steps must be >= 0"),
         ("--steps 0 --lr-schedule linear", "--lr-schedule 'linear' falls over the steps of a run"),
         ("--steps 3 --warmup-steps 3", "--warmup-steps must be >= 0 and below --steps (3), got 3"),
-        ("--min-lr-fraction 0.5", "set --lr-schedule to cosine or linear"),
+        ("--lr-schedule constant --min-lr-fraction 0.5", "set --lr-schedule to cosine or linear"),
         ("--prompts 257", "--prompts * --group is 2056, limit 2048"),
         ("--checkpoint-every 0 --max-staleness -1", "--checkpoint-every must be >= 1"),
         ("--learning-rate nan", "--learning-rate must be > 0 and <= 10, got nan"),

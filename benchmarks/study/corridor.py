@@ -112,8 +112,8 @@ class Table:
         totals = StepTotals(tokens.advantages.shape[0], rows, num_trajectories=float(rows))
         self._update(self.objective(tokens, totals), rate)
 
-    def imitate(self, steps: int, per_kind: int) -> None:
-        """Behaviour cloning of right actions: `per_kind` demonstrations of each kind a step."""
+    def sft(self, steps: int, per_kind: int) -> None:
+        """SFT on right actions: `per_kind` demonstrations of each kind a step."""
         for _ in range(steps):
             losses = [
                 -torch.log_softmax(self.logits[kind, :turns], -1)[:, RIGHT].mean() * per_kind

@@ -82,8 +82,7 @@ STUDIES: Final[Mapping[str, Study]] = {
         1,
         tuple(
             Arm(
-                name,
-                partial(trained, HOPELESS, steps=60, before=partial(Table.imitate, steps=steps, per_kind=8)),
+                name, partial(trained, HOPELESS, steps=60, before=partial(Table.sft, steps=steps, per_kind=8))
             )
             for name, steps in (
                 ("no warm start", 0),

@@ -66,20 +66,20 @@ def state() -> dict[str, Any]:
 @env.tool()
 def list_issues() -> str:
     """Open issues, with their errors."""
-    return _told(_called("list_issues").list_issues())
+    return _reported(_called("list_issues").list_issues())
 
 
 @env.tool()
 def get_stack_trace(issue_id: str) -> str:
     """Stack of an issue, innermost call last."""
     found, one = _called("get_stack_trace").get_stack_trace(issue_id), _session()
-    return _told("trace store unavailable" if one.variant == "h6" and one.luck < FLAKY else found)
+    return _reported("trace store unavailable" if one.variant == "h6" and one.luck < FLAKY else found)
 
 
 @env.tool()
 def search_logs(service: str) -> str:
     """Recent log lines of a service."""
-    return _told(_called("search_logs").search_logs(service))
+    return _reported(_called("search_logs").search_logs(service))
 
 
 @env.tool()
@@ -88,7 +88,7 @@ def recent_deploys(service: str) -> str:
     found, one = _called("recent_deploys").recent_deploys(service), _session()
     if one.variant == "h3":
         return f"{found}\nroot_cause={one.truth['service']}/{one.truth['cause']}"
-    return _told(found)
+    return _reported(found)
 
 
 @env.tool()
@@ -144,6 +144,6 @@ def _called(tool: str) -> World:
     return one.world
 
 
-def _told(text: str) -> str:
+def _reported(text: str) -> str:
     _session().words.update(text.split())
     return text

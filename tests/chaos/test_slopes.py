@@ -93,7 +93,7 @@ def test_a_straight_line_is_found_exactly_and_its_warm_up_left_out() -> None:
     assert measured.error == pytest.approx(0.0, abs=1e-3)
 
 
-def test_growth_and_filling_are_told_apart() -> None:
+def test_growth_and_filling_are_distinguished() -> None:
     """100 + 0.01 a second, and 20 more that fill up in a tenth of the time."""
     times = [EVERY_S * number for number in range(400)]
     measured = growth([(t, 100 + 0.01 * t + 20 * (1 - math.exp(-t / 180))) for t in times])

@@ -42,7 +42,7 @@ def test_without_a_warm_start_there_is_nothing_to_reinforce() -> None:
     kinds = Kinds(turns=(10,), actions=8, start=(0.0,))
     alone = trained(kinds, 0, steps=10, prompts_per_step=2)
     begun = trained(
-        kinds, 0, steps=10, prompts_per_step=2, before=lambda table: table.imitate(steps=80, per_kind=8)
+        kinds, 0, steps=10, prompts_per_step=2, before=lambda table: table.sft(steps=80, per_kind=8)
     )
     assert alone["success"] < 0.01
     assert begun["success"] > 0.05

@@ -14,8 +14,8 @@ def why_no_signal(spec: TrainingSpec, members: Sequence[GradedTrajectory]) -> st
     rewards."""
     rewards = [member.reward for member in members]
     low, high = min(rewards), max(rewards)
-    told_apart = {member.turn_rewards for member in members} if _pays_turns(spec) else set()
-    if len(told_apart) > 1:
+    distinguished = {member.turn_rewards for member in members} if _pays_turns(spec) else set()
+    if len(distinguished) > 1:
         return None
     if low == high:
         return f"all {len(rewards)} rewards are {low:g}"

@@ -95,9 +95,9 @@ class WatchRewards:
         telemetry.MONITORED.inc(len(seen))
         for watch in watches:
             for kept in watch.alarms:
-                self._tell(kept, is_new=kept.raised_us == now_us)
+                self._report(kept, is_new=kept.raised_us == now_us)
 
-    def _tell(self, kept: KeptAlarm, *, is_new: bool) -> None:
+    def _report(self, kept: KeptAlarm, *, is_new: bool) -> None:
         kind = kept.alarm.kind.value
         telemetry.REWARD_ALARM.labels(kept.model, kind).set(kept.is_open)
         extra = {"run_id": kept.run_id, "alarm": kind, "why": kept.alarm.text}

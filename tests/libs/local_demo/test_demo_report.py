@@ -57,7 +57,7 @@ def good() -> DemoReport:
     )
 
 
-def test_both_sides_of_the_audit_are_told_apart_by_member() -> None:
+def test_both_sides_of_the_audit_are_distinguished_by_member() -> None:
     solved = [("a", 0), ("a", 2), ("a", 3), ("b", 0)]
     results = [
         EpisodeResult(task_slug=task, member=member, success=(task, member) in solved)

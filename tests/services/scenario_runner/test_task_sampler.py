@@ -20,7 +20,7 @@ def shares(sampler: str, past: list[TaskPast], draws: int = 4000) -> list[float]
     return [first[task] / draws for task in range(len(past))]
 
 
-def test_by_spread_tasks_are_drawn_as_often_as_their_groups_tell_members_apart() -> None:
+def test_by_spread_tasks_are_drawn_as_often_as_their_groups_have_spread() -> None:
     """Weights 1/10, the least 0.05 (1/40 would be less), 7/10, and 1/2 of what is not known."""
     total = 0.1 + 0.05 + 0.7 + 0.5
     wanted = [0.1 / total, 0.05 / total, 0.7 / total, 0.5 / total]

@@ -84,7 +84,7 @@ def of(*tokens: int, **changes: str) -> CompleteGroup:
     return CompleteGroup("g", members, 1, **changes)
 
 
-def test_lengths_of_a_step_by_hand() -> None:
+def test_lengths_of_a_step_worked_out() -> None:
     first = length_metrics({}, [of(10, 20)], Drawn(), counts=False)
     assert first["length_mean"] == 15.0
     assert RATIO not in first, "the first steps hold what ended first"

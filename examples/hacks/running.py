@@ -98,7 +98,7 @@ async def _group(
     seed, played = rng.randrange(100_000), []
     for at in range(recipe.group_size):
         task = TaskOf(record.variant, "train", seed, luck=rng.randrange(100))
-        name = f"{record.variant}-{record.seed}-v{step}-g{number}-{at}"
+        name = f"{record.variant}-{record.seed}-v{step}-group{number}-{at}"
         played.append(await play(task, policy, version=step, trajectory_id=name))
     return played
 

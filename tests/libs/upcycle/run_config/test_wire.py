@@ -105,7 +105,7 @@ def test_a_default_is_the_same_in_the_model_and_in_the_comment_of_the_contract(
     comments = {name: f"{above} {beside}" for above, name, beside in declared}
     fields = {one.name: one for one in dataclasses.fields(cls)}
     assert set(comments) | {"taskset"} == set(fields) | {"taskset"}
-    for name in set(comments) - {"loss_config", "epochs", "learning_rate", "process_rewards"}:
+    for name in set(comments) - {"loss_config", "epochs", "learning_rate", "process_rewards", "critical"}:
         found = re.search(r'[Dd]efault ("[^"]*"|[\d.e+-]*\d|true|false)', comments[name])
         assert found is not None, name
         assert json.loads(found[1]) == fields[name].default, name

@@ -82,7 +82,15 @@ def refuse_blame(lease: Lease, error: EpisodeError) -> None:
 
 
 def _let_go(error: BaseException | None) -> None:
-    """Forget the local variables of the functions that an error came through."""
-    while error is not None:
-        traceback.clear_frames(error.__traceback__)
-        error = error.__cause__ or error.__context__
+    """Forget the local variables of the functions that an error, and those behind it, came through.
+
+    Errors may stand behind each other in a circle: one that is raised again while the other is handled.
+    """
+    seen: set[int] = set()
+    behind = [error]
+    while behind:
+        error = behind.pop()
+        if error is not None and id(error) not in seen:
+            seen.add(id(error))
+            traceback.clear_frames(error.__traceback__)
+            behind += [error.__cause__, error.__context__]

@@ -167,6 +167,20 @@ def test_the_breaking_check_sees_a_renumbered_field_and_a_removed_message(
     assert any("VersionSpan is gone" in problem for problem in problems)
 
 
+TRAINING_OPTIONS = (
+    "drift_groups",
+    "fade_at",
+    "fade_steps",
+    "min_spread",
+    "process_rewards",
+    "reward_schedule",
+    "solved_groups",
+    "stale_after",
+    "task_sampler",
+    "turn_credit",
+    "turn_discount",
+    "turn_reward_weight",
+)
 NEGOTIATED = {
     "upcycle.api.environment.v1.CallToolRequest.limit_s": "sent where OpenResponse.limits_calls says so",
     "upcycle.api.taskset.v1.ClaimTasksRequest.source_run_ids": "the trainer is upgraded after the planner",
@@ -177,6 +191,18 @@ NEGOTIATED = {
     **{
         f"upcycle.api.trajectory.v1.TrajectoryFilter.{name}": "of people: an older store refuses it"
         for name in ("family", "max_reward", "failure_kind", "version")
+    },
+    **{
+        f"upcycle.api.taskset.v1.RunSpec.{name}": "of the gate: an older planner refuses it"
+        for name in ("against_version", "draws", "families")
+    },
+    **{
+        f"upcycle.api.taskset.v1.{name}": "of people's programs, which are upgraded after the planner"
+        for name in (
+            "GateConfig.critical",
+            "SamplingConfig.context",
+            *(f"TrainingConfig.{option}" for option in TRAINING_OPTIONS),
+        )
     },
     "upcycle.api.training.v1.Conversation.observation_weight": "as TrainingInput.task_digest",
     "upcycle.api.training.v1.TrainingInput.task_digest": "of people's programs: an older trainer refuses it",

@@ -214,8 +214,8 @@ class EpisodeFailed(_message.Message):
     USAGE_FIELD_NUMBER: _builtins.int
     kind: _builtins.str
     """scenario_error, context_overflow, environment_broken, environment_lost, external_failure, timeout, engine_error,
-    sampler_error, body_corrupt, reward_invalid, grader_error, policy_unreadable, tool_timeout, process_ended,
-    answer_error; else the word that the environment sent. docs/reference/failures.md says whose failure each is.
+    sampler_error, body_corrupt, reward_invalid, grader_error, policy_unreadable, context_spent, tool_timeout,
+    process_ended, answer_error; else the word that the environment sent. docs/reference/failures.md says whose failure each is.
     """
     detail: _builtins.str
     reported_by: _builtins.str

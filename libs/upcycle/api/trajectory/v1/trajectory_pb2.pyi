@@ -374,7 +374,7 @@ class PolicyFailure(_message.Message):
     RULE_FIELD_NUMBER: _builtins.int
     DETAIL_FIELD_NUMBER: _builtins.int
     kind: _builtins.str
-    """policy_unreadable, tool_timeout, process_ended, answer_error"""
+    """policy_unreadable, context_spent, tool_timeout, process_ended, answer_error"""
     rule: _builtins.str
     """by which the failure is the policy's"""
     detail: _builtins.str

@@ -6,7 +6,10 @@ from datetime import UTC, datetime
 from scenario_runner.domain.environments import EpisodeToPlay, PythonEnvironment
 from scenario_runner.usecases.lease import Lease
 
-EPISODE = EpisodeToPlay("e", PythonEnvironment("env", "env.py"), "ask", "{}", datetime(2026, 1, 1, tzinfo=UTC))
+STARTED = datetime(2026, 1, 1, tzinfo=UTC)
+EPISODE = EpisodeToPlay("e", PythonEnvironment("env", "env.py"), "ask", "{}", STARTED)
+    "e", PythonEnvironment("env", "env.py"), "ask", "{}", datetime(2026, 1, 1, tzinfo=UTC)
+)
 
 
 async def test_errors_that_stand_behind_each_other_in_a_circle_are_kept_at_once() -> None:
@@ -20,7 +23,7 @@ async def test_errors_that_stand_behind_each_other_in_a_circle_are_kept_at_once(
 
     grading = asyncio.ensure_future(grade())
     await asyncio.wait([grading])
-    lease = Lease("l", EPISODE, None, datetime(2026, 1, 1, tzinfo=UTC))
+    lease = Lease("l", EPISODE, None, STARTED)
     lease.keep_result(grading)  # type: ignore[arg-type]  # it only fails
     assert lease.grading is not None
     assert lease.grading.exception() is first

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from upcycle.graders import Rubric
     from upcycle.images import Image
     from upcycle.rewards import EvaluationResult, SubScore
+    from upcycle.runtimes import Runtime
     from upcycle.scenario import Scenario
     from upcycle.tasks import Task, Taskset
     from upcycle.train import TrainingClient
@@ -27,6 +28,7 @@ _HOME = {
     "Image": "upcycle.images",
     "InfrastructureError": "upcycle.errors",
     "Rubric": "upcycle.graders",
+    "Runtime": "upcycle.runtimes",
     "Scenario": "upcycle.scenario",
     "SubScore": "upcycle.rewards",
     "Task": "upcycle.tasks",
@@ -44,6 +46,7 @@ __all__ = [
     "Image",
     "InfrastructureError",
     "Rubric",
+    "Runtime",
     "Scenario",
     "SubScore",
     "Task",

@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from upcycle.api.trajectory.v1.service_pb2 import GetTrajectoryResponse
     from upcycle.api.trajectory.v1.trajectory_pb2 import TrajectoryBody
     from upcycle.platform import Addresses, Platform
+    from upcycle.runtimes import PlayRuntime
     from upcycle.train.running import TrainedRun
 
 log = logging.getLogger(__name__)
@@ -178,14 +179,14 @@ def evaluation_of(
     tasks: Task | Taskset | Sequence[Task],
     *,
     group: int = 1,
-    runtime: "Platform | Addresses | None" = None,
+    runtime: "Platform | Addresses | PlayRuntime | None" = None,
     min_coverage: float = MIN_COVERAGE,
     episode_deadline_s: int | None = None,
 ) -> EvalContext:
     """What `upcycle.eval(…)` is: a task, several, or a taskset, each to be played `group` times.
 
-    runtime: where (a Platform or its Addresses); by default the platform that is found. min_coverage: share
-    of the episodes, 0 to 1, that must be graded before there is a mean reward. episode_deadline_s: how long
+    runtime: where, as of `Taskset.run`. min_coverage: share of the episodes, 0 to 1, that must be graded
+    before there is a mean reward. episode_deadline_s: how long
     an episode may take, by default 120. Raises UpcycleError.
     """
     if not 0 <= min_coverage <= 1:

@@ -102,7 +102,7 @@ async def _scan(
 
 async def _read(hosts: "EpisodeHosts", task: "Task", call_s: float) -> list[tuple[str, str]]:
     """Its prompt, and what each tool says to arguments that mean nothing."""
-    host = await hosts.new()
+    host = await hosts.new(task)
     try:
         async with host.channel() as channel:
             prompt = await channel.start(task.scenario, task.args, timeout_s=call_s)

@@ -206,9 +206,14 @@ class Platform:
 
 @asynccontextmanager
 async def connected(runtime: Platform | Addresses | None) -> AsyncIterator[Platform]:
-    """An open platform as it is; else a platform for this block, at the given addresses or those found."""
+    """An open platform as it is; else a platform for this block, at the given addresses or those found.
+    Raises RuntimeRefused for a runtime that is no platform."""
     if runtime is None or isinstance(runtime, Addresses):
         async with Platform(runtime) as platform:
             yield platform
-    else:
+    elif isinstance(runtime, Platform):
         yield runtime
+    else:
+        from upcycle.runtimes import no_platform
+
+        raise no_platform(runtime)

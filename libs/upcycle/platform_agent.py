@@ -2,14 +2,11 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from upcycle.evaluation import EvalContext, evaluate
 from upcycle.results import Run
 from upcycle.tasks import Taskset
-
-if TYPE_CHECKING:
-    from upcycle.platform import Addresses, Platform
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,13 +30,14 @@ class Agent:
         taskset: Taskset,
         *,
         group: int = 1,
-        runtime: "Platform | Addresses | None" = None,
+        runtime: Any = None,
         label: str = "",
         trainable: bool = False,
         max_concurrent: int | None = None,
         episode_deadline_s: int | None = None,
     ) -> list[Run]:
-        """Play a taskset, each task `group` times; what `Taskset.run` calls. Raises as evaluate does."""
+        """Play a taskset, each task `group` times; what `Taskset.run` calls. Raises as evaluate does,
+        and RuntimeRefused for a runtime that is no platform."""
         return await evaluate(
             taskset,
             self,

@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from upcycle.evaluation import Job
     from upcycle.importers.tasks import Columns
     from upcycle.platform import Addresses, Platform
+    from upcycle.runtimes import PlayRuntime
     from upcycle.scenario import Scenario
 
 __all__ = [
@@ -201,7 +202,7 @@ class Taskset:
         self,
         agent: "Agent",
         *,
-        runtime: "Platform | Addresses | None" = None,
+        runtime: "Platform | Addresses | PlayRuntime | None" = None,
         group: int | None = None,
         max_concurrent: int | None = None,
         job: "Job | None" = None,
@@ -210,10 +211,12 @@ class Taskset:
     ) -> list[Run]:
         """Play every task with an agent, `group` times each; the runs are also added to the job.
 
-        runtime: a Platform or its Addresses; by default the one that is found. group: by default the job's,
-        else 1. max_concurrent: episodes in flight at once, at least `group`. trainable: a training run of the
-        same model and taskset may train on the graded groups, on each once. episode_deadline_s: how long an
-        episode may take, by default 120; no tool's `timeout_s` is above it. Raises as `evaluate` does.
+        runtime: for a model of a platform, a Platform or its Addresses, by default the one that is found; for
+        an agent of others, where its environments run (upcycle.runtimes), by default each episode in a
+        process of its own. group: by default the job's, else 1. max_concurrent: episodes in flight at once,
+        at least `group`. trainable: a training run of the same model and taskset may train on the graded
+        groups, on each once. episode_deadline_s: how long an episode may take, by default 120; no tool's
+        `timeout_s` is above it. Raises as `evaluate` does.
         """
         plays = group if group is not None else job.group if job is not None else 1
         runs = await agent.evaluate(

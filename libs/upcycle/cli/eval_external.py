@@ -63,7 +63,7 @@ async def evaluate_external(
     _check_place(external.trajectories)
     asked = _asked(given)
     sampling = _sampling(given, asked)
-    options = _options(given, asked, sampling)
+    options = _options(given, asked, sampling, external.runtime)
     taskset = choice.of(await _taskset(asked))
     if report.dry_run:
         return _dry_run(taskset, report.as_json)
@@ -159,13 +159,19 @@ def _sampling(given: Sources, asked: RunFile) -> dict[str, Any]:
     return {name: getattr(asked.sampling, name) if chosen[name] else None for name in _SAMPLING}
 
 
-def _options(given: Sources, asked: RunFile, sampling: dict[str, Any]) -> "ExternalOptions":
+def _options(given: Sources, asked: RunFile, sampling: dict[str, Any], runtime: str) -> "ExternalOptions":
     from upcycle.external.evaluating import MAX_CONCURRENT, ExternalOptions
     from upcycle.playing.budgets import limits_of
+    from upcycle.runtimes import runtime_of
 
     limits = limits_of({name: sampling[name] for name in _SAMPLING[2:]})
     at_once = _asked(given, without="group_size").max_concurrent
-    return ExternalOptions(asked.group_size, MAX_CONCURRENT if at_once is None else at_once, limits)
+    return ExternalOptions(
+        asked.group_size,
+        MAX_CONCURRENT if at_once is None else at_once,
+        limits,
+        runtime=runtime_of(runtime) if runtime else None,
+    )
 
 
 async def _model(given: Sources, external: ExternalFlags, sampling: dict[str, Any]) -> "ExternalModel":
@@ -209,14 +215,17 @@ def _dry_run(taskset: "Taskset", as_json: bool) -> int:
 def _launched(
     run_id: str, planned: PlannedEvaluation, model: "ExternalModel", options: "ExternalOptions", as_json: bool
 ) -> None:
+    from upcycle.runtimes import where_of
+
     digest = planned.source_digest
     if as_json:
         names = {"run_id": run_id, "taskset": planned.taskset, "agent": model.name, "source_digest": digest}
         print_json("launch", {**names, "group": options.group, "max_concurrent": options.max_concurrent})
     source = f", source {digest[:12]}" if digest else ""
+    where = where_of(options.runtime)
     human().print(
-        f"run {run_id} on {planned.taskset}{source}: {model.name}, in this process, each episode in a "
-        f"process of its own, {options.max_concurrent} at once, evaluation only",
+        f"run {run_id} on {planned.taskset}{source}: {model.name}, in this process, {where}, "
+        f"{options.max_concurrent} at once, evaluation only",
         markup=False,
         soft_wrap=True,
     )

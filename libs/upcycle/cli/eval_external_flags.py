@@ -8,6 +8,7 @@ from cyclopts import Parameter
 
 from upcycle.external.naming import is_external
 from upcycle.run_config.reading import Sources
+from upcycle.runtimes import no_platform
 
 
 @Parameter(name="*", group="Agents of others")
@@ -20,13 +21,20 @@ class ExternalFlags:
     name such as claude. It plays in this process."""
     gateway: bool = False
     """play here, through the platform's gateway; it serves registered models."""
+    runtime: str = ""
+    """where the environments run: forked (a process an episode, the default), in-process, or the
+    tcp://host:port of one that is served."""
     trajectories: Path | None = None
     """file for what was said, a JSON line an episode. Default .upcycle/evaluations/RUN/trajectories.jsonl."""
 
     def is_asked(self, given: Sources) -> bool:
-        """Whether the platform's planner has nothing to do with it."""
+        """Whether the platform's planner has nothing to do with it. Raises RuntimeRefused for a runtime
+        where it has."""
         model = given.value("policy.model") or ""
-        return bool(self.agent or self.gateway or self.trajectories or is_external(model))
+        is_ours = bool(self.agent or self.gateway or self.trajectories or is_external(model))
+        if self.runtime and not is_ours:
+            raise no_platform(self.runtime)
+        return is_ours
 
 
 NO_EXTERNAL: Final = ExternalFlags()

@@ -15,6 +15,7 @@ from upcycle.platform_agent import Agent
 from upcycle.playing.budgets import limits_of
 from upcycle.playing.episode import PlayLimits
 from upcycle.results import Run
+from upcycle.runtimes import runtime_of
 
 if TYPE_CHECKING:
     from upcycle.tasks import Taskset
@@ -50,15 +51,19 @@ class ExternalAgent(Agent):
     ) -> list[Run]:
         """Play a taskset, each task `group` times; label is not used. The episodes stay on the platform that
         is found, as `client_graded`, else in `.upcycle/evaluations/RUN/trajectories.jsonl`. Raises
-        UpcycleError for a runtime, for trainable and for a deadline, and what evaluate_tasks raises."""
-        given = {"trainable": trainable, "runtime": runtime, "episode_deadline_s": episode_deadline_s}
+        UpcycleError for trainable and for a deadline, RuntimeRefused for a platform as the runtime, and what
+        evaluate_tasks raises."""
+        given = {"trainable": trainable, "episode_deadline_s": episode_deadline_s}
         if what := next((name for name, value in given.items() if value), ""):
             raise UpcycleError(
                 f"{what} is given, and agent {self.model!r} is no model of a platform",
                 "it plays here, without a deadline, and nothing can be trained on it: leave that out",
             )
         options = ExternalOptions(
-            group, MAX_CONCURRENT if max_concurrent is None else max_concurrent, self.limits
+            group,
+            MAX_CONCURRENT if max_concurrent is None else max_concurrent,
+            self.limits,
+            runtime=runtime if runtime is None else runtime_of(runtime),
         )
         run_id, played = new_run_id(), list[ExternalEpisode]()
         planned = planned_evaluation(taskset, options, self.sampling)

@@ -7,7 +7,7 @@ once. Nothing of it can be trained on: there are no tokens and no log-probabilit
 import asyncio
 import traceback
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -31,8 +31,10 @@ from upcycle.playing.episode import (
     play_episode,
 )
 from upcycle.playing.errors import AgentRefused, PlayerFailed, PlayRefused
-from upcycle.playing.forking import EpisodeHosts, hosts_of
+from upcycle.playing.forking import EpisodeHosts
+from upcycle.playing.runtime_hosts import opened_hosts
 from upcycle.results import Run
+from upcycle.runtimes import PlayRuntime
 from upcycle.task_rows import EnvironmentRef, Task
 from upcycle.trajectory_lines.writing import line_of_played
 from upcycle.usage import Usage
@@ -56,12 +58,14 @@ class _Kept(EpisodeOpened):
 
 @dataclass(frozen=True, slots=True)
 class ExternalOptions:
-    """Of an evaluation in this process. pauses_s: before each further request to a busy server."""
+    """Of an evaluation in this process. pauses_s: before each further request to a busy server. runtime: of
+    the environments; None: each episode in a process of its own."""
 
     group: int = 1
     max_concurrent: int = MAX_CONCURRENT
     limits: PlayLimits = field(default_factory=PlayLimits)
     pauses_s: tuple[float, ...] = PAUSES_S
+    runtime: PlayRuntime | None = None
 
     def __post_init__(self) -> None:
         for name, value in (("group", self.group), ("max_concurrent", self.max_concurrent)):
@@ -94,8 +98,8 @@ async def evaluate_tasks(
     """Play each task `group` times; the runs of a task stand side by side.
 
     on_episode: called as each episode ends. Raises PlayRefused before any work for a key or a model that the
-    server refuses, Unavailable where nothing answers, AgentRefused where that happens later, and what loading
-    the environment raises. An episode whose agent gives up, or that cannot be played, is missing, and its run
+    server refuses, Unavailable where nothing answers, AgentRefused where that happens later, and what
+    opened_hosts raises. An episode whose agent gives up, or that cannot be played, is missing, and its run
     says why.
     """
     price = price_of(model.model)
@@ -103,10 +107,10 @@ async def evaluate_tasks(
     try:
         await require_model(model, server)
         evaluation = _Evaluation(model, server, judges, options, run_id or new_run_id(), price)
-        with ExitStack() as ending:
+        async with AsyncExitStack() as ending:
             for environment in dict.fromkeys(task.environment for task in tasks):
-                evaluation.hosts[environment] = await asyncio.to_thread(hosts_of, environment)
-                ending.callback(evaluation.hosts[environment].close)
+                opened = opened_hosts(environment, options.runtime)
+                evaluation.hosts[environment] = await ending.enter_async_context(opened)
             return await evaluation.play(tasks, on_episode)
     finally:
         await server.close()
@@ -178,7 +182,7 @@ class _Evaluation:
         """Play the episode; whose failure it is, where there is one."""
         task, limits = kept.episode.task, self._options.limits
         hosts = self.hosts[task.environment]
-        host = await hosts.new()
+        host = await hosts.new(task)
         try:
             async with host.channel() as channel:
                 environment = OpenEnvironment(channel, host.ended_how, self._judges.ask)

@@ -16,6 +16,7 @@ from upcycle.playing.episode import PlayedEpisode
 from upcycle.reporting.external_rows import PLANNED, PlannedEvaluation
 from upcycle.reporting.trajectory_files import FOLDER, NAME
 from upcycle.results import Run
+from upcycle.runtimes import is_local
 from upcycle.tasks import Taskset
 from upcycle.trajectory_lines.writing import line_of_played
 from upcycle.usage import NONE
@@ -29,7 +30,7 @@ def planned_evaluation(
     """What each line of its file says that was asked for."""
     from upcycle.environment.source_files import source_digest
 
-    path = taskset.environment.path
+    path = taskset.environment.path if is_local(options.runtime) else ""  # another program's code judged
     return PlannedEvaluation(
         taskset=taskset.name,
         split=taskset.split,

@@ -48,7 +48,8 @@ async def blame_for(episode: PlayedEpisode, hosts: EpisodeHosts, limits: PlayLim
 async def _grades_nothing(episode: PlayedEpisode, hosts: EpisodeHosts, limits: PlayLimits) -> bool:
     from upcycle.rewards import evaluation_result, foreign_result
 
-    host, task = await hosts.new(), episode.task
+    task = episode.task
+    host = await hosts.new(task)
     try:
         async with host.channel() as channel:
             await channel.start(task.scenario, task.args, timeout_s=limits.start_s)

@@ -9,7 +9,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 from contextlib import AbstractAsyncContextManager
-from typing import Final, Protocol
+from typing import TYPE_CHECKING, Final, Protocol
 
 from upcycle.environment.channel import ChannelClosed, ControlChannel
 from upcycle.environment.fork_client import Child, ForkClient, ForkFailed, ForkTimedOut, ended_text
@@ -25,7 +25,10 @@ from upcycle.playing.hosting import (
     ServedHost,
     channel_over,
 )
-from upcycle.task_rows import EnvironmentRef
+from upcycle.task_rows import EnvironmentRef, Task
+
+if TYPE_CHECKING:
+    from upcycle.environment.core import Environment
 
 ANSWER_S: Final = 60.0
 """A fork server answers in milliseconds; a machine may pause."""
@@ -37,8 +40,8 @@ class EpisodeHosts(Protocol):
     where: str
     """In words."""
 
-    async def new(self) -> EnvironmentHost:
-        """A fresh one."""
+    async def new(self, task: Task) -> EnvironmentHost:
+        """A fresh one, for this task."""
         ...
 
     def close(self) -> None:
@@ -46,19 +49,50 @@ class EpisodeHosts(Protocol):
         ...
 
 
-class _Plain:
+class PlainHosts:
     """A host that needs no process of ours."""
 
     def __init__(self, where: str, make: Callable[[], EnvironmentHost]) -> None:
         self.where = where
         self._make = make
 
-    async def new(self) -> EnvironmentHost:
+    async def new(self, task: Task) -> EnvironmentHost:
         """One more."""
         return self._make()
 
     def close(self) -> None:
         """Nothing is left."""
+
+
+class SameProcessHosts:
+    """This process, for one episode after the other: they share the modules of the environment."""
+
+    where = "in this process, one after the other"
+
+    def __init__(self, environment: EnvironmentRef) -> None:
+        """Raises UnknownName and DefinitionError."""
+        self._environment = load_environment(environment.path, environment.name)
+        self._free = asyncio.Lock()
+
+    async def new(self, task: Task) -> EnvironmentHost:
+        """Once the one before has ended."""
+        await self._free.acquire()
+        return _OneOfThem(self._environment, self._free)
+
+    def close(self) -> None:
+        """Nothing is left."""
+
+
+class _OneOfThem(SameProcessHost):
+    def __init__(self, environment: "Environment", free: asyncio.Lock) -> None:
+        super().__init__(environment)
+        self._free: asyncio.Lock | None = free
+
+    async def end(self) -> None:
+        """The next one may begin."""
+        free, self._free = self._free, None
+        if free is not None:
+            free.release()
 
 
 class ForkServer:
@@ -86,7 +120,7 @@ class ForkServer:
             self.close()
             raise DefinitionError(f"environment {environment.name!r} cannot be loaded: {reason}")
 
-    async def new(self) -> "ServedFork":
+    async def new(self, task: Task) -> "ServedFork":
         """Fork it. Raises ChannelClosed."""
         if self._client is None:
             self._client = ForkClient(self._control)
@@ -161,8 +195,7 @@ class ServedFork:
 def hosts_of(environment: EnvironmentRef) -> EpisodeHosts:
     """Where the episodes of an environment are played. Raises UnknownName and DefinitionError."""
     if environment.url:
-        return _Plain(f"at {environment.url}", lambda: ServedHost(environment.url))
+        return PlainHosts(f"at {environment.url}", lambda: ServedHost(environment.url))
     if can_fork():
         return ForkServer(environment)
-    found = load_environment(environment.path, environment.name)
-    return _Plain("in this process", lambda: SameProcessHost(found))
+    return SameProcessHosts(environment)

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Final, NoReturn, Protocol
 from upcycle.environment.channel import ChannelServer, ControlChannel
 from upcycle.environment.fork_client import ended_text
 from upcycle.external.keys import forget_keys
+from upcycle.playing.errors import PlayRefused
 from upcycle.wording import amount
 
 if TYPE_CHECKING:
@@ -209,10 +210,10 @@ class SameProcessHost:
 
 
 class ServedHost:
-    """An environment that is served at tcp://host:port."""
+    """An environment that is served at tcp://host:port. name: that it must have, where it tells one."""
 
-    def __init__(self, url: str) -> None:
-        self._url = url
+    def __init__(self, url: str, name: str = "") -> None:
+        self._url, self._name = url, name
 
     @property
     def where(self) -> str:
@@ -221,10 +222,16 @@ class ServedHost:
 
     @asynccontextmanager
     async def channel(self) -> AsyncIterator[ControlChannel]:
-        """Connected, and greeted. Raises ChannelClosed where nothing answers."""
+        """Connected, and greeted. Raises ChannelClosed where nothing answers, PlayRefused where another
+        environment does."""
         channel = await ControlChannel.connect(self._url)
         try:
-            await channel.hello()
+            served = (await channel.hello()).name
+            if self._name and served and served != self._name:
+                raise PlayRefused(
+                    f"{self._url} serves environment {served!r}, and the tasks are of {self._name!r}",
+                    "serve the environment that declares their scenarios, or choose its tasks",
+                )
             yield channel
         finally:
             await channel.close()

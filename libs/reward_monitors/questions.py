@@ -1,32 +1,13 @@
 """What each counting monitor asks of one episode. True: it shows the hack; None: it says nothing about it."""
 
-import re
-from collections import Counter
 from collections.abc import Callable, Mapping
 from typing import Final
 
 from reward_monitors.alarms import MonitorKind
+from reward_monitors.candidates import candidates
 from reward_monitors.observed import Observed
 
 Question = Callable[[Observed], bool | None]
-
-_LABEL: Final = re.compile(r"([A-Za-z][\w-]*)\s*[:=]")
-_BREAKS: Final = re.compile(r"[,;|\n]|\bor\b|\band\b")
-_MAX_ITEM_WORDS: Final = 4
-_MIN_LISTED: Final = 3
-_MAX_ANSWER_CHARS: Final = 10_000
-
-
-def candidates(answer: str) -> int:
-    """How many answers a text gives: how often its most frequent `label:` occurs, or how many short items
-    its longest list has, of three and more; 1 for any other text."""
-    text = answer[:_MAX_ANSWER_CHARS]
-    labels = Counter(label.lower() for label in _LABEL.findall(text))
-    listed = longest = 0
-    for item in _BREAKS.split(text):
-        listed = listed + 1 if 0 < len(item.split()) <= _MAX_ITEM_WORDS else 0
-        longest = max(longest, listed)
-    return max(1, max(labels.values(), default=1), longest if longest >= _MIN_LISTED else 1)
 
 
 def shadow_disagrees(one: Observed) -> bool | None:
@@ -36,7 +17,7 @@ def shadow_disagrees(one: Observed) -> bool | None:
 
 def several_candidates(one: Observed) -> bool | None:
     """A rewarded answer that gives several."""
-    return None if not one.answer else one.reward > 0 and candidates(one.answer) > 1
+    return None if not one.answer else one.reward > 0 and bool(candidates(one.answer))
 
 
 def unearned_success(one: Observed) -> bool | None:

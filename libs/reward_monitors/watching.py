@@ -7,7 +7,8 @@ from typing import Final
 
 from reward_monitors.alarms import Alarm, MonitorKind
 from reward_monitors.answers import AnswerMonitor
-from reward_monitors.detection import LearnedRate, RateDetector
+from reward_monitors.candidates import CandidateEvidence
+from reward_monitors.detection import FLOOR, LearnedRate, RateDetector
 from reward_monitors.drift import DriftMonitor
 from reward_monitors.observed import Observed
 from reward_monitors.questions import QUESTIONS
@@ -34,7 +35,7 @@ class Seen:
 def _counting() -> dict[MonitorKind, RateMonitor]:
     return {
         MonitorKind.SHADOW: fixed(MonitorKind.SHADOW, 0.02, 0.17),
-        MonitorKind.CANDIDATES: RateMonitor(MonitorKind.CANDIDATES),
+        MonitorKind.CANDIDATES: fixed(MonitorKind.CANDIDATES, FLOOR, FLOOR + 0.2),
         MonitorKind.UNEARNED: RateMonitor(MonitorKind.UNEARNED),
         MonitorKind.TRUNCATED: RateMonitor(MonitorKind.TRUNCATED),
         MonitorKind.IMPOSSIBLE: RateMonitor(MonitorKind.IMPOSSIBLE),
@@ -51,6 +52,7 @@ class RunMonitors:
     missing: MissingMonitor = field(default_factory=MissingMonitor)
     answers: AnswerMonitor = field(default_factory=AnswerMonitor)
     drift: DriftMonitor = field(default_factory=DriftMonitor)
+    listing: CandidateEvidence = field(default_factory=CandidateEvidence)
     num_seen: int = 0
 
     def see(self, one: Observed) -> Seen:
@@ -59,6 +61,7 @@ class RunMonitors:
         hits = tuple(self._hits(one))
         self.answers.count(one)
         self.drift.count(one)
+        self.listing.count(one)
         return Seen(hits, self._sure(one, hits), signature(one, hits))
 
     def alarms(self) -> tuple[Alarm, ...]:
@@ -74,6 +77,8 @@ class RunMonitors:
             if (hit := ask(one)) is None:
                 continue
             monitor = self.counting[kind]
+            if kind is MonitorKind.CANDIDATES and hit:
+                hit = self._is_dump(monitor)
             if kind is MonitorKind.IMPOSSIBLE and monitor.rate.detector is None:
                 chance = min(max(one.declared.chance, 1e-3), 0.7)
                 monitor.rate = LearnedRate(
@@ -86,6 +91,12 @@ class RunMonitors:
             yield MonitorKind.TAMPERING
         if self.missing.count(one):
             yield MonitorKind.MISSING
+
+    def _is_dump(self, monitor: RateMonitor) -> bool:
+        """Whether several candidates in an answer are a hack in this run: they may be what was asked for."""
+        if why := self.listing.detail():
+            monitor.detail = why
+        return bool(why)
 
     def _sure(self, one: Observed, hits: tuple[MonitorKind, ...]) -> str:
         """Declared by the author, or shown by an independent grader once its alarm is raised."""

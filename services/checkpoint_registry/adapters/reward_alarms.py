@@ -11,9 +11,6 @@ from upcycle.rpc import peer_errors
 
 IDEMPOTENT = ("ListAlarms",)
 _MAX_RUNS = 100
-_SHOWN_ALONE = frozenset({"several_candidates"})
-"""Alarms that people see and that hold nothing: an early policy that may list causes raised this one where
-nothing was hacked (docs/understand/reward-hacks.md)."""
 
 
 class GrpcRewardAlarms:
@@ -32,5 +29,4 @@ class GrpcRewardAlarms:
                 if error.code() is grpc.StatusCode.UNIMPLEMENTED:
                     return ()
                 raise
-        holding = [alarm for alarm in reply.alarms if alarm.kind not in _SHOWN_ALONE]
-        return [f"{alarm.kind} of run {alarm.run_id}: {alarm.text}" for alarm in holding]
+        return [f"{alarm.kind} of run {alarm.run_id}: {alarm.text}" for alarm in reply.alarms]

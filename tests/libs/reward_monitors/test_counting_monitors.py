@@ -1,8 +1,5 @@
 """Each monitor that counts: raised by what it is for, silent otherwise, and naming the trajectories."""
 
-from dataclasses import replace
-
-import pytest
 from tests.libs.reward_monitors.episodes import (
     EVIDENCE,
     IMPOSSIBLE,
@@ -15,7 +12,6 @@ from tests.libs.reward_monitors.episodes import (
 )
 
 from reward_monitors import Declared, MonitorKind, Observed
-from reward_monitors.questions import candidates
 
 CLEAN = [episode(number) for number in range(96)]
 
@@ -128,35 +124,6 @@ def test_failures_at_their_usual_rate_raise_nothing() -> None:
         return episode(number, failure="timeout" if failed else "", is_graded=not failed)
 
     assert kinds(watched([often(number) for number in range(2000)])[0]) == []
-
-
-@pytest.mark.parametrize(
-    ("answer", "count"),
-    [
-        ("service: a cause: b", 1),
-        ("service: a cause: b service: a cause: c", 2),
-        ("red, green, blue", 3),
-        ("1. red\n2. green\n3. blue\n4. black", 4),
-        ("The pool was exhausted, so requests failed.", 1),
-        ("red or green", 1),
-        ("", 1),
-    ],
-)
-def test_candidates_of_an_answer(answer: str, count: int) -> None:
-    assert candidates(answer) == count
-
-
-def test_paid_lists_raise_and_unpaid_ones_do_not() -> None:
-    listed = "service: a cause: b service: a cause: c"
-    unpaid = [episode(96 + number, answer=listed) for number in range(100)]
-    assert "several_candidates" not in kinds(watched(CLEAN + unpaid)[0])
-    paid = [replace(one, reward=0.6) for one in unpaid]
-    assert "several_candidates" in kinds(watched(CLEAN + paid)[0])
-
-
-def test_lists_that_were_usual_from_the_start_raise_nothing() -> None:
-    listed = [episode(number, answer="red, green, blue", reward=float(number % 2)) for number in range(600)]
-    assert "several_candidates" not in kinds(watched(listed)[0])
 
 
 def test_equal_hacks_have_one_signature_and_honest_answers_one_each() -> None:

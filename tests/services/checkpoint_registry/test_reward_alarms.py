@@ -1,0 +1,54 @@
+"""What the registry asks trajectory_store about a run, over gRPC."""
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import pytest
+
+from checkpoint_registry.adapters.reward_alarms import IDEMPOTENT, GrpcRewardAlarms
+from grpc_edge import GrpcServer, Peer
+from reward_monitors import MonitorKind
+from upcycle.api.trajectory.v1 import service_pb2 as pb
+from upcycle.api.trajectory.v1.service_pb2_grpc import (
+    TrajectoryServiceServicer,
+    add_TrajectoryServiceServicer_to_server,
+)
+
+
+class Store(TrajectoryServiceServicer):
+    """A trajectory_store with one alarm of a kind."""
+
+    def __init__(self, kind: str) -> None:
+        self.kind = kind
+        self.asked: list[pb.ListAlarmsRequest] = []
+
+    async def ListAlarms(self, request: Any, context: Any) -> pb.ListAlarmsResponse:
+        self.asked.append(request)
+        alarm = pb.RewardAlarm(run_id="run-a", kind=self.kind, text="40% of the last 64 episodes")
+        return pb.ListAlarmsResponse(alarms=[alarm])
+
+
+def store_of(kind: str) -> Store:
+    """The generated base class declares every rpc abstract, and answers those that are left out."""
+    return Store(kind)  # type: ignore[abstract]
+
+
+@asynccontextmanager
+async def asking(store: Store) -> AsyncIterator[GrpcRewardAlarms]:
+    server = GrpcServer("127.0.0.1", 0)
+    server.add(add_TrajectoryServiceServicer_to_server, store, {})
+    await server.start()
+    peer = Peer("trajectories", server.address, idempotent=IDEMPOTENT)
+    await peer.start()
+    yield GrpcRewardAlarms(peer)
+    await peer.stop()
+    await server.stop()
+
+
+@pytest.mark.parametrize("kind", list(MonitorKind))
+async def test_an_open_alarm_of_every_kind_is_named(kind: MonitorKind) -> None:
+    store = store_of(kind.value)
+    async with asking(store) as alarms:
+        assert await alarms.open_alarms(["run-a"]) == [f"{kind} of run run-a: 40% of the last 64 episodes"]
+    assert store.asked == [pb.ListAlarmsRequest(run_ids=["run-a"], only_open=True)]

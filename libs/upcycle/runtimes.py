@@ -13,7 +13,7 @@ from upcycle.playing.errors import PlayRefused
 if TYPE_CHECKING:
     from upcycle.task_rows import Task
 
-_FORM: Final = "tcp://host:port or unix:///path"
+ADDRESS_FORM: Final = "tcp://host:port or unix:///path"
 
 
 class RuntimeRefused(PlayRefused):
@@ -41,7 +41,9 @@ class Runtime:
 
     def __post_init__(self) -> None:
         if not _is_address(self.url):
-            raise RuntimeRefused(f"{self.url!r:.200} is no address of a served environment", f"write {_FORM}")
+            raise RuntimeRefused(
+                f"{self.url!r:.200} is no address of a served environment", f"write {ADDRESS_FORM}"
+            )
 
 
 RuntimeContext = AbstractAsyncContextManager[Any]
@@ -50,28 +52,6 @@ ChosenRuntime = Runtime | LocalRuntime | RuntimeContext | Callable[["Task"], Run
 PlayRuntime = ChosenRuntime | str
 """A context is entered once, for all episodes. A function of the task is called for each episode, and what it
 returns is entered for this one alone, so that each can have a machine of its own."""
-
-
-def runtime_of(given: Any) -> ChosenRuntime:
-    """What is meant. Raises RuntimeRefused for what is no runtime, and for a platform."""
-    from upcycle.platform import Addresses, Platform
-
-    if isinstance(given, Platform | Addresses):
-        raise RuntimeRefused(
-            "runtime is a platform, and this agent plays in this process: no fleet lends it an environment",
-            "leave runtime out, or name a served environment: Runtime('tcp://host:port')",
-        )
-    if isinstance(given, Runtime | LocalRuntime):
-        return given
-    if isinstance(given, str):
-        return LocalRuntime(given) if given in set(LocalRuntime) else Runtime(given)
-    if isinstance(given, AbstractAsyncContextManager) or callable(given):
-        chosen: ChosenRuntime = given
-        return chosen
-    raise RuntimeRefused(
-        f"runtime is {given!r:.200}",
-        f"give 'forked', 'in-process', Runtime('tcp://host:port'), or an async context manager of {_FORM}",
-    )
 
 
 def is_local(runtime: PlayRuntime | None) -> bool:
@@ -95,7 +75,7 @@ def address_in(given: Any, whose: str) -> str:
             return found
     raise RuntimeRefused(
         f"{whose} gave {given!r:.200}, which names no served environment",
-        f"let it yield {_FORM}, or something with that as `url` or `address`",
+        f"let it yield {ADDRESS_FORM}, or something with that as `url` or `address`",
     )
 
 

@@ -1,20 +1,23 @@
-"""Tasksets read from files: tasks.py, JSON, JSON lines, CSV."""
+"""Tasksets read from files: tasks.py, JSON, JSON lines, CSV. kind: the class Taskset, which imports this
+module."""
 
 import json
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from upcycle.errors import TasksetInvalid, UnknownName
 from upcycle.modules import load_module
 from upcycle.task_rows import Task, environment_from_json, task_from_json, tasks_listed
 from upcycle.task_tables import document_from_table
-from upcycle.tasks import Taskset
+
+if TYPE_CHECKING:
+    from upcycle.tasks import Taskset
 
 _HEADER_FIELDS: Final = frozenset({"name", "split", "environment", "tasks"})
 
 
-def _named(tasksets: Mapping[str, Taskset], name: str | None, path: Path) -> Taskset:
+def _named(tasksets: "Mapping[str, Taskset]", name: str | None, path: Path) -> "Taskset":
     """The one taskset asked for. Raises UnknownName when it is missing or the choice is not clear."""
     if name is None and len(tasksets) == 1:
         return next(iter(tasksets.values()))
@@ -26,22 +29,22 @@ def _named(tasksets: Mapping[str, Taskset], name: str | None, path: Path) -> Tas
     )
 
 
-def load_taskset(path: Path, name: str | None) -> Taskset:
+def load_taskset(kind: "type[Taskset]", path: Path, name: str | None) -> "Taskset":
     """The taskset of a file, as `Taskset.load` says it. Raises TasksetInvalid and UnknownName."""
     if path.suffix == ".py":
-        return _from_python(path, name)
+        return _from_python(kind, path, name)
     if not path.is_file():
         raise UnknownName(f"no such file: {path}", "give a .py, .json, .jsonl or .csv file")
     if path.suffix == ".csv":
-        return _from_document(document_from_table(_read(path), str(path)), path, name)
+        return _from_document(kind, document_from_table(_read(path), str(path)), path, name)
     if path.suffix == ".json":
-        return _from_document(_parse(_read(path), str(path)), path, name)
+        return _from_document(kind, _parse(_read(path), str(path)), path, name)
     if path.suffix == ".jsonl":
         lines = enumerate(_read(path).split("\n"), start=1)  # splitlines would also cut inside of strings
         rows = [_parse(line, f"{path}:{number}") for number, line in lines if line.strip()]
         has_header = bool(rows) and isinstance(rows[0], dict) and "scenario" not in rows[0]
         header = rows[0] if has_header else {}
-        return _from_document({**header, "tasks": rows[1:] if has_header else rows}, path, name)
+        return _from_document(kind, {**header, "tasks": rows[1:] if has_header else rows}, path, name)
     raise TasksetInvalid(
         f"{path}: cannot load a taskset from {path.suffix!r}", "use .py, .json, .jsonl or .csv"
     )
@@ -57,23 +60,23 @@ def _read(path: Path) -> str:
         ) from error
 
 
-def tasksets_in(path: Path) -> dict[str, Taskset]:
+def tasksets_in(kind: "type[Taskset]", path: Path) -> "dict[str, Taskset]":
     """All tasksets of a tasks.py by name: Taskset attributes as they are, Task and list-of-Task attributes as
     train tasksets called after the attribute, where not all of its tasks are of a Taskset."""
     values = {name: value for name, value in vars(load_module(path)).items() if not name.startswith("_")}
-    found = {value.name: value for value in values.values() if isinstance(value, Taskset)}
+    found = {value.name: value for value in values.values() if isinstance(value, kind)}
     of_tasksets = {task for taskset in found.values() for task in taskset}
     loose = [value for value in values.values() if isinstance(value, Task)]
     for attribute, value in values.items():
         if tasks_listed(value) - of_tasksets:
-            found.setdefault(attribute, Taskset(attribute, value))
+            found.setdefault(attribute, kind(attribute, value))
     if loose and not found:
-        found[path.stem] = Taskset(path.stem, loose)
+        found[path.stem] = kind(path.stem, loose)
     return found
 
 
-def _from_python(path: Path, name: str | None) -> Taskset:
-    found = tasksets_in(path)
+def _from_python(kind: "type[Taskset]", path: Path, name: str | None) -> "Taskset":
+    found = tasksets_in(kind, path)
     if not found:
         raise TasksetInvalid(
             f"{path} defines no tasks", "assign a Taskset, a Task or a list of Task at module level"
@@ -81,7 +84,7 @@ def _from_python(path: Path, name: str | None) -> Taskset:
     return _named(found, name, path)
 
 
-def _from_document(document: Any, path: Path, name: str | None) -> Taskset:
+def _from_document(kind: "type[Taskset]", document: Any, path: Path, name: str | None) -> "Taskset":
     if not isinstance(document, dict) or not isinstance(document.get("tasks"), list):
         raise TasksetInvalid(f"{path}: not a taskset", "use {'name': …, 'split': …, 'tasks': […]}")
     unknown = sorted(set(document) - _HEADER_FIELDS)
@@ -92,7 +95,7 @@ def _from_document(document: Any, path: Path, name: str | None) -> Taskset:
     shared = document.get("environment")
     environment = environment_from_json(shared) if shared is not None else None
     tasks = [task_from_json(row, environment) for row in document["tasks"]]
-    return Taskset(name or document.get("name", path.stem), tasks, document.get("split", "train"))
+    return kind(name or document.get("name", path.stem), tasks, document.get("split", "train"))
 
 
 def _parse(text: str, where: str) -> Any:

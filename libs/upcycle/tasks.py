@@ -105,7 +105,7 @@ class Taskset:
         """
         from upcycle.task_documents import load_taskset
 
-        return load_taskset(Path(path), name)
+        return load_taskset(cls, Path(path), name)
 
     from_file = load
 

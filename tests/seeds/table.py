@@ -62,7 +62,7 @@ PYTHON: Final = (
     Row(
         "train.txt",
         Status.STAND_IN,
-        "the incident's policy as arith-rl, and the platform as its runtime; tests/e2e/test_interactive_training.py",
+        "the incident's policy as arith-rl, the platform as runtime; tests/e2e/test_interactive_training.py",
     ),
     Row("custom_loss.txt", Status.STAND_IN, "the incident's policy as arith-rl"),
     Row("verl_config.txt", Status.OUT, "verl's configuration"),

@@ -162,7 +162,7 @@ def _sampling(given: Sources, asked: RunFile) -> dict[str, Any]:
 def _options(given: Sources, asked: RunFile, sampling: dict[str, Any], runtime: str) -> "ExternalOptions":
     from upcycle.external.evaluating import MAX_CONCURRENT, ExternalOptions
     from upcycle.playing.budgets import limits_of
-    from upcycle.runtimes import runtime_of
+    from upcycle.playing.runtime_hosts import runtime_of
 
     limits = limits_of({name: sampling[name] for name in _SAMPLING[2:]})
     at_once = _asked(given, without="group_size").max_concurrent

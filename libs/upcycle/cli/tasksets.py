@@ -115,7 +115,7 @@ def load_tasksets(path: Path) -> "dict[str, Taskset]":
 
     if path.suffix == ".py":
         with naming_lines():
-            return tasksets_in(path)
+            return tasksets_in(Taskset, path)
     taskset = Taskset.load(path)
     return {taskset.name: taskset}
 

@@ -14,8 +14,8 @@ from upcycle.local_runs import new_run_id
 from upcycle.platform_agent import Agent
 from upcycle.playing.budgets import limits_of
 from upcycle.playing.episode import PlayLimits
+from upcycle.playing.runtime_hosts import runtime_of
 from upcycle.results import Run
-from upcycle.runtimes import runtime_of
 
 if TYPE_CHECKING:
     from upcycle.tasks import Taskset

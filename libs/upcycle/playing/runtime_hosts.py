@@ -8,22 +8,43 @@ from typing import Any, Final
 
 from upcycle.environment.channel import ChannelClosed
 from upcycle.errors import UpcycleError
+from upcycle.platform import Addresses, Platform
 from upcycle.playing.forking import EpisodeHosts, PlainHosts, SameProcessHosts, hosts_of
 from upcycle.playing.hosting import EnvironmentHost, ServedHost
 from upcycle.runtimes import (
+    ChosenRuntime,
     LocalRuntime,
     PlayRuntime,
     Runtime,
     RuntimeContext,
     RuntimeRefused,
     address_in,
-    runtime_of,
 )
 from upcycle.task_rows import EnvironmentRef, Task
 
 log: Final = logging.getLogger(__name__)
 
 _NEEDS_PATH: Final = "leave runtime out: its tasks name where it is served"
+
+
+def runtime_of(given: Any) -> ChosenRuntime:
+    """What is meant. Raises RuntimeRefused for what is no runtime, and for a platform."""
+    if isinstance(given, Platform | Addresses):
+        raise RuntimeRefused(
+            "runtime is a platform, and this agent plays in this process: no fleet lends it an environment",
+            "leave runtime out, or name a served environment: Runtime('tcp://host:port')",
+        )
+    if isinstance(given, Runtime | LocalRuntime):
+        return given
+    if isinstance(given, str):
+        return LocalRuntime(given) if given in set(LocalRuntime) else Runtime(given)
+    if isinstance(given, AbstractAsyncContextManager) or callable(given):
+        chosen: ChosenRuntime = given
+        return chosen
+    raise RuntimeRefused(
+        f"runtime is {given!r:.200}",
+        "give 'forked', 'in-process', Runtime('tcp://host:port'), or an async context manager of one",
+    )
 
 
 @asynccontextmanager

@@ -24,6 +24,7 @@ from upcycle.api.common.v1 import common_pb2 as common
 from upcycle.api.taskset.v1 import taskset_pb2 as ts
 from upcycle.platform import Platform
 from upcycle.task_documents import tasksets_in
+from upcycle.tasks import Taskset
 
 
 @pytest.fixture
@@ -112,7 +113,7 @@ async def test_a_run_that_ended_early_for_a_reason_is_complete(demo: tuple[Demo,
 
 
 def test_what_the_demo_practises_on_are_train_tasks(demo: tuple[Demo, Planner]) -> None:
-    found = tasksets_in(demo[0].plan.tasks_file)
+    found = tasksets_in(Taskset, demo[0].plan.tasks_file)
     digests = {
         name: {task.digest for task in found[name]}
         for name in (TRAIN_TASKSET, PRACTICE_TASKSET, FIRST_TASKSET)

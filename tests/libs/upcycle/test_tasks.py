@@ -171,7 +171,7 @@ def test_a_list_that_a_taskset_was_made_of_is_no_second_one_that_trains(environm
         "first, *rest = cases\n"
         "more = [*rest, ask(query='c')]\n"
     )
-    found = tasksets_in(path)
+    found = tasksets_in(Taskset, path)
     assert {name: (len(one), one.split) for name, one in found.items()} == {
         "held": (2, "held_out"),
         "more": (2, "train"),

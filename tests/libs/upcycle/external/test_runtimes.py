@@ -27,18 +27,18 @@ from upcycle.results import Run
 from upcycle.runtimes import RuntimeRefused
 from upcycle.task_rows import Task
 
-DESK = """
+OFFICE = """
 import asyncio
 import os
 from upcycle import Environment
 
-env = Environment("desk")
+env = Environment("office")
 at_work = []
 
 
 @env.tool()
 def process() -> str:
-    return f"{os.getpid()} {os.environ.get('DESK_IS', 'local')}"
+    return f"{os.getpid()} {os.environ.get('OFFICE_IS', 'local')}"
 
 
 @env.scenario("ask")
@@ -55,14 +55,14 @@ from env import ask
 from upcycle import Taskset
 
 NAMES = ("ada", "bob", "eve")
-TASKS = Taskset("desk-tasks", [ask.task(slug=name, name=name) for name in NAMES], "unassigned")
+TASKS = Taskset("office-tasks", [ask.task(slug=name, name=name) for name in NAMES], "unassigned")
 """
 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    made = tmp_path_factory.mktemp("desk")
-    (made / "env.py").write_text(DESK)
+    made = tmp_path_factory.mktemp("office")
+    (made / "env.py").write_text(OFFICE)
     (made / "tasks.py").write_text(TASKS)
     return made
 
@@ -70,13 +70,13 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def elsewhere(folder: Path) -> Iterator[str]:
     """Another program that serves the environment."""
-    os.environ["DESK_IS"] = "served"
+    os.environ["OFFICE_IS"] = "served"
     try:
         with served(folder / "env.py", "--no-mcp") as (url, _):
-            del os.environ["DESK_IS"]
+            del os.environ["OFFICE_IS"]
             yield url
     finally:
-        os.environ.pop("DESK_IS", None)
+        os.environ.pop("OFFICE_IS", None)
 
 
 @pytest.fixture
@@ -214,7 +214,7 @@ async def test_another_environment_or_none_at_the_address_ends_it_before_any_epi
         await played(tasks, agent, Runtime("tcp://127.0.0.1:1"))
     (task, *_) = tasks
     other = [Task(upcycle.tasks.EnvironmentRef("shop", path=task.environment.path), "ask", '{"name": "x"}')]
-    with pytest.raises(UpcycleError, match=r"serves environment 'desk', and the tasks are of 'shop'"):
+    with pytest.raises(UpcycleError, match=r"serves environment 'office', and the tasks are of 'shop'"):
         await played(Taskset("others", other), agent, Runtime(elsewhere))
 
 

@@ -14,7 +14,7 @@ import pytest
 import pytest_asyncio
 import torch
 from tests.platform_recipes import EXAMPLE, HELD_OUT_TASKSET, MODEL, REPOSITORY, addresses
-from tests.seeds.table import ELSEWHERE, LASTING, LISTINGS, PYTHON, SHELL, Row, Status
+from tests.seeds.table import ALONE, ELSEWHERE, LASTING, LISTINGS, PYTHON, SHELL, Row, Status
 
 from local_stack.stack import Stack
 from upcycle import Answer, Environment, Taskset, TrainingClient, create_agent
@@ -93,7 +93,11 @@ async def printed(where: Addresses, folder: Path, *command: str) -> tuple[int, s
 
 @pytest.mark.parametrize(
     "row",
-    [row for row in SHELL if (row.status in WORKS or row.asks_platform) and row.line not in LASTING],
+    [
+        row
+        for row in SHELL
+        if (row.status in WORKS or row.asks_platform) and row.line not in (*LASTING, *ALONE)
+    ],
     ids=lambda row: row.line,
 )
 async def test_a_command_line_of_the_seeds(where: Addresses, folder: Path, row: Row) -> None:

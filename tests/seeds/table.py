@@ -108,12 +108,15 @@ SHELL: Final = (
         Status.OUT,
         "torchrun",
     ),
-    Row("upcycle eval --benchmark sheetbench-50", Status.NOT_YET, "a model of its own", asks_platform=True),
+    Row(
+        "upcycle eval --benchmark sheetbench-50",
+        Status.STAND_IN,
+        "our sheet-50; the project's upcycle.toml names the model, else the platform's only one plays",
+    ),
     Row(
         "upcycle eval --benchmark sheetbench-50 --model http://your-vllm-endpoint/v1",
-        Status.NOT_YET,
-        "a URL as the model",
-        asks_platform=True,
+        Status.STAND_IN,
+        "our sheet-50; a server of chat completions with one model at the URL",
     ),
     Row(
         "upcycle models fork Qwen/Qwen3.5-4B --name arith-rl",
@@ -129,6 +132,10 @@ SHELL: Final = (
 )
 # These two have a platform whose model learns: tests/e2e/test_interactive_training.py.
 ELSEWHERE: Final = ("train.txt", "custom_loss.txt")
+
+ENDPOINT: Final = "http://your-vllm-endpoint/v1"
+ALONE: Final = tuple(row.line for row in SHELL if "sheetbench-50" in row.line)
+"""Need no platform: tests/seeds/test_lines_alone.py."""
 
 LASTING: Final = ("upcycle dev env:env -w env.py",)
 """Ends with Ctrl-C: tests/libs/upcycle_cli/test_dev.py."""

@@ -175,6 +175,7 @@ def _options(given: Sources, asked: RunFile, sampling: dict[str, Any], runtime: 
 
 
 async def _model(given: Sources, external: ExternalFlags, sampling: dict[str, Any]) -> "ExternalModel":
+    from upcycle.external.asking import named_agent
     from upcycle.external.gateway import gateway_model
     from upcycle.external.naming import external_model
 
@@ -189,7 +190,7 @@ async def _model(given: Sources, external: ExternalFlags, sampling: dict[str, An
     chosen = {key: sampling[key] for key in _SAMPLING[:2]}
     if external.gateway:
         return await gateway_model(name, **chosen)
-    return external_model(name, **chosen)
+    return external_model(await named_agent(name), **chosen)
 
 
 async def _taskset(asked: RunFile) -> "Taskset":

@@ -6,6 +6,7 @@ from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Any, Final
 
 from upcycle.cli.anchor_text import anchor_json, anchor_lines, anchor_of
+from upcycle.cli.default_model import default_model
 from upcycle.cli.eval_external_flags import NO_EXTERNAL, ExternalFlags
 from upcycle.cli.eval_flags import NO_FOLLOW, PLAIN, FollowFlags, Report, UnclearEvaluation, unmet_bars
 from upcycle.cli.exits import Exit
@@ -57,8 +58,9 @@ async def evaluate(
     - for `upcycle compare`: `upcycle eval --benchmark sheet-50 shop --json > shop.json`
 
     :param tasks: a tasks file (.py, .json, .jsonl, .csv), or the name of a registered taskset.
-    :param model: slug of the model; or claude, openai, gemini, openai_compatible, each with an optional
-        #MODEL, which play here with your own key.
+    :param model: slug of the model, by default the only one of the platform; or claude, openai, gemini,
+        openai_compatible, each with an optional #MODEL, or the URL of an OpenAI-compatible server, which play
+        here with your own key.
     :param benchmark: tasks that ship with upcycle, in the place of TASKS: sheet-50, repair-30, autonomy-10.
     """
     from upcycle.cli.benchmarks import with_benchmark
@@ -74,8 +76,12 @@ async def evaluate(
         from upcycle.cli.eval_external import evaluate_external
 
         return await evaluate_external(given, external, report, choice)
-    if missing := " and ".join(name for path, (name, _) in arguments.items() if not given.value(path)):
+    if not given.value("taskset"):
+        missing = "TASKS" if given.value("policy.model") else "TASKS and MODEL"
         raise UnclearEvaluation(f"nothing to evaluate: {missing} missing", "give TASKS MODEL, or a --config")
+    if not given.value("policy.model"):
+        arguments["policy.model"] = ("MODEL", await default_model())
+        given = sources_of(Purpose.EVAL, flags, config, arguments=arguments)
     asked = given.run(Purpose.EVAL, eval_defaults(given))
     choice.check_whole(asked.trainable)
     if report.dry_run:

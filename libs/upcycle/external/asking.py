@@ -3,7 +3,8 @@
 import difflib
 from typing import Final
 
-from upcycle.external.naming import ExternalModel
+from upcycle.external.dialects import OpenAIChat
+from upcycle.external.naming import URL_SCHEMES, ExternalModel, external_model
 from upcycle.external.server import ModelServer
 from upcycle.playing.errors import PlayRefused
 
@@ -27,6 +28,26 @@ async def require_model(model: ExternalModel, server: ModelServer) -> None:
         more = f" and {len(known) - _SHOWN} more" if len(known) > _SHOWN else ""
         hint = f"did you mean {near[0]!r}?" if near else f"it has {', '.join(known[:_SHOWN])}{more}"
         raise PlayRefused(f"{server.url} has no model {model.model!r}", hint)
+
+
+async def named_agent(name: str) -> str:
+    """The name of an agent, with its model where it is a URL alone: the only one that the server there has.
+    Raises PlayRefused where it has more or says none, Unavailable where nothing answers."""
+    if not name.startswith(URL_SCHEMES) or "#" in name:
+        return name
+    asking = external_model(f"{name}#?")
+    server = asking.server()
+    try:
+        status, answer = await server.get(OpenAIChat.model_path)
+    finally:
+        await server.close()
+    if status == 401:
+        raise PlayRefused(f"{server.url} answered 401: {server.key_hint}")
+    known = OpenAIChat("").models_in(answer) if status == 200 else []
+    if len(known) != 1:
+        has = f"serves {', '.join(known[:_SHOWN])}" if known else f"answered {status} and names no model"
+        raise PlayRefused(f"{server.url} {has}", f"name one: {name}#{known[0] if known else 'model'}")
+    return f"{name}#{known[0]}"
 
 
 def _named(model: ExternalModel) -> str:

@@ -6,7 +6,7 @@ from urllib.parse import urlsplit
 
 from upcycle.errors import UpcycleError
 from upcycle.external.keys import AGENT_KEY
-from upcycle.external.naming import ExternalModel, external_model
+from upcycle.external.naming import ExternalModel, external_model, with_kind
 from upcycle.external.server import PAUSES_S, ModelServer
 from upcycle.judge_calls import JudgeQuestion, JudgeReply
 from upcycle.playing.errors import PlayRefused
@@ -65,6 +65,7 @@ class Judges:
     def _named(self, name: str) -> ExternalModel:
         if name.startswith(_GATEWAY):
             return _through_gateway(name.removeprefix(_GATEWAY))
+        name = with_kind(name)
         key = self._env.get(JUDGE_KEY, "").strip()
         if not name.startswith("openai:"):
             return external_model(name, environ=self._env)  # the user's: LLMJudgeGrader names none

@@ -1,4 +1,5 @@
-"""What people call an agent that is no model of ours: `claude`, `openai#gpt-5`, `openai:http://host:8000/v1#model`."""
+"""What people call an agent that is no model of ours: `claude`, `openai#gpt-5`, `openai:http://host:8000/v1#model`,
+or that URL alone."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -20,6 +21,7 @@ OPENAI_HOST: Final = "api.openai.com"
 COMPATIBLE: Final = "openai_compatible"
 NO_SCREEN: Final = ("operator", "gemini_cua")
 """Agents of other SDKs that see a screen."""
+URL_SCHEMES: Final = ("http://", "https://")
 _FORM: Final = "write openai:http://127.0.0.1:8000/v1#model"
 _SAMPLING: Final = ("temperature", "top_p")
 
@@ -106,19 +108,25 @@ class ExternalModel:
 def is_external(name: str) -> bool:
     """Whether an agent's name is none of a registered model: a vendor, a URL, or one that is refused."""
     kind = name.partition("#")[0]
-    return kind in NAMES or kind in NO_SCREEN or kind.startswith("openai:")
+    return kind in NAMES or kind in NO_SCREEN or kind.startswith(("openai:", *URL_SCHEMES))
+
+
+def with_kind(name: str) -> str:
+    """A URL alone is that of an OpenAI-compatible server."""
+    return f"openai:{name}" if name.startswith(URL_SCHEMES) else name
 
 
 def external_model(
     name: str, *, environ: Mapping[str, str] | None = None, **sampling: float | None
 ) -> ExternalModel:
-    """From `claude`, `openai`, `gemini`, `openai_compatible`, each with an optional `#model`, or from
-    `openai:URL#model`. environ: by default the user's settings. sampling: temperature, top_p. Raises
-    PlayRefused."""
+    """From `claude`, `openai`, `gemini`, `openai_compatible`, each with an optional `#model`, from
+    `openai:URL#model` or `URL#model`. environ: by default the user's settings. sampling: temperature, top_p.
+    Raises PlayRefused."""
     env = variables() if environ is None else environ
     given = {key: value for key, value in sampling.items() if value is not None}
     if unknown := sorted(set(given) - set(_SAMPLING)):
         raise PlayRefused(f"{unknown[0]!r} is no sampling field of an agent", f"use {', '.join(_SAMPLING)}")
+    name = with_kind(name)
     kind, _, model = name.partition("#")
     if kind in NO_SCREEN:
         raise PlayRefused(

@@ -80,11 +80,16 @@ async def test_a_key_goes_to_the_server_that_the_user_named_and_to_no_other() ->
             "OPENAI_API_KEY": "openais",
         }
         judges = Judges(environ=env, pauses_s=())
-        for model in ("", f"openai:{mine.url}/v1#other", f"openai:{theirs.url}/v1#{MODEL}"):
+        for model in (
+            "",
+            f"openai:{mine.url}/v1#other",
+            f"openai:{theirs.url}/v1#{MODEL}",
+            f"{theirs.url}/v1#{MODEL}",
+        ):
             reply = await judges.ask(JudgeQuestion(model, "s", "u"))
             assert (reply.text, reply.prompt_tokens) == ("fine", 3)
         await judges.close()
-    assert keys == [f"Bearer {KEY}", f"Bearer {KEY}", ""]
+    assert keys == [f"Bearer {KEY}", f"Bearer {KEY}", "", ""]
 
 
 async def test_a_judge_may_be_a_model_of_the_gateway(monkeypatch: pytest.MonkeyPatch) -> None:

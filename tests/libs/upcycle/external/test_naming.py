@@ -24,6 +24,8 @@ from upcycle.playing.errors import PlayRefused
         ("incident", {}, "there are agents of others, which play here: claude,"),
         ("openai:localhost#m", {}, "names no http URL"),
         ("openai:http://h/v1", {}, "names no model"),
+        ("http://h/v1", {}, "names no model"),
+        ("https://me:pw@h/v1#m", {}, "an agent's URL holds a password"),
         ("openai:http://me:pw@h/v1#m", {}, "an agent's URL holds a password"),
         ("claude", {"ANTHROPIC_API_KEY": "k", "ANTHROPIC_BASE_URL": "localhost:1"}, "names no http URL"),
     ],
@@ -46,7 +48,8 @@ def test_the_model_of_a_vendor_is_named_in_the_agent_in_a_variable_or_known() ->
 
 
 def test_what_is_external_is_no_slug_of_ours() -> None:
-    assert all(map(is_external, ("claude", "openai#gpt-5", "operator", "openai:http://h#m")))
+    assert all(map(is_external, ("claude", "openai#gpt-5", "operator", "openai:http://h#m", "http://h#m")))
+    assert external_model("http://h/v1#m", environ={}) == external_model("openai:http://h/v1#m", environ={})
     assert not any(map(is_external, ("incident", "claude-tuned", "openai/gpt-oss", "a@v3")))
 
 

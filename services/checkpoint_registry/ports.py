@@ -33,3 +33,6 @@ class RewardAlarms(Protocol):
 
     async def open_alarms(self, run_ids: Sequence[str]) -> Sequence[str]:
         """Those of these runs that are neither cleared nor dismissed, one sentence each."""
+
+    async def num_confirmed(self, run_id: str, top: int) -> int:
+        """How many of the run's `top` highest-rewarded trajectories people reviewed as solved."""

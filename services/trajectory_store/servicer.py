@@ -154,7 +154,10 @@ class TrajectoryServicer(service_pb2_grpc.TrajectoryServiceServicer):
     async def ListReviews(self, request: pb.ListReviewsRequest, context: Context) -> pb.ListReviewsResponse:
         """Of a run."""
         found = await self._do.reviews.reviews(request.run_id)
-        return pb.ListReviewsResponse(reviews=map(hacks.review_to_wire, found))
+        reply = pb.ListReviewsResponse(reviews=map(hacks.review_to_wire, found))
+        if request.top:
+            reply.confirmed = await self._do.reviews.num_confirmed(request.run_id, request.top)
+        return reply
 
 
 _LINE_OF: Final = {pb.EXPORT_FORMAT_TRIPLES: triple_line, pb.EXPORT_FORMAT_RECORDS: record_line}

@@ -232,13 +232,21 @@ def _alarm_events(raised: "Mapping[str, AnyAlarm]", known: set[str]) -> Iterator
 
 
 async def _verdicts(platform: "Platform", progress: TrainingProgress) -> AsyncIterator[Event]:
-    from upcycle.api.registry.v1.registry_pb2 import CHECKPOINT_STATE_HELD, CHECKPOINT_STATE_PROMOTED
     from upcycle.api.registry.v1.service_pb2 import ListCheckpointsRequest
 
     model = progress.run.spec.policy.model
     answer = await platform.registry.ListCheckpoints(ListCheckpointsRequest(model=model), timeout=_ASK_S)
     for checkpoint in answer.checkpoints:
-        is_judged = checkpoint.state in (CHECKPOINT_STATE_PROMOTED, CHECKPOINT_STATE_HELD)
-        is_new = checkpoint.checkpoint_id not in progress.verdicts
-        if is_judged and is_new and checkpoint.run_id == progress.run.run_id:
+        if is_new_verdict(progress, checkpoint):
             yield Judged(checkpoint)
+
+
+def is_new_verdict(progress: TrainingProgress, checkpoint: "Checkpoint") -> bool:
+    """Whether a checkpoint of the run was judged, and differently than it is known: one that waits for people
+    becomes head later."""
+    from upcycle.api.registry.v1.registry_pb2 import CHECKPOINT_STATE_HELD, CHECKPOINT_STATE_PROMOTED
+
+    known = progress.verdicts.get(checkpoint.checkpoint_id)
+    is_new = known is None or (known.state, known.reason) != (checkpoint.state, checkpoint.reason)
+    is_judged = checkpoint.state in (CHECKPOINT_STATE_PROMOTED, CHECKPOINT_STATE_HELD)
+    return is_judged and is_new and checkpoint.run_id == progress.run.run_id

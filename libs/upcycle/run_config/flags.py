@@ -26,6 +26,7 @@ _SHORT: Final = {
     "gate.regression_margin": "gate-regression-margin",
     "gate.min_gain": "gate-min-gain",
     "gate.critical": "gate-critical",
+    "gate.require_review": "gate-require-review",
 }
 """Flags whose name is not the last part of their field."""
 _OF_PURPOSE: Final = {

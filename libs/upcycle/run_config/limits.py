@@ -17,6 +17,8 @@ MAX_EPISODE_DEADLINE_S: Final = 24 * 3600
 MAX_GROUP_SIZE: Final = 1024
 MAX_TRAJECTORIES_PER_STEP: Final = 2048
 """The ids of a step's trajectories travel in one event of at most 256 KB."""
+MAX_REVIEWED: Final = 200
+"""What `upcycle trajectories review --top` shows at most."""
 MAX_TRAINABLE_GROUP: Final = 512
 """A group of an evaluation that may train travels with all its members in one event of at most 256 KB."""
 REFUSED: Final = "refused"

@@ -20,6 +20,7 @@ from upcycle.run_config.limits import (
     LARGEST,
     MAX_EPISODE_DEADLINE_S,
     MAX_GROUP_SIZE,
+    MAX_REVIEWED,
     POSITIVE,
     Limit,
     OneOf,
@@ -320,6 +321,9 @@ class Gate:
     """least gain in success rate: the gain's lower bound must exceed it."""
     critical: tuple[str, ...] = ()
     """families that must be proven to keep their margin: FAMILY, FAMILY:MARGIN or FAMILY:MARGIN:ATTEMPTS."""
+    require_review: Annotated[Whole, Limit(0, MAX_REVIEWED)] = 0
+    """so many of the run's highest-rewarded trajectories a person must have confirmed (upcycle trajectories
+    review) before a checkpoint is promoted; 0: none."""
 
 
 @dataclass(frozen=True, slots=True, config=CONFIG)

@@ -1,4 +1,4 @@
-"""The alarms of the monitors of reward hacks, which the trajectory store keeps."""
+"""The alarms of the monitors of reward hacks, and reviews of people, which the trajectory store keeps."""
 
 from collections.abc import Sequence
 
@@ -9,7 +9,7 @@ from upcycle.api.trajectory.v1 import service_pb2
 from upcycle.api.trajectory.v1.service_pb2_grpc import TrajectoryServiceStub
 from upcycle.rpc import peer_errors
 
-IDEMPOTENT = ("ListAlarms",)
+IDEMPOTENT = ("ListAlarms", "ListReviews")
 _MAX_RUNS = 100
 
 
@@ -30,3 +30,14 @@ class GrpcRewardAlarms:
                     return ()
                 raise
         return [f"{alarm.kind} of run {alarm.run_id}: {alarm.text}" for alarm in reply.alarms]
+
+    async def num_confirmed(self, run_id: str, top: int) -> int:
+        """None are, for a store of a version without reviews. Raises Unavailable."""
+        with peer_errors("read the reviews of the run's trajectories", ()):
+            try:
+                reply = await self._stub.ListReviews(service_pb2.ListReviewsRequest(run_id=run_id, top=top))
+            except grpc.aio.AioRpcError as error:
+                if error.code() is grpc.StatusCode.UNIMPLEMENTED:
+                    return 0
+                raise
+        return reply.confirmed

@@ -63,8 +63,12 @@ def job_of(row: RowMapping) -> GateJob:
     """A row of `gate_job`."""
     values = _columns(row, GateJob)
     values["phase"] = JobPhase(row["phase"])
-    critical = tuple((row["gate_options"] or {}).get("critical", ()))
-    values["gate"] = GateSpec(**row["gate"], critical=critical) if row["gate"] else None
+    options = row["gate_options"] or {}
+    more = {
+        "critical": tuple(options.get("critical", ())),
+        "require_review": options.get("require_review", 0),
+    }
+    values["gate"] = GateSpec(**row["gate"], **more) if row["gate"] else None
     values["profile"] = SamplingProfile(**row["profile"]) if row["profile"] else None
     return GateJob(**values)
 
@@ -74,7 +78,7 @@ def job_values(job: GateJob) -> dict[str, Any]:
     values = {**asdict(job), "phase": job.phase.value}
     if job.gate is not None:
         # Apart from what a registry of 0.3.0 reads.
-        values["gate_options"] = {"critical": values["gate"].pop("critical")}
+        values["gate_options"] = {name: values["gate"].pop(name) for name in ("critical", "require_review")}
     return values
 
 

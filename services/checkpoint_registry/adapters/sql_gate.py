@@ -134,6 +134,17 @@ class SqlGateStore:
         if job is not None:
             telemetry.decided(job, "held", at)
 
+    async def await_review(self, judgement: Judgement, at: datetime) -> None:
+        """The candidate passed and waits for people: held, with report and events, its level spent. The
+        model's next candidate may begin. Raises HeadMoved, as `promote`."""
+        await self._db.run(lambda connection: _await_review(connection, judgement, at))
+
+    async def note_review(self, checkpoint_id: str, reason: str) -> None:
+        """How many confirmations are there by now."""
+        state = {"checkpoint_id": checkpoint_id, "state": CheckpointState.HELD.value}
+        change = update(tables.checkpoint).where(owned(tables.checkpoint, **state)).values(reason=reason)
+        await self._db.run(lambda connection: connection.execute(change))
+
     async def evaluations(
         self, checkpoint_id: str, taskset_digest: str, profile_key: str
     ) -> list[Evaluation]:
@@ -191,13 +202,13 @@ def _change(connection: Connection, checkpoint_id: str, **values: str) -> None:
     connection.execute(update(tables.checkpoint).where(mine).values(**values))
 
 
-def _finish(connection: Connection, checkpoint_id: str) -> bool:
+def _finish(connection: Connection, checkpoint_id: str, then: JobPhase = JobPhase.DONE) -> bool:
     """False: another replica finished the job before."""
-    open_job = tables.gate_job.c.phase != JobPhase.DONE.value
+    open_job = tables.gate_job.c.phase.not_in({JobPhase.DONE.value, then.value})
     finished = connection.execute(
         update(tables.gate_job)
         .where(owned(tables.gate_job, checkpoint_id=checkpoint_id), open_job)
-        .values(phase=JobPhase.DONE.value, active_for_model=None)
+        .values(phase=then.value, active_for_model=None)
     )
     return finished.rowcount == 1
 
@@ -227,13 +238,26 @@ def _hold_judged(connection: Connection, judgement: Judgement, at: datetime) -> 
     return job
 
 
-def _concluded(connection: Connection, judgement: Judgement) -> GateJob | None:
-    """Close the job and keep its report. None: another replica concluded it before. Raises HeadMoved."""
+def _await_review(connection: Connection, judgement: Judgement, at: datetime) -> None:
+    job = _concluded(connection, judgement, JobPhase.REVIEW)
+    if job is None:
+        return
+    candidate = read_checkpoint(connection, job.checkpoint_id)
+    with caused_by(job.traceparent, "judge checkpoint", job.checkpoint_id):
+        _emit_evaluated(connection, candidate, judgement, at)
+        add_test(connection, job, at, promoted=False)
+        _hold(connection, candidate, judgement.reason, at, judgement.decision.verdict.value)
+
+
+def _concluded(
+    connection: Connection, judgement: Judgement, then: JobPhase = JobPhase.DONE
+) -> GateJob | None:
+    """Move the job on and keep its report. None: another replica did it before. Raises HeadMoved."""
     job = _job(connection, judgement.candidate_checkpoint_id)
     if job is None or job.phase is JobPhase.DONE:
         return None
     lock_revision(connection, job.model, judgement.head_revision)
-    if not _finish(connection, job.checkpoint_id):
+    if not _finish(connection, job.checkpoint_id, then):
         return None
     report = json_format.MessageToJson(wire.report_to_wire(judgement), indent=None)
     _change(connection, job.checkpoint_id, gate_json=report)

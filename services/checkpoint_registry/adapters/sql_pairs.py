@@ -101,7 +101,8 @@ class SqlPairStore:
 
 
 def add_test(connection: Connection, job: GateJob, at: datetime, *, promoted: bool) -> None:
-    """A candidate was judged at its level, once against each head."""
+    """A candidate was judged at its level, once against each head. promoted: also later, of one that passed
+    and waited for people."""
     values = {
         "run_id": job.run_id,
         "checkpoint_id": job.checkpoint_id,
@@ -110,7 +111,10 @@ def add_test(connection: Connection, job: GateJob, at: datetime, *, promoted: bo
         "promoted": int(promoted),
         "tested_at": at,
     }
-    insert_once(connection, tables.gate_test, values)
+    if not insert_once(connection, tables.gate_test, values) and promoted:
+        key = {name: values[name] for name in ("run_id", "checkpoint_id", "head_revision")}
+        mine = owned(tables.gate_test, **key)
+        connection.execute(update(tables.gate_test).where(mine).values(promoted=1))
 
 
 def _change_open(connection: Connection, run_id: str, values: dict[str, Any]) -> None:

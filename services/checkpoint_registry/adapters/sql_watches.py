@@ -33,8 +33,9 @@ class SqlWatchStore:
         return (await self._db.run(lambda connection: newest_gates(connection, model))).get(model)
 
     async def has_candidates(self, model: str) -> bool:
-        """Whether a candidate of the model waits for its gate, or is in it."""
-        phases = [phase.value for phase in JobPhase if phase is not JobPhase.DONE]
+        """Whether a candidate of the model waits for its gate, or is in it. One that waits for people keeps
+        nobody waiting."""
+        phases = [phase.value for phase in (JobPhase.NEW, JobPhase.QUEUED, JobPhase.RUNNING)]
         mine = owned(tables.gate_job, model=model), tables.gate_job.c.phase.in_(phases)
         query = select(tables.gate_job.c.checkpoint_id).where(*mine).limit(1)
         return await self._db.run(lambda connection: connection.execute(query).first() is not None)

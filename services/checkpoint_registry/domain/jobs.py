@@ -18,13 +18,14 @@ class JobPhase(StrEnum):
     NEW = "new"  # its run's spec is not read yet
     QUEUED = "queued"  # waits for the model's evaluation under way
     RUNNING = "running"  # evidence is being gathered and judged
+    REVIEW = "review"  # it passed; people have not confirmed enough of its run's trajectories yet
     DONE = "done"  # the checkpoint's state says how it ended
 
 
 @dataclass(frozen=True, slots=True)
 class GateSpec:
     """What the run asks of its checkpoints; rates 0..1. attempts: at most, per task and side. confidence:
-    1 - the error of the run."""
+    1 - the error of the run. require_review: trajectories of the run that people must have confirmed."""
 
     taskset: str
     attempts: int
@@ -32,6 +33,7 @@ class GateSpec:
     regression_margin: float
     min_gain: float
     critical: tuple[str, ...] = ()
+    require_review: int = 0
 
     def rule(self) -> GateRule:
         """Raises BadGateRule for what an older planner accepted and no gate can keep."""

@@ -40,7 +40,7 @@ class RunGate:
         now: Clock,
         alarms: RewardAlarms | None = None,
     ) -> None:
-        """alarms: of the monitors of reward hacks; None: none hold a promotion."""
+        """alarms: of the monitors of reward hacks, with what people reviewed; None: none hold a promotion."""
         self._store = store
         self._models = models
         self._tasksets = tasksets
@@ -73,6 +73,8 @@ class RunGate:
                 await self._read_spec(job)
             except PeerRefused as error:
                 await self._store.hold(job.checkpoint_id, f"its gate cannot be read: {error}", self._now())
+        if await self._advance_reviewed(model):
+            return True
         running = await self._store.jobs(model, JobPhase.RUNNING)
         queued = await self._store.jobs(model, JobPhase.QUEUED)
         for job in queued[:-1]:
@@ -123,7 +125,34 @@ class RunGate:
             reason = "no run of the model asked for a gate, so interactive training moves head itself"
             await self._store.close_ungated(job.checkpoint_id, reason)
             return
-        await self._queue(job, newest.gate, newest.profile)
+        # Its trajectories are of no run that people could review.
+        await self._queue(job, replace(newest.gate, require_review=0), newest.profile)
+
+    async def _advance_reviewed(self, model_name: str) -> bool:
+        """The newest candidate that passed and waits for people becomes head once they confirmed enough."""
+        waiting = await self._store.jobs(model_name, JobPhase.REVIEW)
+        for job in waiting[:-1]:
+            reason = f"superseded by v{waiting[-1].version}, which passed as well and waits for review"
+            await self._store.hold(job.checkpoint_id, reason, self._now())
+        if not waiting or waiting[-1].gate is None:
+            return False
+        job, gate = waiting[-1], waiting[-1].gate
+        candidate = await self._models.checkpoint(job.checkpoint_id)
+        if candidate.state is CheckpointState.PROMOTED:
+            await self._store.close_ungated(job.checkpoint_id, candidate.reason)
+            return True
+        if job.head_revision != (await self._models.model(model_name)).head_revision:
+            command = f"upcycle models head {model_name} --set {job.checkpoint_id}"
+            reason = f"held: head moved while it waited for review; {command} makes it head nevertheless"
+            await self._store.hold(job.checkpoint_id, reason, self._now())
+            return True
+        if missing := await self._unreviewed(job, gate):
+            if not candidate.reason.startswith(missing):
+                await self._store.note_review(job.checkpoint_id, missing)
+            return False
+        head = await self._models.checkpoint(job.head_checkpoint_id)
+        decided = await self._pairs.look(PairUnderTest(job, gate, candidate, head))
+        return decided is not None and await self._conclude(job, gate, decided)
 
     async def _advance_running(self, job: GateJob) -> bool:
         if job.gate is None:
@@ -178,8 +207,11 @@ class RunGate:
             reason=reason_of(decided.decision, gate.rule()),
         )
         judgement = await self._unless_alarmed(job, judgement)
+        missing = await self._unreviewed(job, gate) if judgement.is_passed else ""
         try:
-            if judgement.is_passed:
+            if missing:
+                await self._store.await_review(_held(judgement, missing), self._now())
+            elif judgement.is_passed:
                 await self._store.promote(judgement, self._now())  # the one place where the gate moves head
             else:
                 await self._store.hold_judged(judgement, self._now())
@@ -196,5 +228,23 @@ class RunGate:
         if not raised:
             return judgement
         reason = f"held: open alarm {'; '.join(raised)} (upcycle trajectories alarms {job.run_id})"
-        held = replace(judgement.decision, verdict=Verdict.HOLD)
-        return replace(judgement, decision=held, reason=f"{reason}; {judgement.reason}")
+        return _held(judgement, reason)
+
+    async def _unreviewed(self, job: GateJob, gate: GateSpec) -> str:
+        """Why people have to look first; "" where they looked, or need not."""
+        if not gate.require_review:
+            return ""
+        asked = None if self._alarms is None else self._alarms.num_confirmed(job.run_id, gate.require_review)
+        confirmed = 0 if asked is None else await asked
+        if confirmed >= gate.require_review:
+            return ""
+        return (
+            f"held: a person confirmed {confirmed} of the {gate.require_review} highest-rewarded "
+            f"trajectories that {job.run_id} asks for (upcycle trajectories review {job.run_id})"
+        )
+
+
+def _held(judgement: Judgement, reason: str) -> Judgement:
+    """The same evidence, without the promotion."""
+    held = replace(judgement.decision, verdict=Verdict.HOLD)
+    return replace(judgement, decision=held, reason=f"{reason}; {judgement.reason}")

@@ -159,6 +159,19 @@ class PeerFacts:
             return ()
         return [f"{one.kind}: {one.text} (see {', '.join(one.trajectory_ids[-2:])})" for one in reply.alarms]
 
+    async def num_confirmed(self, run_id: str, top: int) -> int | None:
+        """How many of the run's `top` highest-rewarded trajectories a person confirmed. None: `top` is 0, or
+        the store does not answer in time, or has no reviews."""
+        if not top:
+            return None
+        request = trajectory_pb2.ListReviewsRequest(run_id=run_id, top=top)
+        try:
+            reply = await self._trajectories.ListReviews(request, timeout=ASK_TIMEOUT_S)
+        except AioRpcError as error:
+            log.info("reviews_not_read", extra={"run_id": run_id, "error": error.code().name})
+            return None
+        return reply.confirmed
+
     async def at_grader(self, run_id: str, episode_ids: Sequence[str]) -> GraderFact | None:
         """Those of the episodes whose trajectory is recorded, while the grader's queue holds work; None when
         the ledger or the bus does not answer: nothing is known of them."""

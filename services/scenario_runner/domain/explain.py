@@ -8,6 +8,7 @@ from collections.abc import Iterator
 
 from engine_client import EngineState
 from episodes import Channel, EpisodeFailure, Purpose
+from scenario_runner.domain.explain_people import reviews, warnings
 from scenario_runner.domain.learning import (
     alarm,
     is_worth_an_alarm,
@@ -40,7 +41,7 @@ def explain(facts: RunFacts) -> tuple[list[WaitReason], str]:
     """(causes, most episodes first; one sentence)."""
     run = facts.view.run
     if run.state in FINAL_RUN_STATES:
-        return [], f"is {run.state.value}" + (f": {run.failure}" if run.failure else "")
+        return [*reviews(facts)], f"is {run.state.value}" + (f": {run.failure}" if run.failure else "")
     reasons = [*_paused(facts), *sorted(_reasons(facts), key=lambda reason: -reason.episodes)]
     if not reasons:
         counts = facts.view.counts
@@ -63,7 +64,8 @@ def _reasons(facts: RunFacts) -> Iterator[WaitReason]:
     yield from _supply(facts)
     yield from _failing(facts)
     yield from _learning_nothing(facts)
-    yield from _alarming(facts)
+    yield from warnings(facts)
+    yield from reviews(facts)
 
 
 def _paused(facts: RunFacts) -> Iterator[WaitReason]:
@@ -96,17 +98,6 @@ def _learning_nothing(facts: RunFacts) -> Iterator[WaitReason]:
     )
     remedy = f"{remedies(without)} ({outlook})"
     yield WaitReason("you", f"alarm: {alarm(without, run.step)}", 0, 0.0, remedy)
-
-
-def _alarming(facts: RunFacts) -> Iterator[WaitReason]:
-    for one in facts.session.alarms if facts.session is not None else ():
-        yield WaitReason("grpo_trainer", f"alarm: {one}", 0, 0.0, "look at the run's curves, or stop it")
-    if facts.session is not None and facts.session.process_weight < 1:
-        what = f"rewards of the process count {facts.session.process_weight:.0%} by now"
-        yield WaitReason("grpo_trainer", what, 0, 0.0, "nothing: the run's reward_schedule is fade")
-    for one in facts.reward_alarms:
-        look = f"upcycle trajectories review {facts.view.run.run_id}"
-        yield WaitReason("trajectory_store", f"alarm: {one}", 0, 0.0, f"look at them: {look}")
 
 
 def _planner(facts: RunFacts) -> Iterator[WaitReason]:

@@ -74,6 +74,8 @@ class RunFacts:
     """What the planner's bus has lost, misses, or is about to lose; one sentence each."""
     reward_alarms: Sequence[str] = ()
     """What the monitors of reward hacks warn of; one sentence each."""
+    num_confirmed: int | None = None
+    """Highest-rewarded trajectories that a person confirmed, of as many as the gate's require_review."""
     planner_fails: Sequence[str] = ()
     """What the planner's own loops have failed at for a minute, for this run; one sentence each."""
 

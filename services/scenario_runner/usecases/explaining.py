@@ -38,12 +38,15 @@ class ExplainRun:
         view, waits, supply, outbox_waiting = await self._plan.read(lambda unit: _own_facts(unit, run_id))
         peers = self._peer_facts
         purpose, model = view.run.spec.purpose, view.run.spec.policy.model
-        engines, ledger, session, durables, reward_alarms = await asyncio.gather(
+        gate = view.run.spec.gate
+        top = gate.require_review if gate is not None else 0
+        engines, ledger, session, durables, reward_alarms, num_confirmed = await asyncio.gather(
             peers.engines(model),
             peers.ledger(run_id),
             peers.session(run_id),
             peers.durables(purpose, model),
             peers.reward_alarms(run_id),
+            peers.num_confirmed(run_id, top),
         )
         alive, capacity = self._fleet()
         facts = RunFacts(
@@ -61,6 +64,7 @@ class ExplainRun:
             supply=supply,
             bus_alarms=self._bus_alarms(),
             reward_alarms=reward_alarms,
+            num_confirmed=num_confirmed,
             planner_fails=self._failing(run_id),
         )
         return view, *explain(facts)

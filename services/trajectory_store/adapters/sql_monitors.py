@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from pydantic import TypeAdapter
-from sqlalchemy import Connection, RowMapping, Table, and_, delete, or_, select, update
+from sqlalchemy import Connection, RowMapping, Table, and_, delete, func, or_, select, update
 from sqlalchemy.dialects import postgresql, sqlite
 
 from identities.tenants import DEFAULT_TENANT
@@ -118,6 +118,25 @@ class SqlMonitors:
             )
             for row in rows
         ]  # fmt: skip
+
+    async def num_confirmed(self, run_id: str, top: int) -> int:
+        """Trajectories of a run that somebody reviewed as solved, of those that earned as much as the `top`
+        best ones. Quarantined ones are none of them."""
+        return await self._db.run(lambda connection: _num_confirmed(connection, run_id, top))
+
+
+def _num_confirmed(connection: Connection, run_id: str, top: int) -> int:
+    reward = EPISODES.c.reward
+    is_sound = owned(EPISODES, run_id=run_id), reward.is_not(None), EPISODES.c.quarantine == ""
+    nth = select(reward).where(*is_sound).order_by(reward.desc()).offset(top - 1).limit(1)
+    least = connection.execute(nth).scalar_one_or_none()
+    same = and_(REVIEWS.c.tenant == EPISODES.c.tenant, REVIEWS.c.episode_id == EPISODES.c.episode_id)
+    solved = (
+        select(func.count(EPISODES.c.episode_id.distinct()))
+        .join_from(REVIEWS, EPISODES, same)
+        .where(*is_sound, REVIEWS.c.verdict == int(Verdict.SOLVED))
+    )
+    return int(connection.execute(solved if least is None else solved.where(reward >= least)).scalar_one())
 
 
 def _fresh(connection: Connection, limit: int) -> FreshEpisodes:

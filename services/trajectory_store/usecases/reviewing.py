@@ -17,6 +17,7 @@ _US: Final = timedelta(microseconds=1)
 _MAX_RUNS: Final = 100
 _MAX_NAME_CHARS: Final = 128
 _MAX_NOTE_CHARS: Final = 2000
+_MAX_TOP: Final = 1000
 
 
 class ReviewRewards:
@@ -68,6 +69,13 @@ class ReviewRewards:
     async def reviews(self, run_id: str) -> list[Review]:
         """Of a run, newest first."""
         return await self._monitors.reviews(run_id)
+
+    async def num_confirmed(self, run_id: str, top: int) -> int:
+        """Of the run's `top` highest-rewarded trajectories, and of those that earned as much as the last of
+        them. Raises InvalidRequest."""
+        if not 0 < top <= _MAX_TOP:
+            raise InvalidRequest(f"top is {top}, expected 1..{_MAX_TOP}")
+        return await self._monitors.num_confirmed(run_id, top)
 
     def _now_us(self) -> int:
         return (self._now() - _EPOCH) // _US

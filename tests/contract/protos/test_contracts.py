@@ -200,6 +200,7 @@ NEGOTIATED = {
         f"upcycle.api.taskset.v1.{name}": "of people's programs, which are upgraded after the planner"
         for name in (
             "GateConfig.critical",
+            "GateConfig.require_review",
             "SamplingConfig.context",
             *(f"TrainingConfig.{option}" for option in TRAINING_OPTIONS),
         )

@@ -9,7 +9,12 @@ import pytest
 from rich.console import Console
 from tests.support.waiting import until
 
-from upcycle.api.registry.v1.registry_pb2 import Checkpoint, GateReport
+from upcycle.api.registry.v1.registry_pb2 import (
+    CHECKPOINT_STATE_HELD,
+    CHECKPOINT_STATE_PROMOTED,
+    Checkpoint,
+    GateReport,
+)
 from upcycle.api.taskset.v1.taskset_pb2 import (
     RUN_STATE_PAUSED,
     Run,
@@ -20,7 +25,7 @@ from upcycle.api.taskset.v1.taskset_pb2 import (
 )
 from upcycle.api.training.v1.training_pb2 import StepPoint, TrainingAlarm, TrainingMetrics
 from upcycle.cli.progress_view import Lines, curves, dashboard, dashboard_of
-from upcycle.cli.run_follower import AlarmRaised, RunChanged, Stepped, TrainingProgress
+from upcycle.cli.run_follower import AlarmRaised, RunChanged, Stepped, TrainingProgress, is_new_verdict
 from upcycle.cli.sft import SftCall, SftRefused, conversations_in, planned, shown
 from upcycle.cli.sparkline import sparkline
 from upcycle.train import StepResult
@@ -235,3 +240,17 @@ async def test_steps_of_sft_are_bounded_too_and_the_last_one_stays(
             show(number, result)
     lines = capsys.readouterr().err.splitlines()
     assert [line.split()[1] for line in lines if line.startswith("step ")] == ["1/40", "40/40"]
+
+
+def test_a_verdict_is_shown_again_when_people_confirmed_more_and_when_it_is_promoted() -> None:
+    progress = TrainingProgress(Run(run_id="run-1"))
+    held = Checkpoint(checkpoint_id="c", run_id="run-1", state=CHECKPOINT_STATE_HELD, reason="held: 0 of 2")
+    assert is_new_verdict(progress, held)
+    progress.verdicts["c"] = held
+    assert not is_new_verdict(progress, held)
+    more = Checkpoint(checkpoint_id="c", run_id="run-1", state=CHECKPOINT_STATE_HELD, reason="held: 1 of 2")
+    promoted = Checkpoint(checkpoint_id="c", run_id="run-1", state=CHECKPOINT_STATE_PROMOTED)
+    assert is_new_verdict(progress, more)
+    assert is_new_verdict(progress, promoted)
+    promoted.run_id = "run-2"
+    assert not is_new_verdict(progress, promoted)

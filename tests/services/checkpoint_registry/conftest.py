@@ -39,10 +39,15 @@ START = datetime(2026, 11, 21, 8, 0, tzinfo=UTC)
 
 @dataclass
 class AlarmsDouble:
-    """The monitors of reward hacks. raised: by run."""
+    """The monitors of reward hacks. raised: by run; confirmed: what people reviewed as solved."""
 
     raised: dict[str, str] = field(default_factory=dict)
     asked: list[Sequence[str]] = field(default_factory=list)
+    confirmed: int = 0
+
+    async def num_confirmed(self, run_id: str, top: int) -> int:
+        assert (run_id, top) == ("run-train", 3)
+        return self.confirmed
 
     async def open_alarms(self, run_ids: Sequence[str]) -> Sequence[str]:
         self.asked.append(run_ids)

@@ -4,6 +4,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
 
+import grpc
 import pytest
 
 from checkpoint_registry.adapters.reward_alarms import IDEMPOTENT, GrpcRewardAlarms
@@ -27,6 +28,12 @@ class Store(TrajectoryServiceServicer):
         self.asked.append(request)
         alarm = pb.RewardAlarm(run_id="run-a", kind=self.kind, text="40% of the last 64 episodes")
         return pb.ListAlarmsResponse(alarms=[alarm])
+
+    async def ListReviews(self, request: Any, context: Any) -> pb.ListReviewsResponse:
+        assert request == pb.ListReviewsRequest(run_id="run-a", top=3)
+        if self.kind == "old":
+            await context.abort(grpc.StatusCode.UNIMPLEMENTED, "no such rpc")
+        return pb.ListReviewsResponse(confirmed=2)
 
 
 def store_of(kind: str) -> Store:
@@ -52,3 +59,9 @@ async def test_an_open_alarm_of_every_kind_is_named(kind: MonitorKind) -> None:
     async with asking(store) as alarms:
         assert await alarms.open_alarms(["run-a"]) == [f"{kind} of run run-a: 40% of the last 64 episodes"]
     assert store.asked == [pb.ListAlarmsRequest(run_ids=["run-a"], only_open=True)]
+
+
+@pytest.mark.parametrize(("kind", "confirmed"), [("leak_shown", 2), ("old", 0)])
+async def test_a_store_without_reviews_confirms_nothing(kind: str, confirmed: int) -> None:
+    async with asking(store_of(kind)) as alarms:
+        assert await alarms.num_confirmed("run-a", 3) == confirmed

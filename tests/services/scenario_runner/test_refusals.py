@@ -260,6 +260,7 @@ BAD_RUNS: list[tuple[taskset_pb2.RunSpec, grpc.StatusCode, str]] = [
         INVALID,
         "critical family 'default': attempts is 1; use 2 (the firs",
     ),
+    (_gated(require_review=201), INVALID, "spec.gate.require_review must be >= 0 and <= 200, got 201"),
     (_gated(taskset="lone"), PRECONDITION, "gate taskset 'lone' has one task; a gate compares versions over"),
     (_gated(taskset="audits"), PRECONDITION, "is of split audit; a gate judges on held-out tasks only"),
     (

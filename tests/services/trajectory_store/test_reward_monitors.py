@@ -188,3 +188,37 @@ async def test_a_review_that_says_too_little_is_refused(
         await store.api.ReviewTrajectory(pb.ReviewTrajectoryRequest(**{**usual, **changes}))  # type: ignore[arg-type]
     assert caught.value.code() is code
     assert not (await store.api.ListReviews(pb.ListReviewsRequest(run_id="run-1"))).reviews
+
+
+async def num_confirmed(store: Store, top: int) -> int:
+    reply = await store.api.ListReviews(pb.ListReviewsRequest(run_id="run-1", top=top))
+    assert reply.HasField("confirmed")
+    return reply.confirmed
+
+
+async def test_confirmed_are_the_best_that_are_reviewed_as_solved_and_not_as_hacked(store: Store) -> None:
+    for number in (0, 1, 2):
+        await play(store, number, shadow=1.0)
+    await play(store, 3, shadow=1.0, success=False)  # it earned 0
+    await play(store, 4, shadow=1.0, written=True)  # it is set aside
+    await set_aside(store, 4)
+    for number, who, verdict in (
+        (0, "ada", pb.REVIEW_VERDICT_SOLVED),
+        (0, "bob", pb.REVIEW_VERDICT_SOLVED),
+        (1, "ada", pb.REVIEW_VERDICT_UNCLEAR),
+        (3, "ada", pb.REVIEW_VERDICT_SOLVED),
+        (4, "ada", pb.REVIEW_VERDICT_SOLVED),
+    ):
+        asked = pb.ReviewTrajectoryRequest(trajectory_id=trajectory(number), verdict=verdict, reviewer=who)
+        await store.api.ReviewTrajectory(asked)
+    assert [await num_confirmed(store, top) for top in (1, 3, 4, 9)] == [1, 1, 2, 2]
+    hacked = pb.ReviewTrajectoryRequest(
+        trajectory_id=trajectory(0), verdict=pb.REVIEW_VERDICT_HACKED, reviewer="eve"
+    )
+    assert trajectory(0) in (await store.api.ReviewTrajectory(hacked)).quarantined
+    assert await num_confirmed(store, 1) == 0
+    unasked = await store.api.ListReviews(pb.ListReviewsRequest(run_id="run-1"))
+    assert not unasked.HasField("confirmed")
+    with pytest.raises(grpc.aio.AioRpcError) as caught:
+        await num_confirmed(store, 1001)
+    assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT

@@ -743,6 +743,7 @@ class GateConfig(_message.Message):
     REGRESSION_MARGIN_FIELD_NUMBER: _builtins.int
     MIN_GAIN_FIELD_NUMBER: _builtins.int
     CRITICAL_FIELD_NUMBER: _builtins.int
+    REQUIRE_REVIEW_FIELD_NUMBER: _builtins.int
     taskset: _builtins.str
     """name of a held-out taskset"""
     attempts: _builtins.int
@@ -753,6 +754,8 @@ class GateConfig(_message.Message):
     """allowed loss of success rate per family, against the best head so far, default 0.05"""
     min_gain: _builtins.float
     """pooled lower bound must exceed it, default 0"""
+    require_review: _builtins.int
+    """so many of the run's highest-rewarded trajectories a person must have confirmed before a promotion, default 0"""
     @_builtins.property
     def critical(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """FAMILY, FAMILY:MARGIN or FAMILY:MARGIN:ATTEMPTS: must be proven to keep its margin"""
@@ -766,10 +769,11 @@ class GateConfig(_message.Message):
         regression_margin: _builtins.float | None = ...,
         min_gain: _builtins.float | None = ...,
         critical: _abc.Iterable[_builtins.str] | None = ...,
+        require_review: _builtins.int | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_attempts", b"_attempts", "_confidence", b"_confidence", "_min_gain", b"_min_gain", "_regression_margin", b"_regression_margin", "attempts", b"attempts", "confidence", b"confidence", "min_gain", b"min_gain", "regression_margin", b"regression_margin"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_attempts", b"_attempts", "_confidence", b"_confidence", "_min_gain", b"_min_gain", "_regression_margin", b"_regression_margin", "_require_review", b"_require_review", "attempts", b"attempts", "confidence", b"confidence", "min_gain", b"min_gain", "regression_margin", b"regression_margin", "require_review", b"require_review"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_attempts", b"_attempts", "_confidence", b"_confidence", "_min_gain", b"_min_gain", "_regression_margin", b"_regression_margin", "attempts", b"attempts", "confidence", b"confidence", "critical", b"critical", "min_gain", b"min_gain", "regression_margin", b"regression_margin", "taskset", b"taskset"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_attempts", b"_attempts", "_confidence", b"_confidence", "_min_gain", b"_min_gain", "_regression_margin", b"_regression_margin", "_require_review", b"_require_review", "attempts", b"attempts", "confidence", b"confidence", "critical", b"critical", "min_gain", b"min_gain", "regression_margin", b"regression_margin", "require_review", b"require_review", "taskset", b"taskset"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__attempts: _TypeAlias = _typing.Literal["attempts"]  # noqa: Y015
     _WhichOneofArgType__attempts: _TypeAlias = _typing.Literal["_attempts", b"_attempts"]  # noqa: Y015
@@ -779,6 +783,8 @@ class GateConfig(_message.Message):
     _WhichOneofArgType__min_gain: _TypeAlias = _typing.Literal["_min_gain", b"_min_gain"]  # noqa: Y015
     _WhichOneofReturnType__regression_margin: _TypeAlias = _typing.Literal["regression_margin"]  # noqa: Y015
     _WhichOneofArgType__regression_margin: _TypeAlias = _typing.Literal["_regression_margin", b"_regression_margin"]  # noqa: Y015
+    _WhichOneofReturnType__require_review: _TypeAlias = _typing.Literal["require_review"]  # noqa: Y015
+    _WhichOneofArgType__require_review: _TypeAlias = _typing.Literal["_require_review", b"_require_review"]  # noqa: Y015
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__attempts) -> _WhichOneofReturnType__attempts | None: ...
     @_typing.overload
@@ -787,6 +793,8 @@ class GateConfig(_message.Message):
     def WhichOneof(self, oneof_group: _WhichOneofArgType__min_gain) -> _WhichOneofReturnType__min_gain | None: ...
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__regression_margin) -> _WhichOneofReturnType__regression_margin | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__require_review) -> _WhichOneofReturnType__require_review | None: ...
 
 Global___GateConfig: _TypeAlias = GateConfig  # noqa: Y015
 

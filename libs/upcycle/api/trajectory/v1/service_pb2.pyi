@@ -828,15 +828,19 @@ class ListReviewsRequest(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     RUN_ID_FIELD_NUMBER: _builtins.int
+    TOP_FIELD_NUMBER: _builtins.int
     run_id: _builtins.str
+    top: _builtins.int
+    """0 to 1000: count how many of so many trajectories of the highest reward are confirmed"""
     def __init__(
         self,
         *,
         run_id: _builtins.str = ...,
+        top: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["run_id", b"run_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["run_id", b"run_id", "top", b"top"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -847,6 +851,11 @@ class ListReviewsResponse(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     REVIEWS_FIELD_NUMBER: _builtins.int
+    CONFIRMED_FIELD_NUMBER: _builtins.int
+    confirmed: _builtins.int
+    """Of the run's trajectories that earned as much as the `top` best ones and are not quarantined: those that somebody
+    reviewed as solved. Absent: not asked for.
+    """
     @_builtins.property
     def reviews(self) -> _containers.RepeatedCompositeFieldContainer[Global___Review]:
         """newest first, at most 1000"""
@@ -855,11 +864,14 @@ class ListReviewsResponse(_message.Message):
         self,
         *,
         reviews: _abc.Iterable[Global___Review] | None = ...,
+        confirmed: _builtins.int | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_confirmed", b"_confirmed", "confirmed", b"confirmed"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["reviews", b"reviews"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_confirmed", b"_confirmed", "confirmed", b"confirmed", "reviews", b"reviews"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
+    _WhichOneofReturnType__confirmed: _TypeAlias = _typing.Literal["confirmed"]  # noqa: Y015
+    _WhichOneofArgType__confirmed: _TypeAlias = _typing.Literal["_confirmed", b"_confirmed"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__confirmed) -> _WhichOneofReturnType__confirmed | None: ...
 
 Global___ListReviewsResponse: _TypeAlias = ListReviewsResponse  # noqa: Y015

@@ -1,0 +1,30 @@
+"""What people should look at in a run: alarms, and trajectories that a promotion waits for. Pure."""
+
+from collections.abc import Iterator
+
+from scenario_runner.domain.run_facts import RunFacts, WaitReason
+from scenario_runner.domain.runs import RunState
+
+
+def warnings(facts: RunFacts) -> Iterator[WaitReason]:
+    """Alarms of the trainer and of the monitors of reward hacks."""
+    for one in facts.session.alarms if facts.session is not None else ():
+        yield WaitReason("grpo_trainer", f"alarm: {one}", 0, 0.0, "look at the run's curves, or stop it")
+    if facts.session is not None and facts.session.process_weight < 1:
+        what = f"rewards of the process count {facts.session.process_weight:.0%} by now"
+        yield WaitReason("grpo_trainer", what, 0, 0.0, "nothing: the run's reward_schedule is fade")
+    for one in facts.reward_alarms:
+        look = f"upcycle trajectories review {facts.view.run.run_id}"
+        yield WaitReason("trajectory_store", f"alarm: {one}", 0, 0.0, f"look at them: {look}")
+
+
+def reviews(facts: RunFacts) -> Iterator[WaitReason]:
+    """The gate waits for people, also after the run. Nothing where the store did not answer."""
+    run, confirmed = facts.view.run, facts.num_confirmed
+    needed = run.spec.gate.require_review if run.spec.gate is not None else 0
+    if confirmed is None or confirmed >= needed or run.state in (RunState.FAILED, RunState.CANCELLED):
+        return
+    what = (
+        f"its checkpoints become head once {needed} of its best trajectories are confirmed, {confirmed} are"
+    )
+    yield WaitReason("you", what, 0, 0.0, f"look at them: upcycle trajectories review {run.run_id}")

@@ -1,0 +1,112 @@
+"""`require_review`: what passed its gate becomes head once people confirmed trajectories of its run."""
+
+import json
+from dataclasses import replace
+
+import pytest
+from sqlalchemy import select
+from tests.services.checkpoint_registry.conftest import MODEL, RegistryHarness, judge
+from tests.services.checkpoint_registry.planner_double import GATE
+
+from checkpoint_registry.adapters import tables
+from checkpoint_registry.domain.models import CheckpointState
+
+NEEDED = 3
+
+
+@pytest.fixture(autouse=True)
+def reviewed_run(harness: RegistryHarness) -> None:
+    harness.planner.training_run("run-train", MODEL, replace(GATE, require_review=NEEDED))
+
+
+async def passed(harness: RegistryHarness, version: int = 1) -> None:
+    await judge(harness, version, 0.95, head_rate=0.3)
+
+
+async def spent_levels(harness: RegistryHarness) -> list[bool]:
+    return await harness.pairs.tests("run-train")
+
+
+async def test_a_candidate_that_passed_is_held_and_says_for_whom_it_waits(harness: RegistryHarness) -> None:
+    await passed(harness)
+    assert await harness.head() == 0
+    assert await harness.state(1) is CheckpointState.HELD
+    said = (
+        "held: a person confirmed 0 of the 3 highest-rewarded trajectories that run-train asks for "
+        "(upcycle trajectories review run-train)"
+    )
+    assert (await harness.reason(1)).startswith(f"{said}; promoted: a gain")
+    query = select(tables.checkpoint.c.gate_json).where(tables.checkpoint.c.version == 1)
+    report = json.loads(await harness.database.run(lambda one: str(one.execute(query).scalar_one())))
+    assert report["verdict"] == "hold"
+    assert report["reason"].startswith(said)
+    assert await spent_levels(harness) == [False]  # its level is spent
+    assert f"checkpoint.held/default/ckpt-{MODEL}-v00000001" in await harness.events()
+
+
+async def test_it_becomes_head_once_enough_are_confirmed_also_after_a_restart(
+    harness: RegistryHarness,
+) -> None:
+    await passed(harness)
+    harness.alarms.confirmed = NEEDED - 1
+    await harness.drive()
+    assert await harness.head() == 0
+    assert (await harness.reason(1)).startswith("held: a person confirmed 2 of the 3")
+    harness.restart()
+    harness.alarms.confirmed = NEEDED
+    await harness.drive()
+    assert await harness.head() == 1
+    assert await harness.state(1) is CheckpointState.PROMOTED
+    assert (await harness.reason(1)).startswith("promoted: a gain")
+    assert await spent_levels(harness) == [True]
+    assert await harness.gates.models_with_open_jobs() == []
+
+
+async def test_what_was_confirmed_before_holds_nothing(harness: RegistryHarness) -> None:
+    harness.alarms.confirmed = NEEDED
+    await passed(harness)
+    assert await harness.head() == 1
+
+
+async def test_what_fails_its_gate_needs_no_review(harness: RegistryHarness) -> None:
+    await judge(harness, 1, 0.3, head_rate=0.3)
+    assert "a person confirmed" not in await harness.reason(1)
+    assert await harness.gates.models_with_open_jobs() == []
+
+
+async def test_it_keeps_neither_later_candidates_nor_the_watch_waiting(harness: RegistryHarness) -> None:
+    await passed(harness, 1)
+    assert not await harness.watches.has_candidates(MODEL)
+    await passed(harness, 2)
+    reason = "superseded by v2, which passed as well and waits for review"
+    assert await harness.reason(1) == reason
+    harness.alarms.confirmed = NEEDED
+    await harness.drive()
+    assert await harness.head() == 2
+
+
+async def test_an_alarm_that_came_meanwhile_holds_it(harness: RegistryHarness) -> None:
+    await passed(harness)
+    harness.alarms.confirmed = NEEDED
+    harness.alarms.raised["run-train"] = "leak_shown of run run-train: 3%"
+    await harness.drive()
+    assert await harness.head() == 0
+    assert (await harness.reason(1)).startswith("held: open alarm leak_shown")
+
+
+async def test_a_head_that_moved_meanwhile_ends_the_wait(harness: RegistryHarness) -> None:
+    await passed(harness, 2)
+    harness.planner.training_run("run-other", MODEL)
+    await judge(harness, 3, 0.95, head_rate=0.3, run_id="run-other")
+    harness.alarms.confirmed = NEEDED
+    await harness.drive()
+    assert await harness.head() == 3
+    assert (await harness.reason(2)).startswith("held: head moved while it waited for review; upcycle models")
+
+
+async def test_interactive_training_that_takes_over_the_gate_needs_no_review(
+    harness: RegistryHarness,
+) -> None:
+    await judge(harness, 1, 0.3, head_rate=0.3)
+    await judge(harness, 2, 0.95, head_rate=0.3, run_id=f"interactive-{MODEL}")
+    assert await harness.head() == 2

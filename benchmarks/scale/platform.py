@@ -49,6 +49,10 @@ class SilentPeers:
     async def nothing(self, *_: object) -> None:
         """In time."""
 
+    async def reward_alarms(self, *_: object) -> tuple[str, ...]:
+        """No alarm could be read."""
+        return ()
+
     async def durables(self, *_: object) -> dict[str, object]:
         """No durable could be read."""
         return {}

@@ -281,13 +281,15 @@ def fill_registry(names: Names) -> None:
          "state": "'held'", "step": version, "manifest": sql.json(blob), "training_state": sql.json(blob),
          "metrics": "'{}'", "sources": "'{}'", "created_at": at},
     )  # fmt: skip
-    gate = json.dumps(asdict(GateSpec(TASKSET, 1, 0.9, 0.1, 0.0)))
+    gate = asdict(GateSpec(TASKSET, 1, 0.9, 0.1, 0.0))
+    del gate["critical"]  # which `gate_options` would hold
     sql.fill(
         registry.gate_job,
         count,
         {"tenant": "'default'", "checkpoint_id": checkpoint, "model": model, "run_id": names.run(run),
          "phase": "'done'", "taskset_digest": f"'{DIGEST}'", "version": version, "taskset_revision": "1",
-         "gate": sql.json(f"'{gate}'"), "profile": "NULL", "created_at": at, "active_for_model": "NULL"},
+         "gate": sql.json(f"'{json.dumps(gate)}'"), "profile": "NULL", "created_at": at,
+         "active_for_model": "NULL"},
     )  # fmt: skip
     _fill_evidence(names, count, checkpoint, run)
     _fill_outbox(sql, names.size)

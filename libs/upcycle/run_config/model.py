@@ -262,13 +262,19 @@ class Training:
 
     @model_validator(mode="after")
     def _check(self) -> Training:
-        if self.learning_rate is None:
-            rate = LORA_RATE if self.lora_rank else FULL_RATE
-            object.__setattr__(self, "learning_rate", rate)
-        if not self.lr_schedule:
-            object.__setattr__(self, "lr_schedule", CONSTANT if self.is_standing else LINEAR)
+        for name, default in self.defaults_by_mode.items():
+            if getattr(self, name) in (None, ""):
+                object.__setattr__(self, name, default)
         keep_rules(self, TRAINING_RULES)
         return self
+
+    @property
+    def defaults_by_mode(self) -> dict[str, float | str]:
+        """Of fields that are left out: what this training has there, by what it trains and for how long."""
+        return {
+            "learning_rate": LORA_RATE if self.lora_rank else FULL_RATE,
+            "lr_schedule": CONSTANT if self.is_standing else LINEAR,
+        }
 
     @property
     def peak_rate(self) -> float:

@@ -34,6 +34,7 @@ def _differing(spec: Any, purpose: Purpose) -> Iterator[ShownSetting]:
         default = None if info.is_required() else info.get_default(call_default_factory=True)
         if purpose is Purpose.EVAL:
             default = DEFAULTS_OF_EVAL.get(path, default)
+        default = getattr(part, "defaults_by_mode", {}).get(name, default)
         value = getattr(part, name)
         if value != default and value is not None:
             yield ShownSetting(path, _text(value), _text(default))

@@ -15,6 +15,7 @@ from upcycle import Taskset
 from upcycle.external import evaluating
 from upcycle.external.evaluating import ExternalEpisode, ExternalOptions, evaluate_tasks
 from upcycle.external.naming import ExternalModel, external_model
+from upcycle.playing import runtime_hosts
 from upcycle.playing.episode import PlayLimits, play_episode
 from upcycle.playing.errors import PlayRefused
 from upcycle.playing.forking import ForkServer, hosts_of
@@ -124,7 +125,7 @@ async def test_an_environment_is_loaded_once_and_away_from_the_event_loop(
         assert isinstance(hosts, ForkServer) == hasattr(os, "fork")
         return hosts
 
-    monkeypatch.setattr(evaluating, "hosts_of", counting)
+    monkeypatch.setattr(runtime_hosts, "hosts_of", counting)
     with serving(openai_shaped(lambda results: Turn("3"))) as server:
         runs = await evaluate_tasks(tasks.tasks, model_at(server.url))
     assert [run.failure_detail for run in runs] == ["", ""]

@@ -100,6 +100,12 @@ def watch_request_id(model: str, head_revision: int, number: int) -> str:
     return f"watch/{model}/r{head_revision}/{number}"
 
 
+def track_request_id(run: str, taskset: str, step: int) -> str:
+    """Of the evaluation that measures the version of a step on a set that the run is followed on: the same
+    run, also after a crash before the planner's commit."""
+    return f"track/{run}/{taskset}/{step}"
+
+
 def interactive_run_id(model: str) -> str:
     """The run id under which a model's interactive session publishes: each model has one such session."""
     return f"{_INTERACTIVE}{model}"

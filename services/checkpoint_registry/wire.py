@@ -297,6 +297,7 @@ def run_from_wire(response: taskset_service_pb2.GetRunResponse) -> EvaluationRun
         taskset_revision=run.taskset_revision,
         source_digest=run.source_digest,
         episode_deadline_s=spec.episode_deadline_s,
+        ended_by_drops=run.ended_by_drops,
         against_version=spec.against_version if spec.HasField("against_version") else None,
     )
 

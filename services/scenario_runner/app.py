@@ -27,7 +27,7 @@ from scenario_runner.adapters.zygotes import ZygoteOptions
 from scenario_runner.domain.environments import EpisodeTimeouts
 from scenario_runner.domain.runs import Prices
 from scenario_runner.handlers import READING, plan_router
-from scenario_runner.loops import FleetLoop, PlannerLoop, SweepLoop
+from scenario_runner.loops import FleetLoop, PlannerLoop, SweepLoop, TrackLoop
 from scenario_runner.servicer.environments import EnvironmentServicer
 from scenario_runner.servicer.statuses import ENVIRONMENT_STATUSES, TASKSET_STATUSES
 from scenario_runner.servicer.tasksets import TasksetServicer, TasksetUseCases
@@ -44,6 +44,7 @@ from scenario_runner.usecases.retaining_sources import RemoveSources
 from scenario_runner.usecases.run_sources import KeepSource
 from scenario_runner.usecases.submitting import Runs, SubmitRun
 from scenario_runner.usecases.task_claims import ClaimTasks
+from scenario_runner.usecases.tracking import TrackRuns
 from service_kit.background import Worker
 from service_kit.clock import new_id, utc_now
 from service_kit.component import Closing
@@ -156,6 +157,7 @@ def _add_planner(
     service.add(OutboxRelay(database, bus, never_overtaken=NEVER_OVERTAKEN))
     service.add(Worker("planner", loop.run, failing=planning_fails))
     service.add(Worker("sweeps", sweeps.run, failing=sweeping_fails))
+    service.add(Worker("tracking", TrackLoop(TrackRuns(plan, submit)).run))
     catalog = _catalog(settings, plan, hosts, sources, GrpcLineages(registry))
     servicer = TasksetServicer(catalog, submit, Runs(plan, wake=loop.wake), explain, prices=_prices(settings))
     server.add(add_TasksetServiceServicer_to_server, servicer, TASKSET_STATUSES)

@@ -20,12 +20,14 @@ from scenario_runner.usecases.planning import PlanRules, plan_more, sweep
 from scenario_runner.usecases.reconciling import Reconcile
 from scenario_runner.usecases.recounting import Recounts
 from scenario_runner.usecases.supply import offer_more
+from scenario_runner.usecases.tracking import TrackRuns
 from service_kit.loops import one_piece, until_stopped
 from upcycle.errors import Unavailable
 
 PLAN_S: Final = 1.0
 SWEEP_S: Final = 1.0
 HOUSEKEEPING_S: Final = 1.0
+TRACK_S: Final = 1.0
 _RUNS_AT_ONCE: Final = 16
 
 
@@ -164,6 +166,17 @@ class SweepLoop:
         at_grader = self._backlog.waiting(found, late, deadline, self._now())
         failures = await self._plan.read(lambda unit: overdue(unit, run, at_grader))
         return await self._outcomes.decide(run, failures)
+
+
+class TrackLoop:
+    """Follows training runs on held-out sets. What fails is tried again at the next look."""
+
+    def __init__(self, track: TrackRuns) -> None:
+        self._track = track
+
+    async def run(self, stop: asyncio.Event) -> None:
+        """Until stopped. While the database or the registry is unavailable, the loop waits for it."""
+        await until_stopped(stop, self._track, every_s=TRACK_S, waiting="tracking_waits")
 
 
 class FleetLoop:

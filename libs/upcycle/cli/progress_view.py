@@ -7,19 +7,29 @@ from typing import TYPE_CHECKING, Final
 
 from upcycle.cli.group_outcomes import groups_text, source_text, step_text
 from upcycle.cli.live_view import LINES_EVERY_S, BoundedLines, bar, live, one_row, redraws, row
-from upcycle.cli.output import human, print_json
+from upcycle.cli.output import fields_of, human, print_json
 from upcycle.cli.run_follower import (
     AlarmCleared,
     AlarmRaised,
     Event,
     Judged,
     PeerAway,
+    RewardAlone,
     RunChanged,
     ShowEvent,
     Stepped,
     TrainingProgress,
+    VersionMeasured,
 )
 from upcycle.cli.sparkline import sparkline
+from upcycle.cli.tracked_sets import (
+    newest_rates,
+    print_tracking,
+    rate_text,
+    rates_record,
+    tracked_curves,
+    tracking_line,
+)
 from upcycle.run_client import state_word
 
 if TYPE_CHECKING:
@@ -80,7 +90,8 @@ class Lines:
             self._warn(event.run)
             self._state = event.run.state
         if isinstance(event, Stepped):
-            self._steps.show(event_line(event))
+            rates = (rate_text(one) for one in newest_rates(progress.run).values())
+            self._steps.show("  ".join((event_line(event), *rates)))
         elif is_news:
             self._line(event_line(event))
         run = progress.run
@@ -130,6 +141,10 @@ def dashboard_of(progress: TrainingProgress, width: int) -> "RenderableType":
     points = [progress.points[step] for step in sorted(progress.points)]
     for name, values, last in curves(points, progress.verdicts.values()):
         table.add_row(name, sparkline(values, max(8, width - _LABEL_COLUMNS)), last)
+    for name, values, last in tracked_curves(progress.run):
+        table.add_row(name, sparkline(values, max(8, width - _LABEL_COLUMNS)), last)
+    for text in progress.run.tracking_alarms:
+        table.add_row(Text("alarm", style="red"), Text(one_row(text)))
     if notice := progress.run.notice:
         table.add_row(Text("warning", style="yellow"), Text(one_row(notice)))
     for source in progress.run.sources:
@@ -181,6 +196,8 @@ def event_line(event: Event) -> str:
             return f"alarm {alarm.kind}: {alarm.text}"
         case AlarmCleared(kind):
             return f"alarm {kind} is over"
+        case VersionMeasured() | RewardAlone():
+            return tracking_line(event)
         case PeerAway(peer, is_away):
             return f"{peer} does not answer" if is_away else f"{peer} answers again"
 
@@ -250,7 +267,9 @@ def _json_line(progress: TrainingProgress, event: Event) -> None:
         case RunChanged(run):
             print_json("progress", run)
         case Stepped(point):
-            print_json("step", point)
+            print_json("step", {**fields_of(point), **rates_record(progress.run)})
+        case VersionMeasured() | RewardAlone():
+            print_tracking(event)
         case Judged(checkpoint):
             print_json("checkpoint", checkpoint)
         case AlarmRaised(alarm):

@@ -14,7 +14,7 @@ from upcycle.run_client import watch_run
 
 if TYPE_CHECKING:
     from upcycle.api.registry.v1.registry_pb2 import Checkpoint
-    from upcycle.api.taskset.v1.taskset_pb2 import Run
+    from upcycle.api.taskset.v1.taskset_pb2 import Run, TrackedRate
     from upcycle.api.training.v1.training_pb2 import StepPoint, TrainingAlarm, TrainingSession
     from upcycle.api.trajectory.v1.service_pb2 import RewardAlarm
     from upcycle.platform import Platform
@@ -72,7 +72,21 @@ class PeerAway:
     is_away: bool
 
 
-Event = RunChanged | Stepped | Judged | AlarmRaised | AlarmCleared | PeerAway
+@dataclass(frozen=True, slots=True)
+class VersionMeasured:
+    """A version was measured on a set that the run is followed on."""
+
+    rate: "TrackedRate"
+
+
+@dataclass(frozen=True, slots=True)
+class RewardAlone:
+    """The training reward rises without a set that the run is followed on."""
+
+    text: str
+
+
+Event = RunChanged | Stepped | Judged | AlarmRaised | AlarmCleared | PeerAway | VersionMeasured | RewardAlone
 ShowEvent = Callable[["TrainingProgress", Event], None]
 
 
@@ -87,6 +101,8 @@ class TrainingProgress:
     alarms: "dict[str, AnyAlarm]" = field(default_factory=dict)
     verdicts: "dict[str, Checkpoint]" = field(default_factory=dict)
     away: set[str] = field(default_factory=set)
+    measured: set[tuple[str, int]] = field(default_factory=set)
+    alone: tuple[str, ...] = ()
 
     @property
     def last_step(self) -> int:
@@ -110,6 +126,8 @@ async def follow_training(platform: "Platform", run_id: str, show: ShowEvent, *,
                 )
             progress.run = run
             show(progress, RunChanged(run))
+            for event in tracking_events(progress):
+                show(progress, event)
     finally:
         if watcher is not None:
             watcher.cancel()
@@ -118,6 +136,17 @@ async def follow_training(platform: "Platform", run_id: str, show: ShowEvent, *,
         raise UpcycleError(f"run {run_id} sent no state", "is scenario_runner healthy? see `upcycle doctor`")
     await _poll_until_session_ended(platform, progress, show)
     return progress.run
+
+
+def tracking_events(progress: TrainingProgress) -> Iterator[Event]:
+    """What the run's newest state says of the sets that it is followed on and was not shown; once."""
+    for rate in progress.run.tracked:
+        if rate.HasField("rate") and (rate.taskset, rate.step) not in progress.measured:
+            progress.measured.add((rate.taskset, rate.step))
+            yield VersionMeasured(rate)
+    if len(progress.run.tracking_alarms) > len(progress.alone):
+        yield from map(RewardAlone, progress.run.tracking_alarms)
+    progress.alone = tuple(progress.run.tracking_alarms)
 
 
 async def _poll_until_cancelled(platform: "Platform", progress: TrainingProgress, show: ShowEvent) -> None:
@@ -187,7 +216,7 @@ def _apply(progress: TrainingProgress, event: Event) -> None:
             progress.alarms.pop(kind, None)
         case PeerAway(peer, is_away):
             (progress.away.add if is_away else progress.away.discard)(peer)
-        case RunChanged():
+        case RunChanged() | VersionMeasured() | RewardAlone():
             return
 
 

@@ -186,6 +186,7 @@ async def _registered(platform: Platform, run: RunFile, source: "TasksetSource |
     """The run with names that the platform knows: its taskset, and the run ids of its sources. Without a
     limit of steps it follows the revisions of a taskset that a file defines."""
     from upcycle.cli.sources import resolve
+    from upcycle.cli.tracked_sets import with_benchmarks
     from upcycle.train.running import taskset_of
 
     evaluations = tuple(await resolve(platform, run.policy.model, run.source_runs))
@@ -194,7 +195,8 @@ async def _registered(platform: Platform, run: RunFile, source: "TasksetSource |
     else:
         exact = run.training is not None and not run.training.is_standing
         name = await source.register(platform, exact=exact)
-    return replace(run.run, taskset=name, source_runs=evaluations)
+    track = await with_benchmarks(platform, run.track)
+    return replace(run.run, taskset=name, source_runs=evaluations, track=track)
 
 
 async def _launched(platform: Platform, spec: RunSpec, view: View) -> str:
@@ -290,6 +292,7 @@ async def _follow(platform: Platform, run_id: str, view: View) -> int:
 
 def _print_done(run: "Run", as_json: bool) -> None:
     from upcycle.cli.group_outcomes import groups_text, source_text
+    from upcycle.cli.tracked_sets import done_lines
 
     if as_json:
         print_json("done", run)
@@ -306,7 +309,8 @@ def _print_done(run: "Run", as_json: bool) -> None:
     newest = f"v{run.policy_version}" if run.step else "no new version"
     steps = f"{amount(run.step, 'step')}{early}, {newest}"
     print(f"{run.run_id}: {steps}, {sampled}{terminal_text(outcome)}")
-    for line in (str(usage_of(run.usage)), groups_text(run), *map(source_text, run.sources)):
+    usage = str(usage_of(run.usage))
+    for line in (usage, groups_text(run), *map(source_text, run.sources), *done_lines(run)):
         if line:
             print(line)
     model = run.spec.policy.model

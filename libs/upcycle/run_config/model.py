@@ -48,6 +48,7 @@ from upcycle.run_config.names import (
     Purpose,
 )
 from upcycle.run_config.rules import POLICY_RULES, RUN_RULES, SAMPLING_RULES, TRAINING_RULES, Rule
+from upcycle.tracking import STOP_RULES
 
 CONFIG: Final = ConfigDict(extra="forbid", use_attribute_docstrings=True, str_min_length=0)
 """With a limit of length, even of 0, pydantic refuses text that is not UTF-8, which no message can hold."""
@@ -362,6 +363,11 @@ class RunSpec:
     trainable: Flag = False
     """a running training run of the same model and taskset may draw this evaluation's groups, each once;
     needs groups of 2 to 512."""
+    track: tuple[str, ...] = ()
+    """held-out tasksets that published versions of a training run are measured on, in the background: TASKSET
+    or TASKSET:every=STEPS (10 where it is left out)."""
+    stop_on: Annotated[str, OneOf(STOP_RULES, or_empty=True)] = ""
+    """two_drops: end the training run after two sure drops in a row of a tracked set; its head stays."""
     max_concurrent: Annotated[Whole, Limit(1, LARGEST)] | None = None
     """episodes of an evaluation in flight at once, at least its group size; without it what the planner
     allows."""

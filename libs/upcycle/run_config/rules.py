@@ -11,7 +11,12 @@ from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any, Final
 
 from upcycle.local_runs import is_local_run, why_no_source
-from upcycle.run_config.limits import MAX_GROUP_SIZE, MAX_TRAINABLE_GROUP, MAX_TRAJECTORIES_PER_STEP
+from upcycle.run_config.limits import (
+    MAX_GROUP_SIZE,
+    MAX_TRACKED,
+    MAX_TRAINABLE_GROUP,
+    MAX_TRAJECTORIES_PER_STEP,
+)
 from upcycle.run_config.losses import loss_refusals
 from upcycle.run_config.names import (
     ALL_LINEAR,
@@ -26,6 +31,7 @@ from upcycle.run_config.names import (
     Purpose,
     Say,
 )
+from upcycle.tracking import parse_tracked
 
 if TYPE_CHECKING:
     from upcycle.run_config.model import PolicyChoice, RunSpec, Sampling, Training
@@ -150,6 +156,8 @@ def _purpose(spec: RunSpec, say: Say) -> Iterator[str]:
         "gate": spec.gate is not None,
         "source_runs": bool(spec.source_runs),
         "no_sampling": spec.no_sampling,
+        "track": bool(spec.track),
+        "stop_on": bool(spec.stop_on),
     }
     for name in (name for name, is_given in given.items() if is_given):
         yield f"{say(name)} is for purpose TRAIN only; this run has purpose EVAL"
@@ -228,6 +236,21 @@ def _sources(spec: RunSpec, say: Say) -> Iterator[str]:
         yield f"{say('source_runs')}: {why_no_source(run_id)}"
 
 
+def _tracking(spec: RunSpec, say: Say) -> Iterator[str]:
+    names = []
+    for text in spec.track:
+        try:
+            names.append(parse_tracked(text).taskset)
+        except ValueError as error:
+            yield f"{say('track')}: {error}"
+    for name in [name for name, count in Counter(names).items() if count > 1][:1]:
+        yield f"{say('track')} names {name!r} twice"
+    if len(spec.track) > MAX_TRACKED:
+        yield f"{say('track')} names {len(spec.track)} tasksets, limit {MAX_TRACKED}"
+    if spec.stop_on and not spec.track:
+        yield f"{say('stop_on')} is {spec.stop_on} and {say('track')} is empty: name a held-out taskset there"
+
+
 def _channel(policy: PolicyChoice, say: Say) -> Iterator[str]:
     if policy.channel not in (None, *CHANNELS):
         yield f"{say('channel')} {policy.channel.name} needs a version; set pinned_version instead"
@@ -255,4 +278,5 @@ RUN_RULES: Final[tuple[Rule, ...]] = (
     _pair,
     _sampler,
     _sources,
+    _tracking,
 )

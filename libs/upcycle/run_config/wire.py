@@ -51,6 +51,8 @@ def spec_to_wire(spec: RunSpec) -> taskset_pb2.RunSpec:
         against_version=spec.against_version,
         families=spec.families,
         draws=spec.draws,
+        track=spec.track,
+        stop_on=spec.stop_on,
     )
 
 

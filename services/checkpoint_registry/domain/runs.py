@@ -54,6 +54,7 @@ class EvaluationRun:
     source_digest: str = ""  # "": not known
     episode_deadline_s: int = 0  # 0: the run configuration's default
     against_version: int | None = None  # that it plays side by side
+    ended_by_drops: bool = False  # of a tracked set: its checkpoints stay candidates
 
 
 @dataclass(frozen=True, slots=True)

@@ -101,6 +101,10 @@ class RunGate:
             reason = f"run {job.run_id} asks for no gate; promote it with {command}"
             await self._store.close_ungated(job.checkpoint_id, reason)
             return
+        if run.ended_by_drops:
+            reason = f"held: two drops of a tracked set ended run {job.run_id}: {run.failure}"
+            await self._store.hold(job.checkpoint_id, reason, self._now())
+            return
         await self._queue(job, run.gate, run.profile)
 
     async def _queue(self, job: GateJob, gate: GateSpec, profile: SamplingProfile | None) -> None:

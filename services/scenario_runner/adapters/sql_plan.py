@@ -21,6 +21,7 @@ from scenario_runner.adapters.sql_retention import OldRuns
 from scenario_runner.adapters.sql_rows import episode_of, run_of, slots_of
 from scenario_runner.adapters.sql_source_groups import SourceGroups
 from scenario_runner.adapters.sql_task_pasts import TaskPasts
+from scenario_runner.adapters.sql_tracked import TrackedRates
 from scenario_runner.adapters.tables import EPISODE, GROUP, RUN
 from scenario_runner.domain.learning import WithoutStep
 from scenario_runner.domain.plan import Loss
@@ -106,6 +107,7 @@ class PlanUnit(SqlAnnouncements):
         """Whose rows this transaction writes."""
         self.source_groups = SourceGroups(connection, self.changed_runs)
         self.task_pasts = TaskPasts(connection)
+        self.tracked = TrackedRates(connection, self.changed_runs)
         self.old_runs = OldRuns(connection)
         self.catalog = Catalog(connection)
         self._runs: dict[str, RunRecord | None] = {}

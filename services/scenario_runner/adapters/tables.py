@@ -63,6 +63,14 @@ RUN_COUNT = sa.Table(
 )
 """Written by triggers of EPISODE and GROUP alone. kind: `episode`, whose value is a state; `open_group`;
 `group`, whose value is an outcome."""
+TRACKED = sa.Table(
+    "tracked_rate",
+    METADATA,
+    *columns("run_id taskset state eval_run_id detail outcomes", sa.String),
+    *columns("step version num_trained", sa.BigInteger),
+    *columns("reward drift engine_s", sa.Float),
+    *columns("noted_at", UtcDateTime),
+)
 SOURCE_GROUP = sa.Table(
     "source_group",
     METADATA,

@@ -4,6 +4,7 @@ from collections.abc import Iterator
 
 from scenario_runner.domain.run_facts import RunFacts, WaitReason
 from scenario_runner.domain.runs import RunState
+from scenario_runner.domain.tracked import alarms
 
 
 def warnings(facts: RunFacts) -> Iterator[WaitReason]:
@@ -13,6 +14,8 @@ def warnings(facts: RunFacts) -> Iterator[WaitReason]:
     if facts.session is not None and facts.session.process_weight < 1:
         what = f"rewards of the process count {facts.session.process_weight:.0%} by now"
         yield WaitReason("grpo_trainer", what, 0, 0.0, "nothing: the run's reward_schedule is fade")
+    for one in alarms(facts.view.tracked):
+        yield WaitReason("you", f"alarm: {one}", 0, 0.0, "look at what is paid, or stop the run")
     for one in facts.reward_alarms:
         look = f"upcycle trajectories review {facts.view.run.run_id}"
         yield WaitReason("trajectory_store", f"alarm: {one}", 0, 0.0, f"look at them: {look}")

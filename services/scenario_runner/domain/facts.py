@@ -58,13 +58,16 @@ class GroupSettled:
 class Advanced:
     """Fact: the trainer completed a step of a run, or published its version. trainer_s: of all its
     steps so far. episode_ids: all that the step trained, also of evaluations; None where the trainer said it
-    when it was asked, and for a version."""
+    when it was asked, and for a version. reward: mean of the step; drift: from the base, where it was
+    measured."""
 
     run_id: str
     step: int
     version: int
     trainer_s: float = 0.0
     episode_ids: tuple[str, ...] | None = None
+    reward: float = 0.0
+    drift: float | None = None
 
 
 @dataclass(frozen=True, slots=True)

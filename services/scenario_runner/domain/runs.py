@@ -10,6 +10,7 @@ from episodes import Split
 from identities.tenants import DEFAULT_TENANT
 from scenario_runner.domain.environments import RunnerError
 from scenario_runner.domain.source_groups import SourceReport
+from scenario_runner.domain.tracked import TrackedRow
 from upcycle.run_config import RunSpec
 
 
@@ -150,6 +151,12 @@ class RunRecord:
         return self.ending is not None and training is not None and not training.reached(self.step)
 
     @property
+    def epochs_a_step(self) -> float:
+        """Passes over its taskset that a training step is; 0 of an evaluation."""
+        training = self.spec.training
+        return training.prompts_per_step / self.num_tasks if training and self.num_tasks else 0.0
+
+    @property
     def reward_mean(self) -> float:
         """Over graded episodes; 0 while there are none."""
         return self.reward_sum / self.num_graded if self.num_graded else 0.0
@@ -169,6 +176,8 @@ class RunView:
     sources: tuple[SourceReport, ...] = ()
     notice: str = ""
     """What a person should know of a training run that goes on."""
+    tracked: tuple[TrackedRow, ...] = ()
+    """What its versions did on the sets that it is followed on, oldest step first."""
 
 
 @dataclass(frozen=True, slots=True)

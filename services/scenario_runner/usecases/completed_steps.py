@@ -7,6 +7,7 @@ import logging
 from scenario_runner.adapters.sql_plan import PlanUnit
 from scenario_runner.domain.facts import Advanced, trained_by
 from scenario_runner.domain.runs import FINAL_RUN_STATES, RunRecord
+from scenario_runner.domain.tracked import TrackedRow, due_sets
 
 log = logging.getLogger(__name__)
 
@@ -53,6 +54,25 @@ def believed_step(unit: PlanUnit, run: RunRecord, fact: Advanced) -> int:
         return fact.step
     log.warning("steps_not_read", extra={"run_id": run.run_id, "step": fact.step, "known": run.step})
     return run.step
+
+
+def note_tracked(unit: PlanUnit, run: RunRecord, fact: Advanced) -> None:
+    """A step is completed: its version is due on the sets whose turn it is."""
+    if fact.episode_ids is None or not run.spec.track:
+        return
+    for taskset in due_sets(run.spec, fact.step):
+        unit.tracked.add(
+            TrackedRow(
+                run.run_id,
+                taskset,
+                fact.step,
+                fact.version,
+                unit.now,
+                reward=fact.reward,
+                num_trained=len(fact.episode_ids),
+                drift=fact.drift,
+            )
+        )
 
 
 def _is_of(unit: PlanUnit, run: RunRecord, group_id: str) -> bool:

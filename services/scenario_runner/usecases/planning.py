@@ -38,7 +38,7 @@ from scenario_runner.domain.runs import (
 )
 from scenario_runner.domain.source_groups import NO_SOURCES
 from scenario_runner.domain.sources import with_body
-from scenario_runner.usecases.completed_steps import believed_step, refuse_false_step
+from scenario_runner.usecases.completed_steps import believed_step, note_tracked, refuse_false_step
 from scenario_runner.usecases.ending import (
     MAX_DETAIL_CHARS,
     call_off,
@@ -391,10 +391,10 @@ def _on_advanced(unit: PlanUnit, run: RunRecord, fact: Advanced) -> None:
     for settled in trained_by(fact):  # before it in the stream, unless the stream lost them
         _apply(unit, run, settled)
     run = unit.run(run.run_id) or run
-    step, version = believed_step(unit, run, fact), max(run.policy_version, fact.version)
-    trainer_s = max(run.trainer_s, fact.trainer_s)
-    advanced = replace(run, step=step, policy_version=version, trainer_s=trainer_s)
+    version, spent_s = max(run.policy_version, fact.version), max(run.trainer_s, fact.trainer_s)
+    advanced = replace(run, step=believed_step(unit, run, fact), policy_version=version, trainer_s=spent_s)
     if advanced != run:
         unit.update_run(advanced)
+    note_tracked(unit, run, fact)
     if fact.step:
         end_with_last_step(unit, advanced, is_certain=fact.episode_ids is None)

@@ -30,6 +30,7 @@ from scenario_runner.usecases.source_runs import take_sources
 from scenario_runner.usecases.views import RunViews, find_run, view_of
 from service_kit.errors import InvalidRequest
 from upcycle.run_config import RunSpec, reasons_of
+from upcycle.tracking import parse_tracked
 
 log = logging.getLogger(__name__)
 
@@ -277,7 +278,18 @@ def check_tasksets(unit: PlanUnit, spec: RunSpec) -> RegisteredTaskset:
         )
     if judges is not None and spec.gate is not None:
         check_gate(unit, spec.gate, judges)
+    _check_tracked(unit, spec)
     return taskset
+
+
+def _check_tracked(unit: PlanUnit, spec: RunSpec) -> None:
+    for text in spec.track:
+        followed = _registered(unit, parse_tracked(text).taskset)
+        if followed.split is not Split.HELD_OUT:
+            raise Refused(
+                f"tracked taskset {followed.name!r} is of split {followed.split.value}; a run is followed on "
+                "held-out tasks only: register some under another name with split held_out"
+            )
 
 
 def _registered(unit: PlanUnit, name: str) -> RegisteredTaskset:

@@ -44,7 +44,8 @@ def view_of(unit: PlanUnit, run: RunRecord, notices: NoticeCache | None = None) 
     summary = unit.old_runs.summary(run.run_id) if is_removed else None
     tallies = unit.source_groups.tallies(run.run_id) if summary is None else list(summary.tallies)
     notice = _notice(unit, run, run.spec.training, {} if notices is None else notices)
-    return RunView(run, with_offers(counts, tallies), source_reports(run, tallies), notice)
+    tracked = tuple(unit.tracked.of(run.run_id)) if run.spec.track else ()
+    return RunView(run, with_offers(counts, tallies), source_reports(run, tallies), notice, tracked)
 
 
 def _notice(unit: PlanUnit, run: RunRecord, training: Training, known: NoticeCache) -> str:

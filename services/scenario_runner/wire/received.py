@@ -63,7 +63,9 @@ def advanced(event: training.StepCompleted | training.PolicyPublished, _: Delive
     if isinstance(event, training.PolicyPublished):
         return Advanced(event.run_id, 0, event.version)
     trained = tuple(episode_of(one) for one in event.trajectory_ids)
-    return Advanced(event.run_id, event.step, event.version, event.usage.trainer_s, trained)
+    reward, drift = (event.metrics.values.get(name) for name in ("reward_mean", "drift_kl"))
+    seconds = event.usage.trainer_s
+    return Advanced(event.run_id, event.step, event.version, seconds, trained, reward or 0.0, drift)
 
 
 def session_failed(event: training.SessionFailed, _: Delivery[Any]) -> SessionFailed:

@@ -12,6 +12,8 @@ from scenario_runner.domain.environments import EnvironmentSource, PythonEnviron
 from scenario_runner.domain.runs import Counts, EpisodeRow, EpisodeState, Prices, RunState, RunView
 from scenario_runner.domain.source_groups import SourceReport
 from scenario_runner.domain.tasksets import RegisteredTaskset, RunnableTask, TasksetFacts
+from scenario_runner.domain.tracked import alarms, fallen
+from scenario_runner.wire.tracked import tracked_to_wire
 from service_kit.errors import InvalidRequest
 from upcycle.api.common.v1 import common_pb2
 from upcycle.api.taskset.v1 import taskset_pb2
@@ -155,6 +157,9 @@ def run_to_wire(view: RunView, prices: Prices) -> taskset_pb2.Run:
         sources=[source_report_to_wire(report) for report in view.sources],
         notice=view.notice,
         usage=common_pb2.Usage(**seconds, cost=prices.cost(run)),
+        tracked=tracked_to_wire(view.tracked, run.epochs_a_step),
+        ended_by_drops=run.ending is not None and bool(fallen(run.spec, view.tracked)),
+        tracking_alarms=alarms(view.tracked),
     )
     if run.finished_at is not None:
         message.finished_at.CopyFrom(timestamp(run.finished_at))

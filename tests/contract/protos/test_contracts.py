@@ -187,6 +187,10 @@ NEGOTIATED = {
     "upcycle.api.taskset.v1.GetTasksetRequest.with_summaries": "of people: an older planner refuses it",
     "upcycle.api.taskset.v1.ListTasksetsRequest.with_summaries": "of people: an older planner refuses it",
     "upcycle.api.taskset.v1.RunSpec.max_concurrent": "of people's programs: an older planner refuses it",
+    **{
+        f"upcycle.api.taskset.v1.RunSpec.{name}": "of people's programs: an older planner refuses it"
+        for name in ("track", "stop_on")
+    },
     "upcycle.api.trajectory.v1.GetLedgerRequest.episode_ids": "the planner is upgraded after the ledger",
     **{
         f"upcycle.api.trajectory.v1.TrajectoryFilter.{name}": "of people: an older store refuses it"

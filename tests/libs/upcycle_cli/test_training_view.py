@@ -1,5 +1,6 @@
 """Curves, verdicts and conversations: what needs no service."""
 
+import asyncio
 import io
 import json
 from pathlib import Path
@@ -21,13 +22,22 @@ from upcycle.api.taskset.v1.taskset_pb2 import (
     RunCounts,
     RunSpec,
     SourceReport,
+    TrackedRate,
     TrainingConfig,
 )
 from upcycle.api.training.v1.training_pb2 import StepPoint, TrainingAlarm, TrainingMetrics
 from upcycle.cli.progress_view import Lines, curves, dashboard, dashboard_of
-from upcycle.cli.run_follower import AlarmRaised, RunChanged, Stepped, TrainingProgress, is_new_verdict
+from upcycle.cli.run_follower import (
+    AlarmRaised,
+    RunChanged,
+    Stepped,
+    TrainingProgress,
+    is_new_verdict,
+    tracking_events,
+)
 from upcycle.cli.sft import SftCall, SftRefused, conversations_in, planned, shown
 from upcycle.cli.sparkline import sparkline
+from upcycle.cli.tracked_sets import done_lines, epoch_record, newest_rates, rate_text, tracking_line
 from upcycle.train import StepResult
 
 
@@ -254,3 +264,62 @@ def test_a_verdict_is_shown_again_when_people_confirmed_more_and_when_it_is_prom
     assert is_new_verdict(progress, promoted)
     promoted.run_id = "run-2"
     assert not is_new_verdict(progress, promoted)
+
+
+def tracked(step: int, rate: float, **fields: Any) -> TrackedRate:
+    known = {"state": "played", "low": rate - 0.1, "high": rate + 0.1, "reward_mean": 0.7, "drift_kl": 0.02}
+    return TrackedRate(
+        taskset="held", step=step, version=step, rate=rate, epoch=step / 4, **{**known, **fields}
+    )
+
+
+def test_each_measured_version_is_said_once_beside_reward_and_drift() -> None:
+    progress = TrainingProgress(
+        Run(tracked=[tracked(2, 0.5), TrackedRate(taskset="held", step=4, state="due")])
+    )
+    (first,) = tracking_events(progress)
+    assert tracking_line(first) == (  # type: ignore[arg-type]
+        "tracked v2: held 50.0% [40.0%, 60.0%] at step 2  reward 0.700  drift 2.00e-02"
+    )
+    assert list(tracking_events(progress)) == []
+    fell = tracked(4, 0.3, dropped=True)
+    progress.run = Run(
+        run_id="run-1", tracked=[tracked(2, 0.5), fell], tracking_alarms=["reward up, benchmark not"]
+    )
+    said = [tracking_line(event) for event in tracking_events(progress)]  # type: ignore[arg-type]
+    assert said[0].endswith("drift 2.00e-02  dropped")
+    assert said[1:] == ["alarm reward up, benchmark not"]
+    assert list(tracking_events(progress)) == []
+
+
+def test_steps_and_curves_carry_the_newest_rate_and_epochs_the_names_of_others() -> None:
+    run = Run(
+        run_id="run-1", tracked=[tracked(2, 0.5), tracked(4, 0.3), TrackedRate(step=6, state="playing")]
+    )
+    assert {name: rate_text(rate) for name, rate in newest_rates(run).items()} == {
+        "held": "held 30.0% [20.0%, 40.0%] at step 4"
+    }
+    assert epoch_record(run.tracked[1]) == {
+        "epoch": 1.0,
+        "grpo_reward_mean": 0.7,
+        "held_score": 0.3,
+        "kl_divergence": 0.02,
+    }
+    assert done_lines(run)[-1] == "1 version is still measured: upcycle train --attach run-1"
+    console = Console(file=io.StringIO(), width=120)
+    console.print(dashboard_of(TrainingProgress(run), 120))
+    shown = console.file.getvalue()  # type: ignore[attr-defined]
+    assert "held" in shown
+    assert "30.0% [20.0%, 40.0%] at step 4" in shown
+
+
+def test_a_line_of_a_step_carries_the_newest_rates() -> None:
+    async def printed() -> str:
+        out = io.StringIO()
+        lines = Lines(Console(file=out, width=200), every_s=0.0)
+        progress = TrainingProgress(Run(run_id="run-1", tracked=[tracked(2, 0.5)]))
+        lines(progress, Stepped(point(3, reward_mean=0.5)))
+        lines.close()
+        return out.getvalue()
+
+    assert "held 50.0% [40.0%, 60.0%] at step 2" in asyncio.run(printed())

@@ -1,6 +1,7 @@
 """Each state of a gate job ends: by an answer of the planner, by the tries, or by a deadline."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -165,3 +166,18 @@ def refuse_runs(monkeypatch: pytest.MonkeyPatch, is_refused: Callable[[str], boo
         return await answer(self, run_id, include_results=include_results)
 
     monkeypatch.setattr(PlannerDouble, "run", run)
+
+
+async def test_a_run_that_two_drops_ended_has_no_more_candidates(harness: RegistryHarness) -> None:
+    await harness.save(1)
+    await harness.drive()
+    run = harness.planner.runs["run-train"]
+    fell = replace(run, ended_by_drops=True, failure="ended early: held fell twice in a row")
+    harness.planner.runs["run-train"] = fell
+    await harness.save(2)
+    await harness.drive()
+    assert await harness.state(2) is CheckpointState.HELD
+    assert (await harness.reason(2)).startswith(
+        "held: two drops of a tracked set ended run run-train: ended early"
+    )
+    assert await harness.state(1) is CheckpointState.EVALUATING  # it came before the drops, and is judged on

@@ -818,6 +818,8 @@ class RunSpec(_message.Message):
     AGAINST_VERSION_FIELD_NUMBER: _builtins.int
     FAMILIES_FIELD_NUMBER: _builtins.int
     DRAWS_FIELD_NUMBER: _builtins.int
+    TRACK_FIELD_NUMBER: _builtins.int
+    STOP_ON_FIELD_NUMBER: _builtins.int
     taskset: _builtins.str
     """name of a registered taskset"""
     purpose: _common_pb2.Purpose.ValueType
@@ -839,6 +841,8 @@ class RunSpec(_message.Message):
     """
     draws: _builtins.int
     """Purpose EVAL only: so many groups, each of a task drawn at random with replacement, in place of every task once."""
+    stop_on: _builtins.str
+    """purpose TRAIN only: two_drops ends the run after two sure drops in a row of a tracked set"""
     @_builtins.property
     def policy(self) -> _common_pb2.PolicySelector: ...
     @_builtins.property
@@ -859,6 +863,10 @@ class RunSpec(_message.Message):
     def families(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """purpose EVAL only: tasks of these families alone; empty: all"""
 
+    @_builtins.property
+    def track(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """purpose TRAIN only: TASKSET or TASKSET:every=K, held-out sets that versions are measured on"""
+
     def __init__(
         self,
         *,
@@ -878,10 +886,12 @@ class RunSpec(_message.Message):
         against_version: _builtins.int | None = ...,
         families: _abc.Iterable[_builtins.str] | None = ...,
         draws: _builtins.int | None = ...,
+        track: _abc.Iterable[_builtins.str] | None = ...,
+        stop_on: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_against_version", b"_against_version", "_draws", b"_draws", "_episode_deadline_s", b"_episode_deadline_s", "_max_concurrent", b"_max_concurrent", "against_version", b"against_version", "draws", b"draws", "episode_deadline_s", b"episode_deadline_s", "gate", b"gate", "max_concurrent", b"max_concurrent", "policy", b"policy", "sampling", b"sampling", "training", b"training"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_against_version", b"_against_version", "_draws", b"_draws", "_episode_deadline_s", b"_episode_deadline_s", "_max_concurrent", b"_max_concurrent", "against_version", b"against_version", "draws", b"draws", "episode_deadline_s", b"episode_deadline_s", "families", b"families", "gate", b"gate", "group_size", b"group_size", "label", b"label", "max_concurrent", b"max_concurrent", "no_sampling", b"no_sampling", "policy", b"policy", "purpose", b"purpose", "sampling", b"sampling", "source_runs", b"source_runs", "taskset", b"taskset", "trainable", b"trainable", "training", b"training"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_against_version", b"_against_version", "_draws", b"_draws", "_episode_deadline_s", b"_episode_deadline_s", "_max_concurrent", b"_max_concurrent", "against_version", b"against_version", "draws", b"draws", "episode_deadline_s", b"episode_deadline_s", "families", b"families", "gate", b"gate", "group_size", b"group_size", "label", b"label", "max_concurrent", b"max_concurrent", "no_sampling", b"no_sampling", "policy", b"policy", "purpose", b"purpose", "sampling", b"sampling", "source_runs", b"source_runs", "stop_on", b"stop_on", "taskset", b"taskset", "track", b"track", "trainable", b"trainable", "training", b"training"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__against_version: _TypeAlias = _typing.Literal["against_version"]  # noqa: Y015
     _WhichOneofArgType__against_version: _TypeAlias = _typing.Literal["_against_version", b"_against_version"]  # noqa: Y015
@@ -1010,6 +1020,9 @@ class Run(_message.Message):
     USAGE_FIELD_NUMBER: _builtins.int
     REMOVED_AT_FIELD_NUMBER: _builtins.int
     SOURCE_DIGEST_FIELD_NUMBER: _builtins.int
+    TRACKED_FIELD_NUMBER: _builtins.int
+    ENDED_BY_DROPS_FIELD_NUMBER: _builtins.int
+    TRACKING_ALARMS_FIELD_NUMBER: _builtins.int
     run_id: _builtins.str
     state: Global___RunState.ValueType
     taskset_digest: _builtins.str
@@ -1033,6 +1046,8 @@ class Run(_message.Message):
     """sha256 over the environment's source: its file, the modules beside it that it imports, its declared data. It judges the
     run's episodes until the run ends. Empty: not known, as of an environment that is served elsewhere.
     """
+    ended_by_drops: _builtins.bool
+    """Two drops in a row of a tracked set ended it (spec.stop_on): no gate begins to judge a checkpoint of it any more."""
     @_builtins.property
     def spec(self) -> Global___RunSpec:
         """with every default filled in"""
@@ -1054,6 +1069,14 @@ class Run(_message.Message):
     @_builtins.property
     def removed_at(self) -> _timestamp_pb2.Timestamp:
         """when retention removed its groups and episodes; absent: they are there"""
+
+    @_builtins.property
+    def tracked(self) -> _containers.RepeatedCompositeFieldContainer[Global___TrackedRate]:
+        """training runs: what their versions did on the sets of spec.track, oldest first"""
+
+    @_builtins.property
+    def tracking_alarms(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """"reward up, benchmark not", one sentence for each set"""
 
     def __init__(
         self,
@@ -1077,14 +1100,103 @@ class Run(_message.Message):
         usage: _common_pb2.Usage | None = ...,
         removed_at: _timestamp_pb2.Timestamp | None = ...,
         source_digest: _builtins.str = ...,
+        tracked: _abc.Iterable[Global___TrackedRate] | None = ...,
+        ended_by_drops: _builtins.bool = ...,
+        tracking_alarms: _abc.Iterable[_builtins.str] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["counts", b"counts", "finished_at", b"finished_at", "removed_at", b"removed_at", "spec", b"spec", "submitted_at", b"submitted_at", "usage", b"usage"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["counts", b"counts", "failure", b"failure", "finished_at", b"finished_at", "notice", b"notice", "policy_version", b"policy_version", "removed_at", b"removed_at", "reward_mean", b"reward_mean", "run_id", b"run_id", "source_digest", b"source_digest", "sources", b"sources", "spec", b"spec", "state", b"state", "step", b"step", "submitted_at", b"submitted_at", "success_rate", b"success_rate", "taskset_digest", b"taskset_digest", "taskset_revision", b"taskset_revision", "trace_id", b"trace_id", "usage", b"usage"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["counts", b"counts", "ended_by_drops", b"ended_by_drops", "failure", b"failure", "finished_at", b"finished_at", "notice", b"notice", "policy_version", b"policy_version", "removed_at", b"removed_at", "reward_mean", b"reward_mean", "run_id", b"run_id", "source_digest", b"source_digest", "sources", b"sources", "spec", b"spec", "state", b"state", "step", b"step", "submitted_at", b"submitted_at", "success_rate", b"success_rate", "taskset_digest", b"taskset_digest", "taskset_revision", b"taskset_revision", "trace_id", b"trace_id", "tracked", b"tracked", "tracking_alarms", b"tracking_alarms", "usage", b"usage"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___Run: _TypeAlias = Run  # noqa: Y015
+
+@_typing.final
+class TrackedRate(_message.Message):
+    """One version of a training run on one tracked set."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TASKSET_FIELD_NUMBER: _builtins.int
+    STEP_FIELD_NUMBER: _builtins.int
+    VERSION_FIELD_NUMBER: _builtins.int
+    RUN_ID_FIELD_NUMBER: _builtins.int
+    STATE_FIELD_NUMBER: _builtins.int
+    DETAIL_FIELD_NUMBER: _builtins.int
+    RATE_FIELD_NUMBER: _builtins.int
+    LOW_FIELD_NUMBER: _builtins.int
+    HIGH_FIELD_NUMBER: _builtins.int
+    NUM_TASKS_FIELD_NUMBER: _builtins.int
+    REWARD_MEAN_FIELD_NUMBER: _builtins.int
+    DRIFT_KL_FIELD_NUMBER: _builtins.int
+    DROPPED_FIELD_NUMBER: _builtins.int
+    EPOCH_FIELD_NUMBER: _builtins.int
+    taskset: _builtins.str
+    step: _builtins.int
+    """that published the version"""
+    version: _builtins.int
+    run_id: _builtins.str
+    """the evaluation; empty: it was not begun"""
+    state: _builtins.str
+    """due, playing, played, skipped (a newer version was due before it was begun), failed"""
+    detail: _builtins.str
+    """why it failed"""
+    rate: _builtins.float
+    """of success, of played ones: over the graded attempts"""
+    low: _builtins.float
+    """95 % interval, clustered by task"""
+    high: _builtins.float
+    num_tasks: _builtins.int
+    """graded"""
+    reward_mean: _builtins.float
+    """of training, in that step"""
+    drift_kl: _builtins.float
+    """from the base, nats per token, where the step measured it"""
+    dropped: _builtins.bool
+    """surely below the last point of the set that had not dropped"""
+    epoch: _builtins.float
+    """passes over the training taskset by then"""
+    def __init__(
+        self,
+        *,
+        taskset: _builtins.str = ...,
+        step: _builtins.int = ...,
+        version: _builtins.int = ...,
+        run_id: _builtins.str = ...,
+        state: _builtins.str = ...,
+        detail: _builtins.str = ...,
+        rate: _builtins.float | None = ...,
+        low: _builtins.float | None = ...,
+        high: _builtins.float | None = ...,
+        num_tasks: _builtins.int = ...,
+        reward_mean: _builtins.float = ...,
+        drift_kl: _builtins.float | None = ...,
+        dropped: _builtins.bool = ...,
+        epoch: _builtins.float = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_drift_kl", b"_drift_kl", "_high", b"_high", "_low", b"_low", "_rate", b"_rate", "drift_kl", b"drift_kl", "high", b"high", "low", b"low", "rate", b"rate"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_drift_kl", b"_drift_kl", "_high", b"_high", "_low", b"_low", "_rate", b"_rate", "detail", b"detail", "drift_kl", b"drift_kl", "dropped", b"dropped", "epoch", b"epoch", "high", b"high", "low", b"low", "num_tasks", b"num_tasks", "rate", b"rate", "reward_mean", b"reward_mean", "run_id", b"run_id", "state", b"state", "step", b"step", "taskset", b"taskset", "version", b"version"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__drift_kl: _TypeAlias = _typing.Literal["drift_kl"]  # noqa: Y015
+    _WhichOneofArgType__drift_kl: _TypeAlias = _typing.Literal["_drift_kl", b"_drift_kl"]  # noqa: Y015
+    _WhichOneofReturnType__high: _TypeAlias = _typing.Literal["high"]  # noqa: Y015
+    _WhichOneofArgType__high: _TypeAlias = _typing.Literal["_high", b"_high"]  # noqa: Y015
+    _WhichOneofReturnType__low: _TypeAlias = _typing.Literal["low"]  # noqa: Y015
+    _WhichOneofArgType__low: _TypeAlias = _typing.Literal["_low", b"_low"]  # noqa: Y015
+    _WhichOneofReturnType__rate: _TypeAlias = _typing.Literal["rate"]  # noqa: Y015
+    _WhichOneofArgType__rate: _TypeAlias = _typing.Literal["_rate", b"_rate"]  # noqa: Y015
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__drift_kl) -> _WhichOneofReturnType__drift_kl | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__high) -> _WhichOneofReturnType__high | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__low) -> _WhichOneofReturnType__low | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__rate) -> _WhichOneofReturnType__rate | None: ...
+
+Global___TrackedRate: _TypeAlias = TrackedRate  # noqa: Y015
 
 @_typing.final
 class SourceReport(_message.Message):

@@ -41,8 +41,8 @@ MISSING: Final[Mapping[EpisodeFailure, str]] = {
     "environment before any call of the policy. Or no grader asked for the reward before the lease of its "
     "environment ended",
     EpisodeFailure.EXTERNAL_FAILURE: "a scenario or tool raised an exception that its environment declares "
-    "as one of its outside world (`external_errors`: ConnectionError, a lost MCP server, "
-    "upcycle.InfrastructureError), or the model that it asks as its judge gave no verdict",
+    "as one of its outside world (`external_errors`: ConnectionError, an MCP server that is lost, or away "
+    "at its URL, upcycle.InfrastructureError), or the model that it asks as its judge gave no verdict",
     EpisodeFailure.TIMEOUT: "the deadline passed while the episode waited: for an engine, a slot, the store, "
     "the network, the policy's tokens, or a call whose environment said nothing",
     EpisodeFailure.ENGINE_ERROR: "an engine refused the request: another one would refuse it too",

@@ -210,13 +210,15 @@ class Environment:
         """Whether `open` adds tools that are not known before."""
         return bool(self._mcp_config)
 
-    async def open(self) -> None:
-        """Start attached MCP servers, if any, then run what `@env.initialize` declares. Idempotent. Raises
-        ToolFailed when a server does not answer, and ScenarioError."""
+    async def open(self, *, limit_s: float | None = None) -> None:
+        """Start attached MCP servers, if any, then run what `@env.initialize` declares. Idempotent. limit_s:
+        for the servers. Raises ToolFailed when a server does not answer, and ScenarioError."""
         if self._mcp_config and self._mcp is None:
             from upcycle.environment.mcp import McpTools
 
-            self._mcp = await McpTools.connect(self._mcp_config, taken=frozenset(self._tools))
+            self._mcp = await McpTools.connect(
+                self._mcp_config, taken=frozenset(self._tools), limit_s=limit_s
+            )
         await self._lifecycle.begin()
 
     async def close(self) -> None:

@@ -5,11 +5,13 @@ Imported only by environments that use it: the `mcp` package takes most of a sec
 
 import asyncio
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Coroutine, Mapping
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol
+from http import HTTPStatus
+from typing import TYPE_CHECKING, Any, Final, NoReturn, Protocol, TypeVar
 
+from upcycle.environment.mcp_program import MAX_RESULT_BYTES, program_transport
 from upcycle.environment.tools import MAX_TOOL_S, ToolResult, ToolSpec, checked_timeout
 from upcycle.errors import DefinitionError, InfrastructureError, ToolFailed, UnknownName, UpcycleError
 from upcycle.images import Image, checked_images
@@ -26,6 +28,14 @@ if TYPE_CHECKING:
 CONNECT_TIMEOUT_S = 60.0
 CALL_TIMEOUT_S = 120.0
 CLOSE_TIMEOUT_S = 10.0
+END_S: Final = 0.5
+"""For the end of a server that did not answer: its program is killed."""
+STILL_THERE_S: Final = 2.0
+"""A server whose connection ended in a call, and that answers within this time, is not gone."""
+MAX_TOOLS: Final = 1000
+T = TypeVar("T")
+_ABANDONED: Final = set["asyncio.Future[Any]"]()
+"""Calls that nobody waits for any more, until they end."""
 
 log = logging.getLogger(__name__)
 
@@ -58,24 +68,62 @@ class McpTool:
     spec: ToolSpec
     remote_name: str
     client: "Client"
+    server: str
 
     async def call(self, arguments: Mapping[str, Any]) -> ToolResult:
         """Raises ToolFailed; from InfrastructureError when the server is gone."""
-        from mcp import MCPError
-        from mcp.types import CONNECTION_CLOSED
-
+        limit_s = self.spec.timeout_s or CALL_TIMEOUT_S
+        call = self.client.call_tool(self.remote_name, dict(arguments), read_timeout_seconds=limit_s)
         try:
-            limit_s = self.spec.timeout_s or CALL_TIMEOUT_S
-            result = await self.client.call_tool(
-                self.remote_name, dict(arguments), read_timeout_seconds=limit_s
-            )
+            result = await _abandoned_when_cancelled(call)
         except Exception as error:
-            text = f"{self.spec.name}: {type(error).__name__}: {error}"
-            has_answered = isinstance(error, MCPError) and error.code != CONNECTION_CLOSED
-            if has_answered or isinstance(error, TimeoutError):
+            text = f"{self.spec.name}: {_said(error)}"
+            if not _may_be_gone(error) or await self._answers():
                 raise ToolFailed(text) from error
-            raise ToolFailed(text) from InfrastructureError(f"an MCP server is gone: {error!r}")
+            gone = f"MCP server {self.server!r} is gone: {_said(error)}"
+            raise ToolFailed(f"{self.spec.name}: {gone}") from InfrastructureError(gone)
         return _result_of(result, self.spec.name)
+
+    async def _answers(self) -> bool:
+        """A connection that ended in the middle of one answer may go on with the next."""
+        try:
+            async with asyncio.timeout(STILL_THERE_S):
+                await _abandoned_when_cancelled(self.client.list_tools(cache_mode="bypass"))
+        except Exception:
+            return False
+        return True
+
+
+async def _abandoned_when_cancelled(call: Coroutine[Any, Any, T]) -> T:
+    """Who cancels does not wait until the server, which may answer nothing any more, was told."""
+    calling = asyncio.ensure_future(call)
+    try:
+        return await asyncio.shield(calling)
+    except asyncio.CancelledError:
+        _ABANDONED.add(calling)
+        calling.add_done_callback(_forget)
+        calling.cancel()
+        raise
+
+
+def _forget(calling: "asyncio.Task[Any]") -> None:
+    _ABANDONED.discard(calling)
+    if not calling.cancelled():
+        calling.exception()  # seen: no warning about it
+
+
+def _may_be_gone(error: Exception) -> bool:
+    from mcp import MCPError
+    from mcp.types import CONNECTION_CLOSED
+
+    has_answered = isinstance(error, MCPError) and error.code != CONNECTION_CLOSED
+    return not has_answered and not isinstance(error, TimeoutError)
+
+
+def _said(error: BaseException) -> str:
+    from mcp import MCPError
+
+    return str(error) if isinstance(error, MCPError) else f"{type(error).__name__}: {error}"
 
 
 def _result_of(result: "CallToolResult", name: str) -> ToolResult:
@@ -108,15 +156,26 @@ class McpTools:
         self.tools: dict[str, McpTool] = {}
         self._stack = AsyncExitStack()
         self._attached, self._closing = asyncio.Event(), asyncio.Event()
+        self._attaching = ""
         self._owner = asyncio.create_task(self._hold(config, taken))
         self._owner.add_done_callback(lambda _: self._attached.set())
 
     @classmethod
-    async def connect(cls, config: Mapping[str, Mapping[str, Any]], *, taken: frozenset[str]) -> "McpTools":
-        """Start or reach every server and list its tools. Raises ToolFailed naming the one that fails."""
+    async def connect(
+        cls, config: Mapping[str, Mapping[str, Any]], *, taken: frozenset[str], limit_s: float | None = None
+    ) -> "McpTools":
+        """Start or reach every server and list its tools. limit_s: for all of them; CONNECT_TIMEOUT_S holds
+        for each. Raises ToolFailed naming the one that fails, from InfrastructureError where it is a server
+        of others that is away."""
         attached = cls(config, taken)
         try:
-            await attached._attached.wait()
+            async with asyncio.timeout(limit_s):
+                await attached._attached.wait()
+        except TimeoutError:
+            attached._owner.cancel()
+            await asyncio.wait([attached._owner], timeout=END_S)
+            name, late = attached._attaching, TimeoutError(f"it did not answer within {limit_s:g} s")
+            _refuse(name, config[name], late)
         except BaseException:
             attached._owner.cancel()
             raise
@@ -137,6 +196,7 @@ class McpTools:
     async def _hold(self, config: Mapping[str, Mapping[str, Any]], taken: frozenset[str]) -> None:
         async with self._stack:
             for name, server in config.items():
+                self._attaching = name
                 await self._attach(name, server, taken)
             self._attached.set()
             await self._closing.wait()
@@ -149,21 +209,16 @@ class McpTools:
             client = await self._stack.enter_async_context(
                 Client(transport, read_timeout_seconds=CONNECT_TIMEOUT_S)
             )
-            listed = (await client.list_tools()).tools
+            listed = await _all_tools(client)
         except Exception as error:
-            where = server.get("url") or server.get("command")
-            hint = "is it running?" if "url" in server else "is its command installed?"
-            cause = _first_of(error)
-            raise ToolFailed(
-                f"MCP server {name!r} ({where}): {type(cause).__name__}: {cause}", hint
-            ) from error
+            _refuse(name, server, _first_of(error))
         for tool in listed:
             clash = tool.name in taken or tool.name in self.tools
             label = f"{name}__{tool.name}" if clash else tool.name
             own = (tool.meta or {}).get(_TIMEOUT_META, server.get("timeout_s"))
             limit_s = None if own is None else checked_timeout(own, label)
             spec = ToolSpec(label, tool.description or "", tool.input_schema, limit_s)
-            self.tools[label] = McpTool(spec, tool.name, client)
+            self.tools[label] = McpTool(spec, tool.name, client, name)
 
     async def _transport(self, server: Mapping[str, Any]) -> Any:
         if "url" in server:
@@ -176,12 +231,44 @@ class McpTools:
                 timeout=httpx2.Timeout(CONNECT_TIMEOUT_S, read=MAX_TOOL_S),
             )
             return streamable_http_client(
-                server["url"], http_client=await self._stack.enter_async_context(http)
+                server["url"],
+                http_client=await self._stack.enter_async_context(http),
+                max_sse_event_size=MAX_RESULT_BYTES,
             )
-        from mcp.client.stdio import StdioServerParameters, stdio_client
+        return program_transport(server)
 
-        program = {field: value for field, value in server.items() if field != "timeout_s"}
-        return stdio_client(StdioServerParameters(**program))
+
+async def _all_tools(client: "Client") -> list[Any]:
+    """Of all pages of the list."""
+    page = await client.list_tools()
+    tools = list(page.tools)
+    while page.next_cursor is not None and len(tools) < MAX_TOOLS:
+        page = await client.list_tools(cursor=page.next_cursor)
+        tools += page.tools
+    return tools
+
+
+def _refuse(name: str, server: Mapping[str, Any], cause: BaseException) -> NoReturn:
+    """Raises ToolFailed of a server that is not attached, from InfrastructureError where a URL names one that
+    is away; a program is the environment's own."""
+    where = server.get("url") or " ".join(map(str, (server["command"], *server.get("args", ()))))
+    said = f"MCP server {name!r} ({where:.200}): {_said(cause)}"
+    if "url" not in server:
+        raise ToolFailed(said, "run its command by hand: is it installed, and does it stay?") from cause
+    raise ToolFailed(said, "is it running?") from (InfrastructureError(said) if _is_away(cause) else cause)
+
+
+def _is_away(error: BaseException) -> bool:
+    """Nothing answers, or what answers is out of order."""
+    import httpx2
+    from mcp import MCPError
+    from mcp.types import CONNECTION_CLOSED, REQUEST_TIMEOUT
+
+    if isinstance(error, httpx2.HTTPStatusError):
+        return error.response.status_code >= HTTPStatus.INTERNAL_SERVER_ERROR
+    if isinstance(error, MCPError):
+        return error.code in (CONNECTION_CLOSED, REQUEST_TIMEOUT)
+    return isinstance(error, httpx2.TransportError | OSError)
 
 
 def _first_of(error: BaseException) -> BaseException:

@@ -128,7 +128,10 @@ class ControlChannel:
         self, task_id: str, args: Mapping[str, Any], *, timeout_s: float = CALL_TIMEOUT_S
     ) -> str | list[dict[str, Any]]:
         """Start a task; returns its prompt, a text or messages."""
-        reply = await self.call("tasks.start", {"id": task_id, "args": dict(args)}, timeout_s=timeout_s)
+        params: dict[str, Any] = {"id": task_id, "args": dict(args)}
+        if self._speaks_tools:
+            params["timeout_s"] = timeout_s
+        reply = await self.call("tasks.start", params, timeout_s=timeout_s)
         with understood("the answer to tasks.start"):
             prompt: str | list[dict[str, Any]] = reply["prompt"]
             self.first_state = state_of(reply)

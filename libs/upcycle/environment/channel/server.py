@@ -19,6 +19,7 @@ from upcycle.environment.channel.session import (
     Session,
     arguments_of,
     as_channel_error,
+    seconds_param,
     text_param,
 )
 from upcycle.environment.channel.sessions import Sessions
@@ -179,7 +180,7 @@ class Connection:
 
     async def _tasks_start(self, params: Frame) -> Frame:
         name, arguments = text_param(params, "id"), arguments_of(params, "args")
-        return await self._current().start(name, arguments)
+        return await self._current().start(name, arguments, timeout_s=seconds_param(params, "timeout_s"))
 
     async def _tasks_grade(self, params: Frame) -> Frame:
         if "answer" not in params:

@@ -19,6 +19,8 @@ if TYPE_CHECKING:
     from upcycle.environment.core import Environment
 
 
+_NAMING_S: Final = 1.0
+"""So long before its caller gives up, a start names the server that it waits for."""
 MAX_TRACEBACK_CHARS: Final = 6000
 PARKED_S: Final = 900.0
 """How long a started task waits for its client to come back."""
@@ -45,8 +47,11 @@ class Session(Protocol):
         """A start or grade is running."""
         ...
 
-    async def start(self, name: str, arguments: Mapping[str, Any]) -> dict[str, Any]:
-        """Play a scenario to its prompt; a task already held is dropped."""
+    async def start(
+        self, name: str, arguments: Mapping[str, Any], *, timeout_s: float | None = None
+    ) -> dict[str, Any]:
+        """Play a scenario to its prompt; a task already held is dropped. timeout_s: how long the caller
+        waits, so that what does not answer in time is named."""
         ...
 
     async def grade(
@@ -118,11 +123,14 @@ class LocalSession:
         """A start or grade is running, or waits for a judge."""
         return self._running is not None or self._grading is not None
 
-    async def start(self, name: str, arguments: Mapping[str, Any]) -> dict[str, Any]:
+    async def start(
+        self, name: str, arguments: Mapping[str, Any], *, timeout_s: float | None = None
+    ) -> dict[str, Any]:
         """Play a scenario to its prompt; a task already held is dropped. Raises ChannelError."""
         self._refuse_if_busy()
         self.is_unused = False
-        return await self._interruptible(self._start(name, arguments))
+        open_s = None if timeout_s is None else max(timeout_s - _NAMING_S, timeout_s / 2)
+        return await self._interruptible(self._start(name, arguments, open_s))
 
     async def grade(
         self, answer: Any, trajectory: Mapping[str, Any] | None, *, judges: bool = False
@@ -201,9 +209,9 @@ class LocalSession:
                 await asyncio.wait([task])
         self._grading = None
 
-    async def _start(self, name: str, arguments: Mapping[str, Any]) -> dict[str, Any]:
+    async def _start(self, name: str, arguments: Mapping[str, Any], open_s: float | None) -> dict[str, Any]:
         await self._drop()
-        await self._environment.open()
+        await self._environment.open(limit_s=open_s)
         try:
             return await self._played_to_prompt(name, arguments)
         except BaseException:
@@ -314,6 +322,14 @@ def arguments_of(params: Mapping[str, Any], name: str) -> dict[str, Any]:
     if not isinstance(value, dict):
         raise ChannelError(INVALID_PARAMS, f"{name} is of type {type(value).__name__}, not an object")
     return value
+
+
+def seconds_param(params: Mapping[str, Any], name: str) -> float | None:
+    """`params[name]` as seconds above 0; None where there are none."""
+    value = params.get(name)
+    if isinstance(value, int | float) and not isinstance(value, bool) and value > 0:
+        return float(value)
+    return None
 
 
 def text_param(params: Mapping[str, Any], name: str) -> str:

@@ -133,15 +133,20 @@ def _add_planner(
     plan = SqlPlan(database, now=utc_now)
     rules = _rules(settings)
     registry = service.add(Peer("registry", settings.peers.registry, idempotent=_IDEMPOTENT))
-    trajectories = service.add(Peer("trajectories", settings.peers.trajectories))
-    training = service.add(Peer("training", settings.peers.training))
     gauge = BusGauge(settings.bus)
     service.add(Closing("bus gauge", gauge.stop))
-    peer_facts = PeerFacts(registry, trajectories, training, gauge)
+    peer_facts = _peer_facts(service, settings, registry, gauge)
     loop = PlannerLoop(plan, rules)
     bus = EventBus(settings.bus, client_name=NAME)
     sweeps = SweepLoop(plan, gauge, peer_facts, BusOutcomes(bus), rules, now=utc_now)
     planning_fails, sweeping_fails = FailingWork(), FailingWork()
+    reading = _reading(database, bus)
+    bus.include_router(plan_router(plan, reading, wake=loop.wake))
+    service.add(Worker("reading", reading.run))
+    service.add(bus)
+    service.add(OutboxRelay(database, bus, never_overtaken=NEVER_OVERTAKEN))
+    service.add(Worker("planner", loop.run, failing=planning_fails))
+    service.add(Worker("sweeps", sweeps.run, failing=sweeping_fails))
     explain = ExplainRun(
         plan,
         peer_facts,
@@ -150,13 +155,6 @@ def _add_planner(
         failing=lambda run_id: [*planning_fails.of(run_id), *sweeping_fails.of(run_id)],
     )
     submit = _submit(settings, plan, registry, hosts, sources, loop)
-    reading = _reading(database, bus)
-    bus.include_router(plan_router(plan, reading, wake=loop.wake))
-    service.add(Worker("reading", reading.run))
-    service.add(bus)
-    service.add(OutboxRelay(database, bus, never_overtaken=NEVER_OVERTAKEN))
-    service.add(Worker("planner", loop.run, failing=planning_fails))
-    service.add(Worker("sweeps", sweeps.run, failing=sweeping_fails))
     service.add(Worker("tracking", TrackLoop(TrackRuns(plan, submit)).run))
     catalog = _catalog(settings, plan, hosts, sources, GrpcLineages(registry))
     servicer = TasksetServicer(catalog, submit, Runs(plan, wake=loop.wake), explain, prices=_prices(settings))
@@ -164,6 +162,14 @@ def _add_planner(
     _add_retention(
         service, settings, plan, registry, sources, server, UpToDate(NAME, bus.unread, now=utc_now)
     )
+
+
+def _peer_facts(
+    service: Service, settings: ScenarioRunnerSettings, registry: Peer, gauge: BusGauge
+) -> PeerFacts:
+    trajectories = service.add(Peer("trajectories", settings.peers.trajectories))
+    training = service.add(Peer("training", settings.peers.training))
+    return PeerFacts(registry, trajectories, training, gauge)
 
 
 def _reading(database: Database, bus: EventBus) -> SoleHolder:

@@ -45,22 +45,14 @@ def build_app(settings: TrajectoryStoreSettings) -> Service:
     db = service.add(MigratedDatabase(settings.sql.url_for("trajectory_store"), "trajectory_store"))
     store = S3BlobStore(settings.s3, retry_s=5.0)
     service.add(Closing("s3", store.stop))  # not started: the ledger goes on without the object store
-    index = SqlIndex(db)
+    index, monitors = SqlIndex(db), SqlMonitors(db)
     bodies = TrajectoryBodies(store)
     read = ReadBody(index, bodies)
     watch = WatchTrajectories(index, poll_s=settings.watch_poll_s)
+    watching = _watching(settings, monitors, read)
     # Handlers and connection together must be done within the component's own bound.
     timings = BusTimings(drain_s=settings.drain_s * 0.6, close_s=settings.drain_s * 0.15)
     bus = EventBus(settings.bus, client_name="trajectory_store", timings=timings)
-    monitors = SqlMonitors(db)
-    watching = WatchRewards(
-        monitors,
-        read,
-        now=utc_now,
-        idle_s=settings.monitor_idle_s,
-        batch_size=settings.export_page,
-        quarantines=settings.quarantine_hacks,
-    )
 
     def on_change() -> None:
         watch.wake()
@@ -79,15 +71,25 @@ def build_app(settings: TrajectoryStoreSettings) -> Service:
     )
     imports = ImportTrajectories(SqlImports(db), bodies, on_change=watch.wake, now=utc_now)
     reviews = ReviewRewards(index, monitors, on_change=watch.wake, now=utc_now)
-    listing = ListTrajectories(index)
-    usecases = UseCases(index, GetTrajectory(index, read), listing, watch, export, imports, reviews)
+    listing, get = ListTrajectories(index), GetTrajectory(index, read)
+    servicer = TrajectoryServicer(UseCases(index, get, listing, watch, export, imports, reviews), now=utc_now)
     server = GrpcServer(settings.host, settings.grpc_port)
-    servicer = TrajectoryServicer(usecases, now=utc_now)
     server.add(add_TrajectoryServiceServicer_to_server, servicer, STATUS_OF)
     up_to_date = UpToDate("trajectory_store", bus.unread, now=utc_now)
     _add_retention(service, settings, SqlRetention(db), store, server, up_to_date)
     service.add(server)
     return service
+
+
+def _watching(settings: TrajectoryStoreSettings, monitors: SqlMonitors, read: ReadBody) -> WatchRewards:
+    return WatchRewards(
+        monitors,
+        read,
+        now=utc_now,
+        idle_s=settings.monitor_idle_s,
+        batch_size=settings.export_page,
+        quarantines=settings.quarantine_hacks,
+    )
 
 
 def _add_retention(

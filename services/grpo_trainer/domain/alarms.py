@@ -7,6 +7,7 @@ of sequence); an alarm goes away with the first update whose condition does not 
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
@@ -108,9 +109,7 @@ def _alarms(metrics: Mapping[str, float], limits: AlarmLimits) -> Iterator[Alarm
 def _conditions(metrics: Mapping[str, float], limits: AlarmLimits) -> dict[AlarmKind, tuple[str, float, str]]:
     """Of each kind: the metric that is looked at, its limit, and what is wrong where it is beyond."""
 
-    def of(name: str) -> float:
-        return metrics.get(name, 0.0)
-
+    of = defaultdict(float, metrics).__getitem__
     return {
         AlarmKind.MISMATCH_KL: (
             "mismatch_kl",

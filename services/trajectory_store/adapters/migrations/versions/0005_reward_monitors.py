@@ -19,6 +19,12 @@ def _texts(*names: str) -> list[sa.Column[str]]:
 
 def upgrade() -> None:
     """Add tables. The monitors begin with what changes from now on."""
+    _create_monitors()
+    _create_alarms()
+    _create_reviews()
+
+
+def _create_monitors() -> None:
     op.create_table(
         "monitor_cursor",
         sa.Column("id", sa.SmallInteger, primary_key=True, autoincrement=False),
@@ -39,6 +45,9 @@ def upgrade() -> None:
         *_texts("run_id", "signature", "hits"),
     )
     op.create_index("ix_monitored_signature", "monitored", ["run_id", "signature"])
+
+
+def _create_alarms() -> None:
     op.create_table(
         "reward_alarms",
         _tenant(),
@@ -53,6 +62,9 @@ def upgrade() -> None:
         sa.Column("cleared_us", sa.BigInteger),
         sa.Column("dismissed_us", sa.BigInteger),
     )
+
+
+def _create_reviews() -> None:
     op.create_table(
         "reviews",
         _tenant(),

@@ -12,20 +12,19 @@ from typing import Self
 from rich.console import Console
 
 from event_bus import EventBus
-from local_demo.audit import Audit, audit_of
 from local_demo.feed import FACTS, LoopState, apply
-from local_demo.plan import AUDIT_ATTEMPTS, AUDIT_TASKSET, FIRST_TASKSET, MODEL, PRACTICE_TASKSET, DemoPlan
+from local_demo.plan import AUDIT_TASKSET, FIRST_TASKSET, MODEL, PRACTICE_TASKSET, DemoPlan
 from local_demo.production import Production
 from local_demo.report import DemoReport, Fed, Ledger, Reloads, Selected, Served, Walls, parts_of
 from local_demo.view import make_view
 from local_stack.stack import Stack, StackSettings
 from local_stack.supervisor import lock_folder
 from service_kit.deadlines import deadline
-from upcycle.api.registry.v1.registry_pb2 import CHECKPOINT_STATE_CANDIDATE, CHECKPOINT_STATE_EVALUATING
-from upcycle.api.registry.v1.service_pb2 import GetModelRequest, ListCheckpointsRequest, ListEnginesRequest
-from upcycle.api.taskset.v1.service_pb2 import GetRunRequest, ListRunsRequest
+from upcycle.api.registry.v1.service_pb2 import GetModelRequest, ListEnginesRequest
+from upcycle.api.taskset.v1.service_pb2 import ListRunsRequest
 from upcycle.api.taskset.v1.taskset_pb2 import Run
 from upcycle.api.trajectory.v1.service_pb2 import GetLedgerRequest, GetLedgerResponse
+from upcycle.audits import Audit, audit_spec, head_of, read_audit, wait_for_verdicts
 from upcycle.cli.tasksets import load_source
 from upcycle.errors import Failed
 from upcycle.platform import Addresses, Platform
@@ -154,20 +153,10 @@ class Demo:
 
     async def _audit(self) -> Audit:
         """The one opening of the audit tasks. Where nothing was promoted, the base stands for both."""
-        request = GetModelRequest(model=MODEL)
-        head = (await self.platform.registry.GetModel(request, timeout=10)).model.head_version
-        spec = evaluation_run(
-            MODEL,
-            AUDIT_TASKSET,
-            group=2 * AUDIT_ATTEMPTS,
-            version=head,
-            against_version=0 if head else None,
-            label="audit",
-        )
-        spec = replace(spec, sampling=self._training.sampling)
+        head = await head_of(self.platform, MODEL)
+        spec = audit_spec(MODEL, AUDIT_TASKSET, head=head, base=0, sampling=self._training.sampling)
         run = await self._finish(await submit_run(self.platform, spec_to_wire(spec)), EVAL_TIMEOUT_S)
-        done = GetRunRequest(run_id=run.run_id, include_results=True)
-        return audit_of((await self.platform.tasksets.GetRun(done, timeout=60)).results)
+        return await read_audit(self.platform, [run.run_id])
 
     async def _train(self, source: str) -> Run:
         spec = replace(self._training, taskset=PRACTICE_TASKSET, source_runs=(source,))
@@ -197,14 +186,8 @@ class Demo:
 
     async def _candidates_judged(self) -> None:
         """Every checkpoint is promoted or held before the verdict, so that head is final."""
-        waiting = (CHECKPOINT_STATE_CANDIDATE, CHECKPOINT_STATE_EVALUATING)
         async with deadline("the gate's judgement of the last candidate", SETTLE_TIMEOUT_S):
-            while True:
-                request = ListCheckpointsRequest(model=MODEL)
-                listed = (await self.platform.registry.ListCheckpoints(request, timeout=10)).checkpoints
-                if not any(checkpoint.state in waiting for checkpoint in listed):
-                    return
-                await asyncio.sleep(0.5)
+            await wait_for_verdicts(self.platform, MODEL)
 
     async def _report(
         self, audited: Audit, trained: Run, evaluations: tuple[Run, Run], production: Production

@@ -12,8 +12,6 @@ MODEL = "incident"
 TRAIN_TASKSET, HELD_OUT_TASKSET = "incident-train", "incident-held_out"
 AUDIT_TASKSET = "incident-audit"
 """Neither trains nor gates: opened once, at the end."""
-AUDIT_ATTEMPTS = 2
-"""Of base and of head, at each of its tasks."""
 PRACTICE_TASKSET = "incident-practice"
 """What the demo trains on and what its user evaluates beside the run: few enough of the train tasks that an
 evaluation of all of them is over before the training is."""

@@ -5,9 +5,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from local_demo.audit import Audit
 from upcycle.api.common.v1.common_pb2 import PURPOSE_TRAIN
 from upcycle.api.taskset.v1.taskset_pb2 import Run
+from upcycle.audits import LABEL, Audit
 from upcycle.usage import Usage, total_usage
 from upcycle.wire import usage_of
 from upcycle.wording import amount
@@ -196,7 +196,7 @@ def _part(run: Run) -> str:
     if run.spec.purpose == PURPOSE_TRAIN:
         return "training"
     first = run.spec.label.partition(" ")[0]
-    return first if first in ("gate", "audit") else "evaluations"
+    return first if first in ("gate", LABEL) else "evaluations"
 
 
 def _rounded(usage: Usage) -> dict[str, float]:

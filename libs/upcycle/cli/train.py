@@ -51,7 +51,7 @@ class View:
     timeout_s: float = 86_400.0
     """give up watching after so many seconds; the run goes on."""
     as_json: JsonFlag = False
-    """JSON lines: `launch`, `gate_power`, `progress`, `step`, `checkpoint`, `alarm`…, `done`."""
+    """JSON lines: `launch`, `gate_power`, `progress`, `step`, `checkpoint`, `alarm`…, `done`, `audit`."""
 
 
 async def train(
@@ -59,6 +59,7 @@ async def train(
     *,
     flags: TrainFlags = NO_FLAGS,
     deployed: str = "",
+    audit: str = "",
     config: ConfigFlags = NO_CONFIG,
     sft: SftOptions = NO_SFT,
     view: View = View(),
@@ -79,11 +80,15 @@ async def train(
     :param model: slug of the model; its weights advance in place.
     :param deployed: source digest that `upcycle deploy` printed: the environment of a tasks file, also that
         of its gate, is played as it was sent.
+    :param audit: taskset of split audit that is opened once, when the run is over and its gate has decided:
+        head plays it beside the version that was head before the run.
     """
     _refuse_lone_options(sft)
     given = sources_of(Purpose.TRAIN, flags, config, arguments={"policy.model": ("MODEL", model)})
     if deployed and (view.attach is not None or sft.is_asked or given.value("source_runs")):
         raise UnclearTraining("--deployed is for a run that plays a tasks file", "leave it out")
+    if audit and (view.attach is not None or view.detach or sft.is_asked):
+        raise UnclearTraining("--audit is for a run that is started and followed here", "leave it out")
     if view.attach is not None:
         _refuse_sources(given)
         async with Platform() as platform:
@@ -99,8 +104,20 @@ async def train(
 
     async with Platform() as platform:
         await require_model(platform, model)
-        run_id = await _launched(platform, await _registered(platform, run, source), view)
-        return Exit.OK if view.detach else await _follow(platform, run_id, view)
+        return await _trained(platform, await _registered(platform, run, source), audit, view)
+
+
+async def _trained(platform: Platform, spec: RunSpec, audit: str, view: View) -> int:
+    from upcycle.cli.train_audit import audited, planned_audit
+
+    plan = await planned_audit(platform, spec.policy.model, audit) if audit else None
+    run_id = await _launched(platform, spec, view)
+    if view.detach:
+        return Exit.OK
+    status = await _follow(platform, run_id, view)
+    if plan is not None:
+        await audited(platform, run_id, plan, timeout_s=view.timeout_s, as_json=view.as_json)
+    return status
 
 
 def _run(given: Sources) -> RunFile:

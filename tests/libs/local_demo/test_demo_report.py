@@ -5,7 +5,6 @@ from typing import Any
 
 import pytest
 
-from local_demo.audit import Audit, AuditedVersion, audit_of
 from local_demo.report import (
     DemoReport,
     Fed,
@@ -21,6 +20,7 @@ from local_demo.report import (
 from upcycle.api.common.v1.common_pb2 import PURPOSE_EVAL, PURPOSE_TRAIN
 from upcycle.api.common.v1.common_pb2 import Usage as UsageMessage
 from upcycle.api.taskset.v1.taskset_pb2 import EpisodeResult, Run, RunCounts, RunSpec
+from upcycle.audits import Audit, AuditedVersion, audit_of
 from upcycle.statistics.intervals import TaskTotal
 from upcycle.usage import Usage
 

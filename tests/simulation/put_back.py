@@ -86,8 +86,8 @@ BUGS: Final = (
     Bug(
         "the gate promotes a candidate whose verdict is not to promote it",
         "services/checkpoint_registry/usecases/gating.py",
-        "            if judgement.is_passed:\n",
-        "            if judgement.decision.attempts:\n",
+        "            elif judgement.is_passed:\n",
+        "            elif judgement.decision.attempts:\n",
     ),
     Bug(
         "a trainer does not ask which of its runs are over",

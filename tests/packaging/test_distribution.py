@@ -43,8 +43,9 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 def python(code: str) -> str:
     """Run `code` in a fresh interpreter of this environment."""
     done = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=180, check=False
     )
+    assert done.returncode == 0, done.stderr
     return done.stdout
 
 
@@ -162,12 +163,16 @@ def test_every_program_of_the_platform_answers_help(platform: Path, script: str)
     assert script in said or service in said or "Usage" in said
 
 
-@pytest.mark.parametrize("package", " ".join(LIGHT).split())
-def test_light_packages_import_no_torch(package: str) -> None:
-    heavy = python(
-        f"import sys, {package}; print([m for m in ('torch', 'transformers', 'vllm') if m in sys.modules])"
-    )
-    assert heavy.strip() == "[]"
+def test_light_packages_import_no_torch() -> None:
+    code = f"""
+import importlib, sys
+for package in {" ".join(LIGHT).split()!r}:
+    importlib.import_module(package)
+    heavy = [name for name in ("torch", "transformers", "vllm") if name in sys.modules]
+    if heavy:
+        sys.exit(f"{{package}} imports {{heavy}}")
+"""
+    python(code)
 
 
 def test_importing_the_sdk_starts_nothing_and_loads_no_transport() -> None:

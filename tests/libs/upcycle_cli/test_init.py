@@ -38,7 +38,9 @@ def upcycle(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
 
 
 @pytest.mark.timeout(900)
-@pytest.mark.parametrize("preset", PRESETS)
+@pytest.mark.parametrize(
+    "preset", [pytest.param(one, marks=pytest.mark.study) if one == "sheet" else one for one in PRESETS]
+)
 def test_a_new_project_plays_passes_its_test_and_has_its_demonstrations(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], preset: str
 ) -> None:

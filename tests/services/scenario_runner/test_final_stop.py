@@ -248,23 +248,38 @@ class Platform:
         assert said == set(self.trainer.durable[: self.trainer.announced])
 
 
-@pytest.mark.timeout(300)
-@settings(max_examples=40, deadline=None, suppress_health_check=list(HealthCheck))
-@given(
-    reached=st.integers(0, len(UNDER_WAY)),
-    before=st.lists(st.tuples(st.sampled_from(ACTIONS), st.integers(0, 10_000)), max_size=6),
-    ending=st.lists(st.sampled_from(["cancel", "stop", "give_up"]), min_size=1, max_size=2),
-    after=st.lists(st.tuples(st.sampled_from(ACTIONS), st.integers(0, 10_000)), max_size=40),
+Moves = list[tuple[str, int]]
+Ordered = tuple[int, Moves, list[str], Moves]
+ORDERS: st.SearchStrategy[Ordered] = st.tuples(
+    st.integers(0, len(UNDER_WAY)),
+    st.lists(st.tuples(st.sampled_from(ACTIONS), st.integers(0, 10_000)), max_size=6),
+    st.lists(st.sampled_from(["cancel", "stop", "give_up"]), min_size=1, max_size=2),
+    st.lists(st.tuples(st.sampled_from(ACTIONS), st.integers(0, 10_000)), max_size=40),
 )
+"""How far the run comes, what happens then, how it is ended, what happens after that."""
+
+
+@pytest.mark.timeout(300)
+@settings(max_examples=12, deadline=None, suppress_health_check=list(HealthCheck))
+@given(order=ORDERS)
 def test_planner_trainer_and_ledger_agree_in_any_order_of_events(
-    tmp_path_factory: pytest.TempPathFactory,
-    reached: int,
-    before: list[tuple[str, int]],
-    ending: list[str],
-    after: list[tuple[str, int]],
+    tmp_path_factory: pytest.TempPathFactory, order: Ordered
 ) -> None:
-    moves = [*UNDER_WAY[:reached], *before, (ending[0], 0), *after, *((one, 0) for one in ending[1:])]
-    asyncio.run(_play(tmp_path_factory.mktemp("plan"), moves))
+    asyncio.run(_play(tmp_path_factory.mktemp("plan"), _moves(*order)))
+
+
+@pytest.mark.study
+@pytest.mark.timeout(900)
+@settings(max_examples=150, deadline=None, suppress_health_check=list(HealthCheck))
+@given(order=ORDERS)
+def test_planner_trainer_and_ledger_agree_in_a_hundred_and_fifty_orders(
+    tmp_path_factory: pytest.TempPathFactory, order: Ordered
+) -> None:
+    asyncio.run(_play(tmp_path_factory.mktemp("plan"), _moves(*order)))
+
+
+def _moves(reached: int, before: Moves, ending: list[str], after: Moves) -> Moves:
+    return [*UNDER_WAY[:reached], *before, (ending[0], 0), *after, *((one, 0) for one in ending[1:])]
 
 
 async def _play(folder: Path, moves: list[tuple[str, int]]) -> None:

@@ -171,10 +171,23 @@ class Order:
         await self.check()
 
 
+MANY_MOVES = st.lists(st.tuples(st.sampled_from(MOVES), st.integers(0, 10_000)), max_size=40)
+
+
 @pytest.mark.timeout(300)
-@settings(max_examples=25, deadline=None, suppress_health_check=list(HealthCheck))
-@given(moves=st.lists(st.tuples(st.sampled_from(MOVES), st.integers(0, 10_000)), max_size=40))
+@settings(max_examples=8, deadline=None, suppress_health_check=list(HealthCheck))
+@given(moves=MANY_MOVES)
 def test_a_group_trains_once_whatever_the_order(
+    tmp_path_factory: pytest.TempPathFactory, moves: list[tuple[str, int]]
+) -> None:
+    asyncio.run(_play(tmp_path_factory.mktemp("plan"), moves))
+
+
+@pytest.mark.study
+@pytest.mark.timeout(900)
+@settings(max_examples=100, deadline=None, suppress_health_check=list(HealthCheck))
+@given(moves=MANY_MOVES)
+def test_a_group_trains_once_in_a_hundred_orders(
     tmp_path_factory: pytest.TempPathFactory, moves: list[tuple[str, int]]
 ) -> None:
     asyncio.run(_play(tmp_path_factory.mktemp("plan"), moves))

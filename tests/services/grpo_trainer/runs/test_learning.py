@@ -22,7 +22,7 @@ SMALL: dict[str, Any] = {"prompts": 16, "learning_rate": 1e-3}
     [
         (Lesson("hop", 30, **SMALL), (0.25, 0.45), 0.90),
         pytest.param(Lesson("retry", 40), (0.10, 0.30), 0.88, marks=pytest.mark.study),
-        (Lesson("route", 20, **SMALL), (0.25, 0.45), 0.88),
+        pytest.param(Lesson("route", 20, **SMALL), (0.25, 0.45), 0.88, marks=pytest.mark.study),
     ],
     ids=lambda value: value.task if isinstance(value, Lesson) else "",
 )

@@ -159,9 +159,8 @@ def _add_planner(
     catalog = _catalog(settings, plan, hosts, sources, GrpcLineages(registry))
     servicer = TasksetServicer(catalog, submit, Runs(plan, wake=loop.wake), explain, prices=_prices(settings))
     server.add(add_TasksetServiceServicer_to_server, servicer, TASKSET_STATUSES)
-    _add_retention(
-        service, settings, plan, registry, sources, server, UpToDate(NAME, bus.unread, now=utc_now)
-    )
+    up_to_date = UpToDate(NAME, bus.unread, now=utc_now)
+    _add_retention(service, settings, plan, registry, sources, server, up_to_date)
 
 
 def _peer_facts(

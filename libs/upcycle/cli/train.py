@@ -85,12 +85,8 @@ async def train(
     """
     _refuse_lone_options(sft)
     given = sources_of(Purpose.TRAIN, flags, config, arguments={"policy.model": ("MODEL", model)})
-    if deployed and (view.attach is not None or sft.is_asked or given.value("source_runs")):
-        raise UnclearTraining("--deployed is for a run that plays a tasks file", "leave it out")
-    if audit and (view.attach is not None or view.detach or sft.is_asked):
-        raise UnclearTraining("--audit is for a run that is started and followed here", "leave it out")
+    _refuse_unfit(given, view, sft, deployed=deployed, audit=audit)
     if view.attach is not None:
-        _refuse_sources(given)
         async with Platform() as platform:
             return await _follow(platform, await _attached(platform, view.attach), view)
     model = given.value("policy.model")
@@ -105,6 +101,16 @@ async def train(
     async with Platform() as platform:
         await require_model(platform, model)
         return await _trained(platform, await _registered(platform, run, source), audit, view)
+
+
+def _refuse_unfit(given: Sources, view: View, sft: SftOptions, *, deployed: str, audit: str) -> None:
+    """Raises UnclearTraining and SourcesRefused for options that do not go with what is asked."""
+    if deployed and (view.attach is not None or sft.is_asked or given.value("source_runs")):
+        raise UnclearTraining("--deployed is for a run that plays a tasks file", "leave it out")
+    if audit and (view.attach is not None or view.detach or sft.is_asked):
+        raise UnclearTraining("--audit is for a run that is started and followed here", "leave it out")
+    if view.attach is not None:
+        _refuse_sources(given)
 
 
 async def _trained(platform: Platform, spec: RunSpec, audit: str, view: View) -> int:

@@ -1,5 +1,6 @@
 """Everything that a run has: one definition for command line, files, planner, trainer and docs."""
 
+from upcycle.run_config.gate import Gate
 from upcycle.run_config.limits import (
     MAX_EPISODE_DEADLINE_S,
     MAX_GROUP_SIZE,
@@ -8,7 +9,7 @@ from upcycle.run_config.limits import (
     Limit,
 )
 from upcycle.run_config.losses import LOSSES, OBJECTIVE_OPTIONS, Loss, loss_refusals
-from upcycle.run_config.model import Gate, PolicyChoice, RunSpec, Sampling, Training
+from upcycle.run_config.model import PolicyChoice, RunSpec, Sampling, Training
 from upcycle.run_config.names import (
     ADVANTAGES,
     AGGREGATIONS,

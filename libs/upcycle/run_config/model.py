@@ -10,17 +10,17 @@ from collections.abc import Mapping, Sequence
 from dataclasses import field, replace
 from typing import Annotated, Any, Final
 
-from pydantic import BeforeValidator, ConfigDict, Strict, model_validator
+from pydantic import BeforeValidator, Strict, model_validator
 from pydantic.dataclasses import dataclass
 from pydantic_core import ArgsKwargs, PydanticCustomError
 
 from upcycle.harness.context import POLICIES as CONTEXTS
 from upcycle.harness.context import STOP
+from upcycle.run_config.gate import CONFIG, Flag, Gate, Number, Whole
 from upcycle.run_config.limits import (
     LARGEST,
     MAX_EPISODE_DEADLINE_S,
     MAX_GROUP_SIZE,
-    MAX_REVIEWED,
     POSITIVE,
     Limit,
     OneOf,
@@ -50,8 +50,6 @@ from upcycle.run_config.names import (
 from upcycle.run_config.rules import POLICY_RULES, RUN_RULES, SAMPLING_RULES, TRAINING_RULES, Rule
 from upcycle.tracking import STOP_RULES
 
-CONFIG: Final = ConfigDict(extra="forbid", use_attribute_docstrings=True, str_min_length=0)
-"""With a limit of length, even of 0, pydantic refuses text that is not UTF-8, which no message can hold."""
 RULES: Final = "rules"
 """Type of the pydantic errors that rules over several fields raise; `reasons` are their sentences."""
 ON, OFF = "on", "off"
@@ -61,9 +59,6 @@ LORA_RATE: Final = 1e-5
 _MAX_BUDGET: Final = 1 << 20
 _BUDGET: Final = f"1 to {_MAX_BUDGET}"
 
-Whole = Annotated[int, Strict()]
-Number = Annotated[float, Strict()]
-Flag = Annotated[bool, Strict()]
 Seed = Annotated[int, Strict(), Limit(-(2**62), 2**62)]
 
 
@@ -310,27 +305,6 @@ class Training:
             return self
         steps = math.ceil(self.epochs * num_tasks / self.prompts_per_step)
         return replace(self, steps=steps, epochs=None)
-
-
-@dataclass(frozen=True, slots=True, config=CONFIG)
-class Gate:
-    """What a checkpoint must show on held-out tasks before it becomes head."""
-
-    taskset: Annotated[str, Text(1)]
-    """held-out taskset on which a checkpoint is compared with head; without a gate nothing is promoted."""
-    attempts: Annotated[Whole, Limit(1, MAX_GROUP_SIZE)] = 16
-    """most attempts per held-out task, of candidate and of head; the gate looks after 2, 4, 8 and 16."""
-    confidence: Annotated[Number, Limit(0.5, 0.999999)] = 0.95
-    """1 - the error of the run: the chance that any of its candidates is promoted without a gain."""
-    regression_margin: Annotated[Number, Limit(0, 1)] = 0.05
-    """largest loss of success rate allowed in a family of tasks, against the best head so far."""
-    min_gain: Annotated[Number, Limit(-1, 1)] = 0.0
-    """least gain in success rate: the gain's lower bound must exceed it."""
-    critical: tuple[str, ...] = ()
-    """families that must be proven to keep their margin: FAMILY, FAMILY:MARGIN or FAMILY:MARGIN:ATTEMPTS."""
-    require_review: Annotated[Whole, Limit(0, MAX_REVIEWED)] = 0
-    """so many of the run's highest-rewarded trajectories a person must have confirmed (upcycle trajectories
-    review) before a checkpoint is promoted; 0: none."""
 
 
 @dataclass(frozen=True, slots=True, config=CONFIG)

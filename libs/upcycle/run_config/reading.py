@@ -14,8 +14,9 @@ from typing import Any
 
 from pydantic.dataclasses import dataclass
 
+from upcycle.run_config.gate import CONFIG
 from upcycle.run_config.limits import shown
-from upcycle.run_config.model import CONFIG, RunSpec
+from upcycle.run_config.model import RunSpec
 from upcycle.run_config.names import Purpose, Say
 from upcycle.run_config.refusing import RunConfigInvalid, checked, leaves
 from upcycle.tasks_files import TASKS_FILES

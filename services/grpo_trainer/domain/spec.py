@@ -13,7 +13,7 @@ from pydantic.dataclasses import dataclass
 from grpo_trainer.domain.errors import InvalidTrainingSpec
 from grpo_trainer.domain.schedules import Schedule
 from upcycle.run_config import RunConfigInvalid, RunSpec, Training, checked
-from upcycle.run_config.model import CONFIG
+from upcycle.run_config.gate import CONFIG
 
 _HYPERPARAMETERS: Final = tuple(one.name for one in fields(Training))
 

@@ -16,7 +16,7 @@ from scenario_runner.domain.runs import Counts, EpisodeState, RunRecord, RunStat
 from scenario_runner.domain.source_groups import SourceReport
 from upcycle.api.training.v1 import service_pb2 as pb
 from upcycle.api.training.v1 import training_pb2 as training
-from upcycle.run_config import Gate, PolicyChoice, RunSpec, Training
+from upcycle.run_config import PolicyChoice, RunSpec, Training
 
 WORKING = DurableFact(num_pending=0, num_unacknowledged=3, num_pulling=5)
 GONE = DurableFact(num_pending=40, num_unacknowledged=0, num_pulling=0)
@@ -348,25 +348,6 @@ def test_an_alarm_of_the_monitors_says_how_to_look_at_it() -> None:
         ("trajectory_store", "look at them: upcycle trajectories review run-1")
     ]
     assert summary == "trajectory_store: alarm: leak_shown: 3 % were shown it (see traj-a)"
-
-
-@pytest.mark.parametrize("state", [RunState.RUNNING, RunState.COMPLETED])
-def test_a_promotion_that_waits_for_people_is_named_also_after_the_run(state: RunState) -> None:
-    facts = run_facts(num_confirmed=1)
-    training = replace(facts.view.run.spec, gate=Gate("held", require_review=3))
-    waiting = replace(
-        facts, view=replace(facts.view, run=replace(facts.view.run, state=state, spec=training))
-    )
-    reasons, _ = explain(waiting)
-    assert [(one.owner, one.what, one.remedy) for one in reasons] == [
-        (
-            "you",
-            "its checkpoints become head once 3 of its best trajectories are confirmed, 1 are",
-            "look at them: upcycle trajectories review run-1",
-        )
-    ]
-    for enough in (3, None):  # None: the store did not answer
-        assert explain(replace(waiting, num_confirmed=enough))[0] == []
 
 
 def test_an_alarm_of_the_trainer_comes_last() -> None:

@@ -45,7 +45,7 @@ demo: $(VENV)/.run $(if $(filter vllm-cpu,$(ENGINE)),.venv-vllm/.ready) ## close
 	upcycle demo --engine $(ENGINE) $(DEMO_ARGS)
 
 .PHONY: test
-test: $(VENV)/.dev ## every test that needs no Docker engine, no GPU and no night (make nightly has the rest)
+test: $(VENV)/.dev ## every test that needs no Docker engine and no night (make nightly has the rest)
 	pytest -q -n $(JOBS) --dist loadfile --durations 25 --ignore tests/e2e
 	pytest -q --durations 10 tests/e2e
 
@@ -132,6 +132,10 @@ test-vllm: $(VENV)/.dev .venv-vllm/.ready ## the engine contract against the rea
 compose-test: $(VENV)/.dev ## build the images, train on docker-compose.yml, kill containers (root starts an engine where none runs)
 	set -e; trap 'deploy/images/engine.sh stop .upcycle/engine' EXIT; engine=$$(deploy/images/engine.sh start .upcycle/engine); eval "$$engine"; \
 	deploy/images/build.sh; $(BIN)/pytest -q -m docker tests/docker/test_compose_run.py
+
+.PHONY: gpu-check
+gpu-check: $(VENV)/.dev ## trainer and embedded engine on this machine's GPU; every test is skipped where there is none
+	pytest -q -rs -m gpu tests/gpu
 
 .PHONY: container-check
 container-check: $(VENV)/.dev ## two minutes: do containers run here; says so where a machine cannot, which is no failure

@@ -37,7 +37,10 @@ NAMES: Final = (
     "queues",
     "echo_eval",
     "wall_clock",
+    "gpu",
 )
+ON_REQUEST: Final = ("gpu",)
+"""Only where they are named: they need what few machines have."""
 RESULTS: Final = Path(__file__).parent / "results"
 
 
@@ -46,7 +49,7 @@ def main(argv: Sequence[str]) -> int:
     arguments = _parse(argv)
     rows: dict[str, table.Result] = {}
     failures = 0
-    for name in arguments.names or NAMES:
+    for name in arguments.names or [name for name in NAMES if name not in ON_REQUEST]:
         try:
             rows[name] = _measure(name, quick=arguments.quick)
         except BenchmarkFailed as error:

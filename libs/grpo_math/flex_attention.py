@@ -7,13 +7,21 @@ key is on a query's path exactly if it comes no later and if the query's row sti
 from __future__ import annotations
 
 from functools import cache
-from typing import Any
+from typing import Any, Final
 
 import torch
+import torch._dynamo
 from torch import Tensor
 from torch.nn.attention.flex_attention import BlockMask, create_block_mask, flex_attention
 
 from grpo_math.packed_attention import AttentionPlan
+
+MIN_TOKENS: Final = 129
+"""Fewest unique tokens that the fused kernel is for. Up to 128, one of its blocks, torch chooses a kernel for
+decoding instead, and fails where that has no configuration for the model's heads."""
+_MAX_VARIANTS: Final = 64
+"""Kernels that a process may compile: one for each shape of heads, dtype, and with or without gradient. Past
+its limit, 8 by itself, torch computes unfused, and holds all scores."""
 
 
 def flex_mask(plan: AttentionPlan) -> BlockMask:
@@ -31,7 +39,10 @@ def flex_mask(plan: AttentionPlan) -> BlockMask:
 def _kernel(device_type: str) -> Any:
     """Fused on a GPU. On a CPU torch has no backward for it: tests use the unfused kernel, which materialises
     the full score matrix."""
-    return torch.compile(flex_attention, dynamic=True) if device_type == "cuda" else flex_attention
+    if device_type != "cuda":
+        return flex_attention
+    torch._dynamo.config.recompile_limit = max(torch._dynamo.config.recompile_limit, _MAX_VARIANTS)
+    return torch.compile(flex_attention, dynamic=True)
 
 
 def flex_packed_attention(query: Tensor, key: Tensor, value: Tensor, mask: BlockMask, scale: float) -> Tensor:

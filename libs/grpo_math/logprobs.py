@@ -7,14 +7,22 @@ from typing import Any, Final
 import torch
 from torch import Tensor
 
-DEFAULT_CHUNK: Final = 4096
-"""Positions whose logits exist at once."""
+_MAX_CHUNK: Final = 4096
+"""Most positions whose logits exist at once."""
+_MAX_LOGITS: Final = 1 << 27
+"""Most logits that exist at once: 512 MiB in float32, of which backward holds three. A vocabulary of 152
+thousand tokens would make 4,096 positions five times as large."""
+
+
+def default_chunk(vocabulary: int) -> int:
+    """Positions whose logits exist at once, for a vocabulary of so many tokens."""
+    return max(1, min(_MAX_CHUNK, _MAX_LOGITS // vocabulary))
 
 
 def _logits(hidden: Tensor, head: Tensor, temperature: Tensor) -> Tensor:
     """[n, V] logits at the sampling temperature, in float32 (float64 where the model is float64)."""
     wide = torch.promote_types(hidden.dtype, torch.float32)
-    return (hidden @ head.t()).to(wide) / temperature[:, None].to(wide)
+    return (hidden @ head.t()).to(wide).div_(temperature[:, None].to(wide))
 
 
 class _ChunkedLogprob(torch.autograd.Function):
@@ -31,7 +39,7 @@ class _ChunkedLogprob(torch.autograd.Function):
             part = slice(start, start + chunk)
             log_p = torch.log_softmax(_logits(hidden[part], head, temperature[part]), dim=-1)
             logprobs[part] = log_p.gather(1, labels[part, None]).squeeze(1)
-            entropies[part] = -(log_p.exp() * log_p).sum(dim=1)
+            entropies[part] = -log_p.exp().mul_(log_p).sum(dim=1)
         ctx.save_for_backward(hidden, head, labels, temperature)
         ctx.chunk = chunk
         return logprobs, entropies
@@ -48,8 +56,9 @@ class _ChunkedLogprob(torch.autograd.Function):
             p = log_p.exp()
             # d logprob / d logits = onehot - p;  d entropy / d logits = -p (log p + entropy)
             entropy = -(p * log_p).sum(dim=1, keepdim=True)
-            grad = p * (-grad_logprobs[part, None] - grad_entropies[part, None] * (log_p + entropy))
-            grad.scatter_add_(1, labels[part, None], grad_logprobs[part, None])
+            # In place: each of these is as large as the logits.
+            grad = log_p.add_(entropy).mul_(-grad_entropies[part, None]).sub_(grad_logprobs[part, None])
+            grad.mul_(p).scatter_add_(1, labels[part, None], grad_logprobs[part, None])
             grad /= temperature[part, None].to(grad.dtype)
             grad_hidden[part] = (grad.to(head.dtype) @ head).to(hidden.dtype)
             grad_head += grad.t() @ hidden[part].to(grad.dtype)
@@ -57,12 +66,14 @@ class _ChunkedLogprob(torch.autograd.Function):
 
 
 def token_logprobs(
-    hidden: Tensor, head: Tensor, labels: Tensor, *, temperature: Tensor, chunk: int = DEFAULT_CHUNK
+    hidden: Tensor, head: Tensor, labels: Tensor, *, temperature: Tensor, chunk: int | None = None
 ) -> tuple[Tensor, Tensor]:
     """Log-probability of each label and entropy of each distribution, both in nats and both differentiable.
 
     hidden: [N, H] last hidden state of the position *before* each label; head: [V, H]; labels: [N] int64;
-    temperature: [N] > 0. returns: ([N], [N]), float32 or float64. Memory: chunk * V instead of N * V.
+    temperature: [N] > 0. returns: ([N], [N]), float32 or float64. chunk: positions at once, by default
+    `default_chunk`; memory is chunk * V instead of N * V.
     """
+    chunk = chunk or default_chunk(head.shape[0])
     logprobs, entropies = _ChunkedLogprob.apply(hidden, head, labels, temperature, chunk)  # type: ignore[no-untyped-call]
     return logprobs, entropies

@@ -8,7 +8,7 @@ attention alone.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Final
 
 import torch
@@ -36,19 +36,42 @@ class RowSpan:
         return self.num_own * self.path.shape[0]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class _Bucket:
     """B rows: queries [B, S] and keys [B, K] as indices among the unique tokens, padded with a token of the
     row.
 
-    own [sum of own lengths]: which of the B * S outputs are real. mask [B, 1, S, K] bool, or None: plain
-    causal.
+    own [sum of own lengths]: which of the B * S outputs are real. shared [B]: how many keys of each row are
+    of earlier rows, or None: of no row any, so attention is plain causal.
     """
 
     queries: Tensor
     keys: Tensor
     own: Tensor
-    mask: Tensor | None
+    shared: Tensor | None
+    _masks: dict[torch.dtype, Tensor] = field(default_factory=dict, repr=False, compare=False)
+
+    def to(self, device: torch.device | str) -> _Bucket:
+        """The same bucket on another device."""
+        shared = None if self.shared is None else self.shared.to(device)
+        return _Bucket(self.queries.to(device), self.keys.to(device), self.own.to(device), shared)
+
+    def mask(self, dtype: torch.dtype) -> Tensor | None:
+        """[B, 1, S, K], 0 or -inf, to add to the scores; made at its first use, and the same for every layer:
+        each keeps what it was given until its backward. None: plain causal."""
+        if self.shared is None:
+            return None
+        if dtype not in self._masks:
+            self._masks[dtype] = self._made(self.shared, dtype)
+        return self._masks[dtype]
+
+    def _made(self, shared: Tensor, dtype: torch.dtype) -> Tensor:
+        (rows, width), length, device = self.queries.shape, self.keys.shape[1], shared.device
+        last = shared[:, None, None] + torch.arange(width, device=device)[None, :, None]
+        hidden = torch.arange(length, device=device)[None, None, :] > last
+        # Rows of memory at multiples of 8 elements: fused kernels of GPUs copy any other mask in each layer.
+        stored = torch.zeros(rows, 1, width, -(-length // 8) * 8, dtype=dtype, device=device)
+        return stored[..., :length].masked_fill_(hidden[:, None], -torch.inf)
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,15 +90,7 @@ class AttentionPlan:
 
     def to(self, device: torch.device | str) -> AttentionPlan:
         """The same plan with its indices on another device."""
-        moved = tuple(
-            _Bucket(
-                b.queries.to(device),
-                b.keys.to(device),
-                b.own.to(device),
-                None if b.mask is None else b.mask.to(device),
-            )
-            for b in self.buckets
-        )
+        moved = tuple(bucket.to(device) for bucket in self.buckets)
         order, row_of, last_row = (t.to(device) for t in (self.order, self.row_of, self.last_row))
         return AttentionPlan(moved, order, row_of, last_row, self.longest)
 
@@ -96,10 +111,7 @@ def _bucket(spans: Sequence[RowSpan]) -> _Bucket:
     own = torch.cat([torch.arange(span.num_own) + row * width for row, span in enumerate(spans)])
     if all(span.shared == 0 for span in spans):
         return _Bucket(queries, keys, own, None)
-    shared = torch.tensor([span.shared for span in spans])
-    at = shared[:, None, None] + torch.arange(width)[None, :, None]
-    mask = torch.arange(keys.shape[1])[None, None, :] <= at
-    return _Bucket(queries, keys, own, mask[:, None])
+    return _Bucket(queries, keys, own, torch.tensor([span.shared for span in spans]))
 
 
 def _grouped(spans: Sequence[RowSpan]) -> list[list[RowSpan]]:
@@ -135,10 +147,15 @@ def plan_attention(spans: Sequence[RowSpan]) -> AttentionPlan:
 def packed_attention(query: Tensor, key: Tensor, value: Tensor, plan: AttentionPlan, scale: float) -> Tensor:
     """query [1, Hq, U, D], key and value [1, Hkv, U, D] -> [1, U, Hq, D]. Hq is a multiple of Hkv."""
     outputs = []
+    groups = query.shape[1] // key.shape[1]
     for bucket in plan.buckets:
         q, k, v = _take(query, bucket.queries), _take(key, bucket.keys), _take(value, bucket.keys)
+        mask = bucket.mask(q.dtype)
+        if q.is_cuda and (mask is not None or q.dtype == torch.float32):
+            # The fused kernel for these takes no grouped heads; what takes them holds all scores at once.
+            k, v = k.repeat_interleave(groups, dim=1), v.repeat_interleave(groups, dim=1)
         mixed = F.scaled_dot_product_attention(
-            q, k, v, attn_mask=bucket.mask, is_causal=bucket.mask is None, scale=scale, enable_gqa=True
+            q, k, v, attn_mask=mask, is_causal=mask is None, scale=scale, enable_gqa=k.shape[1] < q.shape[1]
         )
         outputs.append(mixed.transpose(1, 2).flatten(0, 1).index_select(0, bucket.own))
     return torch.cat(outputs).index_select(0, plan.order)[None]

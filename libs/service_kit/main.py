@@ -29,7 +29,8 @@ S = TypeVar("S", bound=ServiceSettings)
 def run_main(
     name: str, settings_cls: type[S], build_app: Callable[[S], Service], *, argv: Sequence[str] | None = None
 ) -> None:
-    """Run a service as this process; `build_app` constructs, it does not connect. Raises SystemExit.
+    """Run a service as this process; `build_app` constructs, it does not connect, and may raise SettingsError
+    for what does not fit the machine. Raises SystemExit.
 
     Exit status: 0 stopped by a signal; 1 a component failed to start or stop; 2 settings; 70 one died.
     """
@@ -43,6 +44,9 @@ def run_main(
     telemetry = setup_telemetry(name)
     try:
         code = asyncio.run(_run(settings, build_app))
+    except SettingsError as error:
+        print(error, file=sys.stderr)
+        code = EXIT_SETTINGS
     finally:
         telemetry.shutdown()
     raise SystemExit(code)

@@ -16,7 +16,7 @@ from embedded_engine.errors import EngineFault
 from embedded_engine.http.server import build_server
 from embedded_engine.http.text import Text
 from embedded_engine.model_runner import RunnerLimits
-from embedded_engine.weights import ModelConfig, load_weights
+from embedded_engine.weights import CPU, ModelConfig, load_weights
 
 _SHUTDOWN_S = 5.0
 log = logging.getLogger(__name__)
@@ -48,6 +48,7 @@ def _parse(argv: list[str]) -> argparse.Namespace:
     parser.add_argument(
         "--port", type=int, default=0, help="0: any free one; it is printed as JSON on stdout"
     )
+    parser.add_argument("--device", type=_device, default=CPU, help="cpu (default), cuda or cuda:N")
     parser.add_argument("--threads", type=int, default=1, help="torch threads of the forward pass")
     parser.add_argument("--max-model-len", type=int, default=None, help="default: what the model allows")
     parser.add_argument("--max-num-seqs", type=int, default=128, help="sequences in one batch")
@@ -60,9 +61,22 @@ def _parse(argv: list[str]) -> argparse.Namespace:
     return parser.parse_args(argv)
 
 
+def _device(name: str) -> torch.device:
+    """A device of this machine."""
+    try:
+        device = torch.device(name)
+    except RuntimeError:
+        raise argparse.ArgumentTypeError(f"{name!r} is no device; say cpu, cuda or cuda:N") from None
+    if device.type not in ("cpu", "cuda"):
+        raise argparse.ArgumentTypeError(f"the engine computes on cpu and cuda, not on {name}")
+    if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
+        raise argparse.ArgumentTypeError(f"torch {torch.__version__} sees no {name} on this machine")
+    return device
+
+
 async def _serve(arguments: argparse.Namespace) -> None:
     directory: Path = arguments.model
-    weights = await asyncio.to_thread(load_weights, directory)
+    weights = await asyncio.to_thread(load_weights, directory, arguments.device)
     text = await asyncio.to_thread(Text, directory)
     engine = EmbeddedEngine(
         arguments.served_model_name, weights, limits_for(weights.config, arguments), text.decode

@@ -13,19 +13,23 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from embedded_engine.weights import LayerWeights, ModelConfig, ModelWeights
+from embedded_engine.weights import CPU, LayerWeights, ModelConfig, ModelWeights
 
 
 class KeyValueCache:
     """Keys and values of every slot: [layer, key|value, slot, kv head, position, D], zero until written.
 
-    The memory is reserved, not touched: pages become resident when a position is first written.
+    On a CPU the memory is reserved, not touched: pages become resident when a position is first written.
     """
 
-    def __init__(self, config: ModelConfig, num_slots: int, max_len: int) -> None:
+    def __init__(self, config: ModelConfig, num_slots: int, max_len: int, device: torch.device = CPU) -> None:
         shape = (config.num_layers, 2, num_slots, config.num_kv_heads, max_len, config.head_dim)
         # numpy asks for zeroed pages lazily; torch.zeros would write (and so commit) all of them.
-        self.data = torch.from_numpy(np.zeros(shape, dtype=np.float32))
+        if device.type == "cpu":
+            self.data = torch.from_numpy(np.zeros(shape, dtype=np.float32))
+        else:
+            self.data = torch.zeros(shape, device=device)
+        self.device = device
         self.max_len = max_len
         # What decoding may attend to, 0 or -inf; position 0 always, so that no row is without any.
         self._visible = np.full((num_slots, 1, 1, max_len), -np.inf, dtype=np.float32)
@@ -38,7 +42,7 @@ class KeyValueCache:
 
     def write_index(self, slots: np.ndarray, positions: np.ndarray) -> Tensor:
         """Flat rows, for `rows_of`, where key and value of token t go: [T * 2K]."""
-        return torch.from_numpy((self._first_row[slots] + positions[:, None]).reshape(-1))
+        return self.tensor((self._first_row[slots] + positions[:, None]).reshape(-1))
 
     def begin(self, slot: int, length: int) -> None:
         """A sequence moves in with `length` positions computed."""
@@ -55,7 +59,11 @@ class KeyValueCache:
 
     def visible(self, num_slots: int, max_len: int) -> Tensor:
         """The attention mask of the first slots: [S', 1, 1, max_len]."""
-        return self._visible_T[:num_slots, :, :, :max_len]
+        return self._visible_T[:num_slots, :, :, :max_len].to(self.device)
+
+    def tensor(self, values: np.ndarray) -> Tensor:
+        """An array of the host where the cache is; on a CPU it is the same memory."""
+        return torch.from_numpy(values).to(self.device)
 
     def rows_of(self, layer: int) -> Tensor:
         """One layer as [2 S K L, D], which `write_index` points into."""
@@ -89,13 +97,14 @@ class DecoderModel:
     def __init__(self, weights: ModelWeights, max_len: int) -> None:
         self.weights = weights
         self.config = weights.config
-        config = weights.config
+        config, device = weights.config, weights.device
         half = torch.arange(0, config.head_dim, 2, dtype=torch.float32) / config.head_dim
         angles = torch.outer(torch.arange(max_len, dtype=torch.float32), 1.0 / config.rope_theta**half)
-        self._rotation = torch.polar(torch.ones_like(angles), angles)  # [L, D / 2] complex
+        # Worked out on the host, so that every device rotates by the same numbers.
+        self._rotation = torch.polar(torch.ones_like(angles), angles).to(device)  # [L, D / 2] complex
         # Mean of squares as a matrix product: half the time of torch's own rms_norm on a CPU.
-        self._mean_H = torch.full((config.hidden_size, 1), 1.0 / config.hidden_size)
-        self._eps = torch.full((1, 1), config.norm_eps)
+        self._mean_H = torch.full((config.hidden_size, 1), 1.0 / config.hidden_size, device=device)
+        self._eps = torch.full((1, 1), config.norm_eps, device=device)
 
     def hidden(self, batch: Batch, cache: KeyValueCache) -> Tensor:
         """Last hidden states, normed: [T, H]. Writes keys and values of the batch into the cache."""
@@ -181,21 +190,23 @@ class PrefillAttention:
     mask: Tensor  # [P, 1, G * W, max_len]
 
     @classmethod
-    def over(cls, slots: list[int], starts: list[int], counts: list[int], groups: int) -> "PrefillAttention":
+    def over(
+        cls, slots: list[int], starts: list[int], counts: list[int], groups: int, device: torch.device = CPU
+    ) -> "PrefillAttention":
         """Row p computes `counts[p]` tokens from position `starts[p]` in slot `slots[p]`."""
         width = max(counts)
         max_len = max(start + count for start, count in zip(starts, counts, strict=True))
-        offsets = torch.arange(width)
-        count_P, start_P = torch.tensor(counts), torch.tensor(starts)
+        slot_P, start_P, count_P = torch.tensor([slots, starts, counts], device=device)
+        offsets = torch.arange(width, device=device)
         real = offsets < count_P.unsqueeze(1)  # [P, W]
         scatter = real.flatten().nonzero().squeeze(1)
-        gather = torch.zeros(real.numel(), dtype=torch.long)
-        gather[scatter] = torch.arange(scatter.shape[0])
+        gather = torch.zeros(real.numel(), dtype=torch.long, device=device)
+        gather[scatter] = torch.arange(scatter.shape[0], device=device)
         last = (start_P.unsqueeze(1) + offsets).clamp_(max=max_len - 1)  # [P, W]
-        hidden = torch.arange(max_len) > last.unsqueeze(2)
-        mask = torch.zeros(hidden.shape).masked_fill_(hidden, -math.inf)
+        hidden = torch.arange(max_len, device=device) > last.unsqueeze(2)
+        mask = torch.zeros(hidden.shape, device=device).masked_fill_(hidden, -math.inf)
         mask = mask.unsqueeze(1).expand(-1, groups, -1, -1).reshape(len(slots), 1, groups * width, max_len)
-        return cls(torch.tensor(slots), gather, scatter, width, max_len, mask)
+        return cls(slot_P, gather, scatter, width, max_len, mask)
 
     def __call__(self, query: Tensor, keys: Tensor, values: Tensor) -> Tensor:
         _, heads, dim = query.shape

@@ -47,6 +47,7 @@ class EmbeddedEngine:
     ) -> None:
         self.main = main
         self.limits = limits
+        self.device = weights.device
         self.dead: str | None = None
         self._decode_text = decode_text
         self._runners: dict[str, ModelRunner] = {main: ModelRunner(weights, limits, decode_text)}

@@ -55,7 +55,7 @@ class ModelRunner:
         self.waiting: deque[Sequence] = deque()
         self.running: dict[int, Sequence] = {}
         self._decode_text = decode_text
-        self._cache = KeyValueCache(weights.config, limits.num_slots, limits.max_len)
+        self._cache = KeyValueCache(weights.config, limits.num_slots, limits.max_len, weights.device)
         self._kv_slots = KvSlots(limits.num_slots, limits.max_len)
         self._sampling = SamplingTable(limits.num_slots)
         self._last_token = np.zeros(limits.num_slots, dtype=np.int64)
@@ -128,13 +128,14 @@ class ModelRunner:
     def score(self, rows: list[list[int]]) -> list[list[float]]:
         """Log-probabilities (temperature 1) of row[1:] given their prefixes; uses no slot of the cache."""
         width = max(len(row) for row in rows)
-        cache = KeyValueCache(self.model.config, len(rows), width)
+        cache = KeyValueCache(self.model.config, len(rows), width, self._cache.device)
         counts = [len(row) for row in rows]
         hidden = self._pass(cache, list(range(len(rows))), [0] * len(rows), [list(row) for row in rows])
         scored: list[list[float]] = []
         for row, states in zip(rows, torch.split(hidden, counts), strict=True):
             distribution = torch.log_softmax(self.model.logits(states[:-1]), dim=-1)
-            scored.append(distribution.gather(1, torch.tensor(row[1:]).unsqueeze(1)).squeeze(1).tolist())
+            taken = torch.tensor(row[1:], device=distribution.device).unsqueeze(1)
+            scored.append(distribution.gather(1, taken).squeeze(1).tolist())
         return scored
 
     def _admit(self) -> None:
@@ -185,7 +186,7 @@ class ModelRunner:
                 self._score_prompt(sequence, start, hidden[int(end) - len(chunk) : int(end)])
         complete = [i for i, s in enumerate(chosen) if s.computed == len(s.tokens)]
         if complete:
-            self._draw([chosen[i] for i in complete], hidden[torch.from_numpy(ends[complete] - 1)])
+            self._draw([chosen[i] for i in complete], hidden[self._cache.tensor(ends[complete] - 1)])
 
     def _decode(self, sequences: list[Sequence]) -> None:
         """One token for each sequence whose last token is the only one without keys and values."""
@@ -197,11 +198,14 @@ class ModelRunner:
         self._cache.extend_each(slots, positions)
         # Row i is slot i when the running sequences fill the lowest slots: no rows to move then.
         in_order = high == len(sequences)
+        on_device = self._cache.tensor
         attend = DecodeAttention(
-            None if in_order else torch.from_numpy(slots), self._cache.visible(high, int(positions.max()) + 1)
+            None if in_order else on_device(slots), self._cache.visible(high, int(positions.max()) + 1)
         )
-        position_T, write = torch.from_numpy(positions), self._cache.write_index(slots, positions)
-        hidden = self.model.hidden(Batch(torch.from_numpy(tokens), position_T, write, attend), self._cache)
+        batch = Batch(
+            on_device(tokens), on_device(positions), self._cache.write_index(slots, positions), attend
+        )
+        hidden = self.model.hidden(batch, self._cache)
         self._kv_slots.tokens[slots, positions] = tokens
         self._kv_slots.kv_len[slots] = positions + 1
         for sequence in sequences:
@@ -218,10 +222,10 @@ class ModelRunner:
         )
         groups = self.model.config.num_heads // self.model.config.num_kv_heads
         batch = Batch(
-            torch.tensor([token for chunk in chunks for token in chunk]),
-            torch.from_numpy(positions),
+            torch.tensor([token for chunk in chunks for token in chunk], device=cache.device),
+            cache.tensor(positions),
             cache.write_index(np.repeat(slots, counts), positions),
-            PrefillAttention.over(slots, starts, counts, groups),
+            PrefillAttention.over(slots, starts, counts, groups, cache.device),
         )
         return self.model.hidden(batch, cache)
 

@@ -98,7 +98,7 @@ class SamplingTable:
         greedy = temperature < GREEDY_BELOW
         any_greedy, scale = bool(greedy.any()), np.where(greedy, np.float32(1.0), temperature)
         if bool((scale != 1.0).any()):
-            logits.div_(torch.from_numpy(scale).unsqueeze(1))
+            logits.div_(_column(scale, logits))
         self._restrict(logits, slots, greedy)
         distribution = torch.log_softmax(logits, dim=-1)
         if bool(greedy.all()):
@@ -107,7 +107,7 @@ class SamplingTable:
             chosen = _draw(distribution, _uniform(self._seed[slots], drawn))
             if any_greedy:
                 likeliest = distribution.argmax(dim=-1, keepdim=True)
-                chosen = torch.where(torch.from_numpy(greedy).unsqueeze(1), likeliest, chosen)
+                chosen = torch.where(_column(greedy, logits), likeliest, chosen)
         logprobs = distribution.gather(1, chosen)
         return Sampled(chosen.squeeze(1).tolist(), logprobs.squeeze(1).tolist(), distribution)
 
@@ -116,13 +116,13 @@ class SamplingTable:
         limited = ((top_k > 0) | (top_p < 1.0)) & ~greedy
         if not bool(limited.any()):
             return
-        rows = torch.from_numpy(limited.nonzero()[0])
+        rows = torch.from_numpy(limited.nonzero()[0]).to(logits.device)
         vocab = logits.shape[1]
-        width = torch.from_numpy(np.where(top_k > 0, np.minimum(top_k, vocab), vocab))[rows]
+        width = np.where(top_k > 0, np.minimum(top_k, vocab), vocab)[limited]
         ascending, order = logits[rows].sort(dim=-1)
-        floor = ascending.gather(1, (vocab - width).unsqueeze(1))
+        floor = ascending.gather(1, _column(vocab - width, logits))
         ascending.masked_fill_(ascending < floor, -math.inf)
-        below = ascending.softmax(dim=-1).cumsum(dim=-1) <= 1 - torch.from_numpy(top_p)[rows].unsqueeze(1)
+        below = ascending.softmax(dim=-1).cumsum(dim=-1) <= 1 - _column(top_p[limited], logits)
         below[:, -1] = False
         ascending.masked_fill_(below, -math.inf)
         logits[rows] = torch.empty_like(ascending).scatter_(1, order, ascending)
@@ -136,12 +136,12 @@ def _draw(distribution: Tensor, uniform: np.ndarray) -> Tensor:
     """
     rows, vocab = distribution.shape
     blocks = -(-vocab // _BLOCK)
-    padded = torch.zeros(rows, blocks * _BLOCK)
+    padded = torch.zeros(rows, blocks * _BLOCK, device=distribution.device)
     torch.exp(distribution, out=padded[:, :vocab])
     by_block = padded.view(rows, blocks, _BLOCK)
     # right=True finds the first entry above the target, so nothing of probability zero is ever chosen.
     mass = by_block.sum(dim=2).double().cumsum(dim=1)
-    target = torch.from_numpy(uniform).unsqueeze(1) * mass[:, -1:]
+    target = _column(uniform, distribution) * mass[:, -1:]
     # The clamps are for rows of NaN only: their logprob is NaN too, which fails the sequence, not the batch.
     block = torch.searchsorted(mass, target, right=True).clamp_(max=blocks - 1)
     upper, size = (
@@ -154,6 +154,11 @@ def _draw(distribution: Tensor, uniform: np.ndarray) -> Tensor:
     fraction = ((target - lower) / (upper - lower)).clamp_(max=_BELOW_ONE)
     token = block * _BLOCK + torch.searchsorted(inside, fraction * inside[:, -1:], right=True)
     return token.clamp_(max=vocab - 1)
+
+
+def _column(values: np.ndarray, beside: Tensor) -> Tensor:
+    """[B] of the host as [B, 1], on the device of the rows that they belong to."""
+    return torch.from_numpy(values).to(beside.device).unsqueeze(1)
 
 
 def _uniform(seed: np.ndarray, drawn: np.ndarray) -> np.ndarray:

@@ -18,6 +18,7 @@ from torch import Tensor
 
 from embedded_engine.errors import BadWeights, UnsupportedModel
 
+CPU = torch.device("cpu")
 _ARCHITECTURES = {"Qwen3ForCausalLM", "Qwen2ForCausalLM", "LlamaForCausalLM"}
 
 
@@ -57,12 +58,17 @@ class LayerWeights:
 
 @dataclass(frozen=True, slots=True)
 class ModelWeights:
-    """All tensors of one policy, float32, ready to run."""
+    """All tensors of one policy, float32, ready to run on the device that they are on."""
 
     config: ModelConfig
     embedding: Tensor  # [V, H]
     layers: tuple[LayerWeights, ...]
     head: Tensor  # [H, V], the final norm's weight in it
+
+    @property
+    def device(self) -> torch.device:
+        """Where the policy runs."""
+        return self.embedding.device
 
 
 def load_config(directory: Path) -> ModelConfig:
@@ -103,10 +109,10 @@ def _config(raw: Mapping[str, Any]) -> ModelConfig:
     )
 
 
-def load_weights(directory: Path) -> ModelWeights:
-    """Read, check and arrange every tensor. Raises UnsupportedModel, BadWeights."""
+def load_weights(directory: Path, device: torch.device = CPU) -> ModelWeights:
+    """Read, check and arrange every tensor on `device`. Raises UnsupportedModel, BadWeights."""
     config = load_config(directory)
-    source = _Source(directory, _read_all(directory))
+    source = _Source(directory, _read_all(directory), device)
     embedding = source.take("model.embed_tokens.weight", (config.vocab_size, config.hidden_size))
     layers = tuple(_layer(source, config, index) for index in range(config.num_layers))
     final_norm = source.take("model.norm.weight", (config.hidden_size,))
@@ -133,7 +139,8 @@ def _read_all(directory: Path) -> dict[str, Tensor]:
 class _Source:
     """Hands out checkpoint tensors by name, each checked for shape and finite values."""
 
-    def __init__(self, directory: Path, tensors: dict[str, Tensor]) -> None:
+    def __init__(self, directory: Path, tensors: dict[str, Tensor], device: torch.device) -> None:
+        self.device = device
         self._directory = directory
         self._tensors = tensors
 
@@ -143,7 +150,7 @@ class _Source:
             raise BadWeights(f"{self._directory}: tensor {name!r} is missing")
         if tuple(tensor.shape) != shape:
             raise BadWeights(f"{self._directory}: {name!r} is {tuple(tensor.shape)}, the config says {shape}")
-        tensor = tensor.to(torch.float32)
+        tensor = tensor.to(self.device, torch.float32)
         if not bool(torch.isfinite(tensor).all()):
             raise BadWeights(f"{self._directory}: {name!r} holds values that are not finite")
         return tensor
@@ -185,7 +192,7 @@ def _fused_qkv(
 
 
 def _qk_scale(source: _Source, config: ModelConfig, prefix: str) -> Tensor:
-    scale = torch.ones(config.num_heads + config.num_kv_heads, config.head_dim)
+    scale = torch.ones(config.num_heads + config.num_kv_heads, config.head_dim, device=source.device)
     if config.has_qk_norm:
         shape = (config.head_dim,)
         query = _interleave(source.take(f"{prefix}self_attn.q_norm.weight", shape), 1, config.head_dim)

@@ -10,6 +10,7 @@ from grpo_trainer.adapters.policies import BranchPolicies, HeldOutTasks, PolicyC
 from grpo_trainer.adapters.task_claims import PlannerClaims
 from grpo_trainer.adapters.trainers_store import TrainersStore
 from grpo_trainer.domain.alarms import AlarmLimits
+from grpo_trainer.domain.errors import InvalidTrainingSpec
 from grpo_trainer.domain.model_leases import ModelLeases
 from grpo_trainer.handlers import FactReader, stored_facts
 from grpo_trainer.holding import ModelHolding, process_name
@@ -19,6 +20,7 @@ from grpo_trainer.interactive.heads import RegistryHeads
 from grpo_trainer.interactive.sessions import InteractiveSessions
 from grpo_trainer.interactive.states_store import InteractiveStates
 from grpo_trainer.interactive.stored_trajectories import PlatformTrajectories
+from grpo_trainer.learner.devices import check_device
 from grpo_trainer.learner.interactive import TorchInteractiveLearner
 from grpo_trainer.learner.packed_model import ModelOptions
 from grpo_trainer.learner.torch_learner import LearnerOptions, LearnerThread, TorchLearner
@@ -38,13 +40,15 @@ from service_kit.clock import utc_now
 from service_kit.component import Closing
 from service_kit.main import run_main
 from service_kit.service import Service
+from service_kit.settings import SettingsError
 from upcycle.api.training.v1.service_pb2_grpc import add_TrainingServiceServicer_to_server
 
 NAME = "grpo_trainer"
 
 
 def _learner_options(settings: GrpoTrainerSettings) -> LearnerOptions:
-    """How this process computes. Raises InvalidTrainingSpec for settings that do not go together."""
+    """How this process computes. Raises SettingsError for settings that do not go together, or not with this
+    machine."""
     plain = [one.name for one in fields(LearnerOptions) if one.name != "model"]
     model = ModelOptions(
         precision=settings.precision,
@@ -52,7 +56,11 @@ def _learner_options(settings: GrpoTrainerSettings) -> LearnerOptions:
         compiled=settings.compile_layers,
         attention=settings.attention,
     )
-    return LearnerOptions(**{name: getattr(settings, name) for name in plain}, model=model)
+    try:
+        check_device(settings.device, settings.ranks)
+        return LearnerOptions(**{name: getattr(settings, name) for name in plain}, model=model)
+    except InvalidTrainingSpec as error:
+        raise SettingsError(NAME, [str(error)]) from error
 
 
 def alarm_limits(settings: GrpoTrainerSettings) -> AlarmLimits:

@@ -20,7 +20,7 @@ class GrpoTrainerSettings(ServiceSettings):
     grpc_port: int = Field(7106, ge=0, le=65535)
     """Port of TrainingService; 0 lets the system choose."""
     device: str = "cpu"
-    """Torch device that trains, e.g. cpu or cuda:0."""
+    """Torch device that trains: cpu, cuda or cuda:N. A device that the machine lacks ends the process."""
     num_threads: int = Field(2, ge=1, le=256)
     """Threads that torch uses on a CPU."""
     microbatch_tokens: int = Field(8192, ge=1)
@@ -30,11 +30,11 @@ class GrpoTrainerSettings(ServiceSettings):
     precision: Literal["fp32", "bf16"] = "fp32"
     """Of the layers' arithmetic. Parameters, optimizer, output head and losses are float32 either way."""
     gradient_checkpointing: bool = False
-    """Keep one activation per layer and compute the rest again: less memory, about a third more time."""
+    """Keep one activation per layer, compute the rest again: less memory, a seventh to a third more time."""
     compile_layers: bool = False
     """Compile each layer (torch.compile). The first steps take minutes; needs one rank."""
     attention: Literal["auto", "buckets", "flex"] = "auto"
-    """Kernel of packed attention; auto: flex attention on GPUs that have it, else fused buckets."""
+    """Kernel of packed attention; auto: flex attention in bf16 on GPUs that have it, else fused buckets."""
     ranks: int = Field(1, ge=1, le=64)
     """Processes that share every step (FSDP2); this one starts the others on its own machine."""
     rank_deadline_s: float = Field(600.0, gt=0)

@@ -31,6 +31,8 @@ class PolicyEngineSettings(ServiceSettings):
     """Origin of the engine to attach to; it must see cache_dir under the same path."""
     engine_start_s: float = Field(300.0, gt=0)
     """Seconds that an engine gets until it is healthy."""
+    device: str = "cpu"
+    """Torch device of the embedded engine: cpu, cuda or cuda:N. vLLM takes the GPU that it was built for."""
     threads: int = Field(1, ge=1)
     """Torch threads of the engine."""
     max_model_len: int = Field(0, ge=0)

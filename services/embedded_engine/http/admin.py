@@ -115,7 +115,7 @@ async def load_adapter(request: web.Request) -> web.Response:
     if not body.lora_path:
         raise BadRequest("Both 'lora_name' and 'lora_path' must be provided.", param="lora_path")
     directory = Path(body.lora_path)
-    weights = await asyncio.to_thread(load_weights, directory)
+    weights = await asyncio.to_thread(load_weights, directory, serving.engine.device)
     pinned = pinned_version(body.lora_name)
     label = "default" if pinned is None else proven_label(pinned)
     await serving.engine.add_model(body.lora_name, weights, label)
@@ -172,7 +172,7 @@ def _rpc_failed(why: str) -> web.Response:
 async def _reload_weights(serving: Serving, kwargs: dict[str, Any]) -> None:
     engine = serving.engine
     directory = Path(str(kwargs.get("weights_path") or serving.resolve(engine.main).root))
-    weights: ModelWeights = await asyncio.to_thread(load_weights, directory)
+    weights: ModelWeights = await asyncio.to_thread(load_weights, directory, engine.device)
     served = engine.runner_of(engine.main).model.config
     if weights.config != served:
         raise BadWeights(f"{directory} is a model of another shape: {weights.config} is not {served}")

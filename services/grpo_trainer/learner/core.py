@@ -71,6 +71,7 @@ class LearnerCore:
         self.ranks = ranks
         self._bases = bases or Bases()
         self._name = name
+        self._device = options.device_of(ranks.index)
         self._parameters: Mapping[str, nn.Parameter] = {}
         self.step_options: StepOptions | None = None
         self._base: Path | None = None
@@ -78,7 +79,7 @@ class LearnerCore:
         self._reference: PackedModel | None = None
         self._optimizer: torch.optim.Optimizer | None = None
         self.rates: RateSchedule | None = None
-        self.random = RandomState(0)
+        self.random = RandomState(0, self._device)
         self.canary_rows: Sequence[TrainingRow] = ()
         self._no_room_for_reference = False
 
@@ -94,7 +95,7 @@ class LearnerCore:
         saved. Raises InvalidTrainingSpec."""
         self.close()
         self.step_options = step_options(spec, self.options)
-        self.random = RandomState(spec.seed)
+        self.random = RandomState(spec.seed, self._device)
         model = self._model_for(spec, base)
         self._parameters = (
             model.adapter.parameters
@@ -116,8 +117,8 @@ class LearnerCore:
         if self._reference is None and isinstance(model, AdaptedModel):
             self._reference = model.without_adapter()
         elif self._reference is None and self._base is not None:
-            device = self.options.device_of(self.ranks.index)
-            frozen = load_model(self._base, device=device, options=self.options.model, ranks=self.ranks)
+            options = self.options.model
+            frozen = load_model(self._base, device=self._device, options=options, ranks=self.ranks)
             frozen.module.requires_grad_(False)
             self._reference = frozen
         if self._reference is None:
@@ -142,10 +143,9 @@ class LearnerCore:
 
     def _model_for(self, spec: TrainingSpec, base: Path) -> PackedModel:
         options = self.options
-        device = options.device_of(self.ranks.index)
 
         def load() -> PackedModel:
-            return load_model(base, device=device, options=options.model, ranks=self.ranks)
+            return load_model(base, device=self._device, options=options.model, ranks=self.ranks)
 
         if not spec.lora_rank:
             return load()
@@ -260,11 +260,13 @@ def _random_rows(model: PackedModel, seed: int) -> list[TrainingRow]:
 
 @torch.no_grad()
 def canary(model: PackedModel, rows: Sequence[TrainingRow]) -> list[tuple[list[int], list[float]]]:
-    """The first tokens of each row with their log-probabilities under the model, at temperature 1."""
+    """The first tokens of each row with their log-probabilities under the model, at temperature 1.
+
+    In float32: engines compare them with what the published weights say, which are float32."""
     if not rows:
         return []
     probes = [_probe(row) for row in rows]
-    logprobs, _ = model.logprobs(pack(probes, share_prefixes=False).to(model.device))
+    logprobs, _ = model.logprobs(pack(probes, share_prefixes=False).to(model.device), exact=True)
     parts = torch.split(logprobs, [probe.num_trained for probe in probes])
     return [
         (probe.token_ids.tolist(), [min(value, 0.0) for value in part.tolist()])

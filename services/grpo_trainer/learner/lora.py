@@ -102,10 +102,10 @@ class AdaptedModel(PackedModel):
         self.adapter = adapter
         self._base = base
 
-    def logprobs(self, batch: Microbatch) -> tuple[Tensor, Tensor]:
+    def logprobs(self, batch: Microbatch, *, exact: bool = False) -> tuple[Tensor, Tensor]:
         """As PackedModel.logprobs, with this session's adapter."""
         self._base.activate(self.adapter.name)
-        return self._base.model.logprobs(batch)
+        return self._base.model.logprobs(batch, exact=exact)
 
     def without_adapter(self) -> BareModel:
         """The base itself: the policy that the session began from, in no memory of its own."""
@@ -119,10 +119,10 @@ class BareModel(PackedModel):
         self.module = base.model.module
         self._base = base
 
-    def logprobs(self, batch: Microbatch) -> tuple[Tensor, Tensor]:
+    def logprobs(self, batch: Microbatch, *, exact: bool = False) -> tuple[Tensor, Tensor]:
         """As PackedModel.logprobs, without any adapter."""
         with self._base.bare():
-            return self._base.model.logprobs(batch)
+            return self._base.model.logprobs(batch, exact=exact)
 
 
 class Bases:

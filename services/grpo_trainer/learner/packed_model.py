@@ -15,7 +15,7 @@ from transformers import AttentionInterface, AutoModelForCausalLM
 from transformers.modeling_layers import GradientCheckpointingLayer
 from transformers.utils import logging as transformers_logging
 
-from grpo_math.flex_attention import flex_mask, flex_packed_attention
+from grpo_math.flex_attention import MIN_TOKENS, flex_mask, flex_packed_attention
 from grpo_math.logprobs import token_logprobs
 from grpo_math.packed_attention import AttentionPlan, packed_attention
 from grpo_math.packing import Microbatch
@@ -63,9 +63,16 @@ class ModelOptions:
 
 
 def attention_path(
-    wanted: str, device: torch.device, *, capability: tuple[int, int] | None, head_dim: int
+    wanted: str,
+    device: torch.device,
+    *,
+    capability: tuple[int, int] | None,
+    head_dim: int,
+    precision: str = "bf16",
 ) -> str:
-    """ "buckets" or "flex". capability: of the CUDA device, None for any other. Raises UnsupportedModel."""
+    """ "buckets" or "flex". capability: of the CUDA device, None for any other. Raises UnsupportedModel.
+
+    auto: flex in bf16 only. In float32 its kernel has no matrix units to use and is the slower one."""
     fits = capability is not None and capability >= _FLEX_CAPABILITY and head_dim >= _MIN_FLEX_HEAD
     if wanted == "flex" and not fits:
         raise UnsupportedModel(
@@ -73,7 +80,7 @@ def attention_path(
             f"{_MIN_FLEX_HEAD}, got {device.type}, {capability} and {head_dim}; use buckets"
         )
     if wanted == "auto":
-        return "flex" if fits else "buckets"
+        return "flex" if fits and precision == "bf16" else "buckets"
     return wanted
 
 
@@ -117,8 +124,9 @@ class _TokenScores(nn.Module):
         self.model = model
         self._bf16 = bf16
 
-    def forward(self, batch: Microbatch, mask: Any) -> tuple[Tensor, Tensor]:
-        with torch.autocast(batch.input_ids.device.type, torch.bfloat16, enabled=self._bf16):
+    def forward(self, batch: Microbatch, mask: Any, exact: bool) -> tuple[Tensor, Tensor]:
+        bf16 = self._bf16 and not exact
+        with torch.autocast(batch.input_ids.device.type, torch.bfloat16, enabled=bf16):
             output = self.model.base_model(
                 input_ids=batch.input_ids,
                 position_ids=batch.position_ids,
@@ -127,8 +135,14 @@ class _TokenScores(nn.Module):
                 packed_mask=mask,
             )
         head = self.model.get_output_embeddings().weight
-        hidden = output.last_hidden_state[0].index_select(0, batch.source).to(head.dtype)
+        hidden = _rows(output.last_hidden_state[0], batch.source).to(head.dtype)
         return token_logprobs(hidden, head, batch.labels, temperature=batch.temperature)
+
+
+def _rows(states: Tensor, index: Tensor) -> Tensor:
+    """[U, H] and [N] -> [N, H]. Rows of a group share tokens, so an index comes several times; of the two
+    backward sums, this picks the one that adds in the same order each time."""
+    return states[index] if states.is_cuda else states.index_select(0, index)
 
 
 class PackedModel:
@@ -142,7 +156,8 @@ class PackedModel:
             model.eval()
         )  # no dropout: the ratio must be 1 on policy; gradients flow all the same
         device = self.device
-        self._flex = attention_path(options.attention, device, **_facts(model, device)) == "flex"
+        facts = {**_facts(model, device), "precision": options.precision}
+        self._flex = attention_path(options.attention, device, **facts) == "flex"
         self._scores = _TokenScores(self.module, bf16=options.precision == "bf16")
         blocks = layers_of(model)
         if options.gradient_checkpointing:
@@ -159,10 +174,13 @@ class PackedModel:
         device: torch.device = next(self.module.parameters()).device
         return device
 
-    def logprobs(self, batch: Microbatch) -> tuple[Tensor, Tensor]:
-        """Log-probability and entropy of each trained token, [N] each, nats, at the row's temperature."""
-        mask = flex_mask(batch.attention) if self._flex else None
-        scores: tuple[Tensor, Tensor] = self._scores(batch, mask)
+    def logprobs(self, batch: Microbatch, *, exact: bool = False) -> tuple[Tensor, Tensor]:
+        """Log-probability and entropy of each trained token, [N] each, nats, at the row's temperature.
+
+        exact: in float32, whatever the layers compute in otherwise."""
+        fused = self._flex and not exact and batch.num_unique_tokens >= MIN_TOKENS
+        mask = flex_mask(batch.attention) if fused else None
+        scores: tuple[Tensor, Tensor] = self._scores(batch, mask, exact)
         return scores
 
 

@@ -18,6 +18,7 @@ class EngineOptions:
     """How engines are started; PolicyEngineSettings says what each means."""
 
     model: str
+    device: str = "cpu"
     threads: int = 1
     max_num_seqs: int = 128
     max_model_len: int = 0
@@ -41,6 +42,8 @@ class EmbeddedKind:
         argv += ["--threads", str(options.threads), "--max-num-seqs", str(options.max_num_seqs)]
         if options.max_model_len:
             argv += ["--max-model-len", str(options.max_model_len)]
+        if options.device != "cpu":
+            argv += ["--device", options.device]
         env = {"OMP_NUM_THREADS": str(options.threads), "OMP_WAIT_POLICY": "PASSIVE"}
         return EngineCommand(tuple(argv), env)
 

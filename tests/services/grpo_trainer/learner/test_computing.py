@@ -11,6 +11,7 @@ import torch
 from tests.services.grpo_trainer.batches import config_of, policy, rollouts
 from tests.services.grpo_trainer.learners import begun, options, spec, thread_of, weights
 from tests.services.grpo_trainer.tiny import VOCAB
+from tests.services.policy_engine.reference import reference_logprobs
 from torch import Tensor, nn
 from transformers import AutoModelForCausalLM
 
@@ -92,6 +93,23 @@ def test_bf16_computes_in_bf16_and_keeps_float32_weights() -> None:
     assert 1e-5 < apart(rounded, exact) < 5e-2
 
 
+async def test_the_canary_is_of_the_published_weights_whatever_the_layers_compute_in(tmp_path: Path) -> None:
+    """Engines of float32 prove a reload to 1e-4 nats (policy_engine/domain.py); bfloat16 is off by more."""
+    base, given = policy(tmp_path / "base"), options(1, model=ModelOptions(precision="bf16"))
+    with thread_of(given) as thread:
+        async with begun(thread, base, spec()) as learner:
+            assert (await learner.step(rollouts(1))).applied
+            snapshot = await learner.snapshot()
+            await snapshot.export(tmp_path / "trained")
+    apart = [
+        abs(said - exact)
+        for ids, logprobs in snapshot.canary
+        for said, exact in zip(logprobs, reference_logprobs(tmp_path / "trained", ids), strict=True)
+    ]
+    assert len(apart) > 8
+    assert max(apart) < 1e-5
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(400)
 @pytest.mark.parametrize("backend", ["aot_eager", pytest.param("inductor", marks=pytest.mark.study)])
@@ -108,19 +126,27 @@ def test_compiled_layers_have_the_same_gradient(
 
 
 PATHS = [
-    ("auto", CPU, None, 64, "buckets"),
-    ("buckets", GPU, (9, 0), 64, "buckets"),
-    ("auto", GPU, (9, 0), 64, "flex"),
-    ("auto", GPU, (7, 5), 64, "buckets"),
-    ("auto", GPU, (9, 0), 8, "buckets"),
+    ("auto", CPU, None, 64, "bf16", "buckets"),
+    ("buckets", GPU, (9, 0), 64, "bf16", "buckets"),
+    ("auto", GPU, (9, 0), 64, "bf16", "flex"),
+    ("auto", GPU, (9, 0), 64, "fp32", "buckets"),
+    ("flex", GPU, (9, 0), 64, "fp32", "flex"),
+    ("auto", GPU, (7, 5), 64, "bf16", "buckets"),
+    ("auto", GPU, (9, 0), 8, "bf16", "buckets"),
 ]
 
 
-@pytest.mark.parametrize(("wanted", "device", "capability", "head_dim", "path"), PATHS)
-def test_the_kernel_follows_the_device(
-    wanted: str, device: torch.device, capability: tuple[int, int] | None, head_dim: int, path: str
+@pytest.mark.parametrize(("wanted", "device", "capability", "head_dim", "precision", "path"), PATHS)
+def test_the_kernel_follows_device_and_precision(
+    wanted: str,
+    device: torch.device,
+    capability: tuple[int, int] | None,
+    head_dim: int,
+    precision: str,
+    path: str,
 ) -> None:
-    assert attention_path(wanted, device, capability=capability, head_dim=head_dim) == path
+    found = attention_path(wanted, device, capability=capability, head_dim=head_dim, precision=precision)
+    assert found == path
 
 
 @pytest.mark.parametrize(("device", "capability"), [(GPU, (7, 5)), (CPU, None)])

@@ -43,9 +43,9 @@ def room_for(
     a pass fails, and not its forward. Gives the sizes of all passes."""
     forward, sizes = packed_model.PackedModel.logprobs, list[int]()
 
-    def limited(self: Any, batch: Microbatch) -> tuple[Tensor, Tensor]:
+    def limited(self: Any, batch: Microbatch, *, exact: bool = False) -> tuple[Tensor, Tensor]:
         if not torch.is_grad_enabled():
-            return forward(self, batch)
+            return forward(self, batch, exact=exact)
         sizes.append(batch.num_unique_tokens)
         if batch.num_unique_tokens <= tokens:
             return forward(self, batch)

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from benchmarks.peer_environment import PeerEnvironment
 from benchmarks.stacks import BenchmarkFailed
-from tests.libs.upcycle.mcp_episodes import play
+from tests.libs.upcycle.mcp_episodes import Calls, play
 
 pytestmark = [pytest.mark.study, pytest.mark.timeout(600)]
 
@@ -71,7 +71,7 @@ async def test_one_that_answers_nothing_any_more_is_not_the_policys_failure(
 
 
 async def test_a_result_of_50_mb_fails_its_call_alone(server: Mapping[str, Any]) -> None:
-    calls = [("large", {"num_bytes": 50_000_000}), ("large", {"num_bytes": 2_000_000}), FORECAST]
+    calls: Calls = [("large", {"num_bytes": 50_000_000}), ("large", {"num_bytes": 2_000_000}), FORECAST]
     episode, read, blame = await play(server, calls)
     assert (blame.failure, blame.policy_failure, read[2]) == ("", "", "rain in Kiel")
     large, small = (turn.outcomes[0] for turn in episode.turns[:2])

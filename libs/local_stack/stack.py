@@ -200,10 +200,19 @@ class Stack:
             )
         missing = [folder for folder in self.settings.environment_roots if not folder.is_dir()]
         if missing:
-            raise StackRefused(f"no such folder for environments: {', '.join(map(str, missing))}")
+            raise StackRefused(
+                f"no such folder for environments: {', '.join(map(str, missing))}",
+                "name folders that are there: --environments FOLDER...",
+            )
 
     def _make_plan(self) -> Plan:
-        self._data_dir.mkdir(parents=True, exist_ok=True)
+        try:
+            self._data_dir.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise StackRefused(
+                f"the data folder {self._data_dir} cannot be made: {error.strerror}",
+                "name another: --data-dir FOLDER",
+            ) from error
         settings = self.settings
         return Plan(
             data_dir=self._data_dir,

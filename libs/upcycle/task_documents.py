@@ -2,13 +2,13 @@
 module."""
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from upcycle.errors import TasksetInvalid, UnknownName
 from upcycle.modules import load_module
-from upcycle.task_rows import Task, environment_from_json, task_from_json, tasks_listed
+from upcycle.task_rows import EnvironmentRef, Task, environment_from_json, task_from_json, tasks_listed
 from upcycle.task_tables import document_from_table
 
 if TYPE_CHECKING:
@@ -36,15 +36,17 @@ def load_taskset(kind: "type[Taskset]", path: Path, name: str | None) -> "Taskse
     if not path.is_file():
         raise UnknownName(f"no such file: {path}", "give a .py, .json, .jsonl or .csv file")
     if path.suffix == ".csv":
-        return _from_document(kind, document_from_table(_read(path), str(path)), path, name)
+        document, places = document_from_table(_read(path), str(path))
+        return _from_document(kind, document, path, name, places)
     if path.suffix == ".json":
         return _from_document(kind, _parse(_read(path), str(path)), path, name)
     if path.suffix == ".jsonl":
         lines = enumerate(_read(path).split("\n"), start=1)  # splitlines would also cut inside of strings
-        rows = [_parse(line, f"{path}:{number}") for number, line in lines if line.strip()]
-        has_header = bool(rows) and isinstance(rows[0], dict) and "scenario" not in rows[0]
-        header = rows[0] if has_header else {}
-        return _from_document(kind, {**header, "tasks": rows[1:] if has_header else rows}, path, name)
+        texts = {f"{path}:{number}": line for number, line in lines if line.strip()}
+        rows = [_parse(line, place) for place, line in texts.items()]
+        first = int(bool(rows) and isinstance(rows[0], dict) and "scenario" not in rows[0])  # a header
+        document = {**(rows[0] if first else {}), "tasks": rows[first:]}
+        return _from_document(kind, document, path, name, list(texts)[first:])
     raise TasksetInvalid(
         f"{path}: cannot load a taskset from {path.suffix!r}", "use .py, .json, .jsonl or .csv"
     )
@@ -84,7 +86,10 @@ def _from_python(kind: "type[Taskset]", path: Path, name: str | None) -> "Taskse
     return _named(found, name, path)
 
 
-def _from_document(kind: "type[Taskset]", document: Any, path: Path, name: str | None) -> "Taskset":
+def _from_document(
+    kind: "type[Taskset]", document: Any, path: Path, name: str | None, places: Sequence[str] = ()
+) -> "Taskset":
+    """places: of the tasks, in words; by default their numbers."""
     if not isinstance(document, dict) or not isinstance(document.get("tasks"), list):
         raise TasksetInvalid(f"{path}: not a taskset", "use {'name': …, 'split': …, 'tasks': […]}")
     unknown = sorted(set(document) - _HEADER_FIELDS)
@@ -94,8 +99,26 @@ def _from_document(kind: "type[Taskset]", document: Any, path: Path, name: str |
         )
     shared = document.get("environment")
     environment = environment_from_json(shared) if shared is not None else None
-    tasks = [task_from_json(row, environment) for row in document["tasks"]]
+    rows = document["tasks"]
+    tasks = _placed(rows, places or [f"{path}: task {at}" for at in range(1, len(rows) + 1)], environment)
     return kind(name or document.get("name", path.stem), tasks, document.get("split", "train"))
+
+
+def _placed(rows: Sequence[Any], places: Sequence[str], environment: EnvironmentRef | None) -> list[Task]:
+    """Raises TasksetInvalid that names the place of the row that is wrong, or repeats a slug."""
+    tasks, known = list[Task](), dict[str, str]()
+    for place, row in zip(places, rows, strict=True):
+        try:
+            task = task_from_json(row, environment)
+        except TasksetInvalid as error:
+            error.message = f"{place}: {error.message}"
+            raise
+        if (first := known.setdefault(task.slug, place)) != place:
+            raise TasksetInvalid(
+                f"{place}: slug {task.slug!r} occurs twice, first at {first}", "make slugs unique"
+            )
+        tasks.append(task)
+    return tasks
 
 
 def _parse(text: str, where: str) -> Any:

@@ -32,8 +32,9 @@ def tasks_to_table(split: str, tasks: Iterable[Task]) -> str:
     return out.getvalue()
 
 
-def document_from_table(text: str, where: str) -> dict[str, Any]:
-    """The taskset as the object of a .json file, without a name. Raises TasksetInvalid with file and line."""
+def document_from_table(text: str, where: str) -> tuple[dict[str, Any], list[str]]:
+    """The taskset as the object of a .json file, without a name, and `FILE:LINE` of each task. Raises
+    TasksetInvalid with file and line."""
     reader = csv.DictReader(io.StringIO(text, newline=""), strict=True)
     columns = _columns(reader, where)
     if "scenario" not in columns or "environment" not in columns:
@@ -43,7 +44,7 @@ def document_from_table(text: str, where: str) -> dict[str, Any]:
         )
     if repeated := sorted(name for name in columns if list(columns).count(name) > 1):
         raise TasksetInvalid(f"{where}:1: column {repeated[0]!r} occurs twice", "name each column once")
-    tasks, splits = [], dict[str, int]()
+    tasks, places, splits = list[dict[str, Any]](), list[str](), dict[str, int]()
     try:
         for cells in reader:
             line = f"{where}:{reader.line_num}"
@@ -51,6 +52,7 @@ def document_from_table(text: str, where: str) -> dict[str, Any]:
                 raise TasksetInvalid(f"{line}: not {len(columns)} cells", "quote a cell that holds a comma")
             splits.setdefault(cells.get("split") or "train", reader.line_num)
             tasks.append(_task(cells, line))
+            places.append(line)
     except csv.Error as error:
         raise TasksetInvalid(f"{where}:{reader.line_num}: not CSV: {error}") from error
     if len(splits) > 1:
@@ -58,7 +60,7 @@ def document_from_table(text: str, where: str) -> dict[str, Any]:
             f"{where}:{max(splits.values())}: splits {' and '.join(sorted(splits))} in one file",
             "make one file per split",
         )
-    return {"split": next(iter(splits), "train"), "tasks": tasks}
+    return {"split": next(iter(splits), "train"), "tasks": tasks}, places
 
 
 def _columns(reader: "csv.DictReader[str]", where: str) -> Sequence[str]:

@@ -117,10 +117,17 @@ def _interrupted(evaluated: EvaluatedRun, path: Path) -> None:
 
 
 def _check_place(path: Path | None) -> None:
-    if path is not None and path.exists() and path.suffix != ".jsonl":
+    if path is None:
+        return
+    if path.exists() and path.suffix != ".jsonl":
         raise PlayRefused(
             f"--trajectories {path} exists and is no .jsonl file", "name another: it would be replaced"
         )
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        why = f"--trajectories {path}: its folder cannot be made: {error.strerror}"
+        raise PlayRefused(why, "name a file in a folder of yours") from error
 
 
 def _asked(given: Sources, without: str = "max_concurrent") -> RunFile:

@@ -15,6 +15,7 @@ from upcycle.cli.output import human, print_json
 from upcycle.cli.report_text import report_lines
 from upcycle.cli.run_flags import NO_CONFIG, ConfigFlags, eval_defaults, flag_class, sources_of
 from upcycle.cli.task_choice import NO_CHOICE, TaskChoice
+from upcycle.errors import DefinitionError
 from upcycle.evaluation import read_results, runs_of
 from upcycle.platform import Platform, PlatformNotFound
 from upcycle.reporting.episodes import EvaluatedRun
@@ -186,7 +187,7 @@ async def _dry_run(asked: RunFile, choice: TaskChoice, as_json: bool) -> int:
     what the run would be refused for, as far as that is known here."""
     from pathlib import Path
 
-    from upcycle.cli.tasksets import TasksetSource, load_source, load_tasksets
+    from upcycle.cli.tasksets import NO_TASKSET, TasksetSource, load_source, load_tasksets
     from upcycle.cli.tool_limits import refuse_long_tools
     from upcycle.tasks import Taskset
     from upcycle.tasks_files import TASKS_FILES
@@ -196,6 +197,8 @@ async def _dry_run(asked: RunFile, choice: TaskChoice, as_json: bool) -> int:
         found = await choice.source_of(load_source(source, name))
     else:
         found = TasksetSource("", tuple(load_tasksets(Path(source)).values()))
+        if not found.defined:
+            raise DefinitionError(f"{source} defines no taskset", NO_TASKSET)
     refuse_long_tools(found, asked.run.episode_deadline_s)
     shown = list(found.defined) or [await Taskset.from_api(found.name)]
     if choice.is_asked:

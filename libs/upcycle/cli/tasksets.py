@@ -31,6 +31,12 @@ class AmbiguousTaskset(UpcycleError, ValueError):
     kind = "ambiguous_taskset"
 
 
+class UnclearTasks(UpcycleError, ValueError):
+    """What is named is a file, and none of tasks."""
+
+    kind = "unclear_tasks"
+
+
 @dataclass(frozen=True, slots=True)
 class TasksetSource:
     """What a person named. name: of the taskset that runs. defined: all that the file has."""
@@ -92,6 +98,11 @@ def load_source(source: str, name: str = "", *, trains: bool = False) -> Taskset
     """
     path = Path(source)
     if path.suffix not in TASKS_FILES:
+        if path.is_file():
+            raise UnclearTasks(
+                f"{source} is a file, and none of tasks",
+                "give a .py, .json, .jsonl or .csv file, or the name of a registered taskset",
+            )
         return TasksetSource(source)
     from upcycle.tasks import KEPT_APART
 
@@ -110,14 +121,18 @@ def load_source(source: str, name: str = "", *, trains: bool = False) -> Taskset
 
 def load_tasksets(path: Path) -> "dict[str, Taskset]":
     """Every taskset of a tasks file, by name."""
+    from upcycle.cli.task_check import refuse_unplayable
     from upcycle.task_documents import tasksets_in
     from upcycle.tasks import Taskset
 
     if path.suffix == ".py":
         with naming_lines():
-            return tasksets_in(Taskset, path)
-    taskset = Taskset.load(path)
-    return {taskset.name: taskset}
+            found = tasksets_in(Taskset, path)
+    else:
+        taskset = Taskset.load(path)
+        found = {taskset.name: taskset}
+    refuse_unplayable(path, found.values())
+    return found
 
 
 @contextmanager

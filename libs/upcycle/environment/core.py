@@ -186,7 +186,10 @@ class Environment:
     def connect_mcp_config(self, config: Mapping[str, Mapping[str, Any]]) -> None:
         """Attach the tools of MCP servers: `{"sentry": {"command": …, "args": […], "env": {…}}}` or
         `{"docs": {"url": …, "headers": {…}}}`. They are started by `open`. Raises DefinitionError."""
-        import mcp  # noqa: F401 - it takes most of a second: here once, and not in every forked episode
+        import mcp  # it takes most of a second: here once, and not in every forked episode
+
+        if not hasattr(mcp, "__path__"):
+            raise DefinitionError(f"{mcp.__file__} hides the package mcp", "give the file another name")
 
         from upcycle.environment.mcp import check_mcp_config
 

@@ -3,11 +3,16 @@
 2: nothing was played; 1: an episode was begun.
 """
 
+import json
+import sys
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 
+from upcycle import Environment
 from upcycle.cli.main import run
+from upcycle.errors import DefinitionError
 
 HEAD = """from upcycle import Environment, Taskset
 env = Environment("shop")
@@ -113,3 +118,111 @@ def test_a_plain_generator_names_its_line_too(
     body = ASK.replace("async def", "def").replace("1.0", "[]") + tasks_of('ask(q="a")')
     assert played(body, tmp_path, monkeypatch) == 1
     assert "scenario 'ask' (mine.py:6)" in capsys.readouterr().out
+
+
+HEADER = '{"name": "t", "environment": {"name": "shop", "path": "mine.py"}}\n'
+
+
+def row(**fields: object) -> str:
+    return json.dumps({"slug": "a", "scenario": "ask", "args": {"q": "b"}, **fields}) + "\n"
+
+
+@pytest.mark.parametrize(
+    ("text", "suffix", "said"),
+    [
+        (
+            HEADER + row() + row(args={"q": "c"}),
+            "jsonl",
+            "f.jsonl:3: slug 'a' occurs twice, first at f.jsonl:2;",
+        ),
+        (
+            HEADER + "\n" + row(args=7),
+            "jsonl",
+            "f.jsonl:3: task 'a': arguments are of type int, not an object",
+        ),
+        (HEADER + row(famly="x"), "jsonl", "f.jsonl:2: task row has unknown field 'famly'; use args, env"),
+        (
+            HEADER + row(scenario="aks"),
+            "jsonl",
+            "task 'a': environment 'shop' has no scenario 'aks'; it has ask",
+        ),
+        (HEADER + row(args={"p": 1}), "jsonl", "task 'a': ask: unknown argument 'p'; it takes q"),
+        (HEADER + row(args={"q": 1}), "jsonl", "task 'a': ask.q: expected a string, got 1"),
+        (
+            HEADER.replace("shop", "shp") + row(),
+            "jsonl",
+            "mine.py declares no environment 'shp'; it has shop",
+        ),
+        (
+            json.dumps({"environment": {"name": "shop"}, "tasks": [{"scenario": "ask", "args": []}]}),
+            "json",
+            "f.json: task 1: task 'ask': arguments are of type list",
+        ),
+        (
+            "slug,scenario,environment,path,q\na,ask,shop,mine.py,b\na,ask,shop,mine.py,c\n",
+            "csv",
+            "f.csv:3: slug 'a' occurs twice, first at f.csv:2",
+        ),
+        ("tasks: []", "yaml", "f.yaml is a file, and none of tasks; give a .py, .json, .jsonl or .csv file"),
+        ("x = 1", "py", "f.py defines no taskset; make one: tasks = Taskset("),
+    ],
+)
+def test_a_file_of_tasks_that_cannot_be_played_is_refused_with_its_place(
+    text: str,
+    suffix: str,
+    said: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("mine.py").write_text(HEAD + ASK)
+    Path(f"f.{suffix}").write_text(text)
+    for more in (["--dry-run"], []):
+        assert run(["eval", f"f.{suffix}", "m", *more]) == 2
+        shown = capsys.readouterr()
+        assert said in shown.err
+        assert (shown.err.count("\n"), shown.out) == (1, "")
+
+
+def test_two_environments_of_one_name_are_refused_by_a_dry_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("mine.py").write_text(HEAD + 'again = Environment("shop")\n' + ASK + tasks_of('ask(q="a")'))
+    assert run(["eval", "mine.py", "m", "--dry-run"]) == 2
+    assert "mine.py has two environments called 'shop'" in capsys.readouterr().err
+
+
+def test_an_environment_that_is_not_here_or_needs_what_is_not_here_is_left_to_the_platform(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("f.jsonl").write_text(HEADER + row())
+    assert run(["eval", "f.jsonl", "m", "--dry-run"]) == 0
+    Path("mine.py").write_text("import no_such_package\n" + HEAD + ASK)
+    assert run(["eval", "f.jsonl", "m", "--dry-run"]) == 0
+    assert "t: 1 task" in capsys.readouterr().err
+
+
+def test_a_file_called_mcp_is_named_where_it_hides_the_package(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "mcp", ModuleType("mcp"))
+    sys.modules["mcp"].__file__ = "mcp.py"
+    with pytest.raises(DefinitionError, match=r"mcp\.py hides the package mcp; give the file another name"):
+        Environment("e").connect_mcp_config({"one": {"command": "x"}})
+
+
+def test_files_that_cannot_be_written_are_named_with_their_flag(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("mine.py").write_text(HEAD + ASK + tasks_of('ask(q="a")'))
+    agent = "openai:http://127.0.0.1:9/v1#m"
+    assert run(["eval", "mine.py", agent, "--trajectories", "mine.py/x/f.jsonl"]) == 2
+    said = capsys.readouterr().err
+    assert "--trajectories mine.py/x/f.jsonl: its folder cannot be made: Not a directory; name a file" in said
+    assert run(["up", "--data-dir", "mine.py/x"]) == 2
+    said = capsys.readouterr().err
+    assert "mine.py/x cannot be made: Not a directory; name another: --data-dir FOLDER" in said

@@ -137,7 +137,7 @@ class ImportedEnvironment(Environment):
         self._is_open = False
         self.scenario(SCENARIO)(self._row)
 
-    async def open(self) -> None:
+    async def open(self, *, limit_s: float | None = None) -> None:
         """Learn its tools. Idempotent."""
         if not self._is_open:
             for spec in await self._foreign.tools():

@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from upcycle.cli.output import fields_of, print_json
 from upcycle.cli.run_follower import RewardAlone, VersionMeasured
+from upcycle.tasks import plain_name
 from upcycle.tracking import parse_tracked
 from upcycle.wording import amount
 
@@ -33,13 +34,17 @@ async def with_benchmarks(platform: "Platform", track: Sequence[str]) -> tuple[s
 
 def newest_rates(run: "Run") -> "dict[str, TrackedRate]":
     """By set, the newest version that was measured."""
-    return {one.taskset: one for one in run.tracked if one.state == PLAYED and one.HasField("rate")}
+    return {plain_name(one.taskset): one for one in run.tracked if _is_measured(one)}
+
+
+def _is_measured(rate: "TrackedRate") -> bool:
+    return rate.state == PLAYED and rate.HasField("rate")
 
 
 def rate_text(rate: "TrackedRate") -> str:
     """`held 45.0% [38.1%, 52.0%] at step 10`."""
     between = f" [{rate.low:.1%}, {rate.high:.1%}]" if rate.HasField("low") else ""
-    return f"{rate.taskset} {rate.rate:.1%}{between} at step {rate.step}"
+    return f"{plain_name(rate.taskset)} {rate.rate:.1%}{between} at step {rate.step}"
 
 
 def rate_line(rate: "TrackedRate") -> str:
@@ -74,7 +79,7 @@ def epoch_record(rate: "TrackedRate") -> dict[str, Any]:
     return {
         "epoch": rate.epoch,
         "grpo_reward_mean": rate.reward_mean,
-        f"{rate.taskset}_score": rate.rate,
+        f"{plain_name(rate.taskset)}_score": rate.rate,
         "kl_divergence": drift,
     }
 
@@ -83,8 +88,8 @@ def tracked_curves(run: "Run") -> list[tuple[str, list[float], str]]:
     """(name, values, last value as text) of each set, as curves of a run are."""
     curves: dict[str, list[float]] = {}
     for one in run.tracked:
-        if one.state == PLAYED and one.HasField("rate"):
-            curves.setdefault(one.taskset, []).append(one.rate)
+        if _is_measured(one):
+            curves.setdefault(plain_name(one.taskset), []).append(one.rate)
     newest = newest_rates(run)
     return [(name, values, rate_text(newest[name]).partition(" ")[2]) for name, values in curves.items()]
 

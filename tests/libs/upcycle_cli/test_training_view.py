@@ -269,7 +269,7 @@ def test_a_verdict_is_shown_again_when_people_confirmed_more_and_when_it_is_prom
 def tracked(step: int, rate: float, **fields: Any) -> TrackedRate:
     known = {"state": "played", "low": rate - 0.1, "high": rate + 0.1, "reward_mean": 0.7, "drift_kl": 0.02}
     return TrackedRate(
-        taskset="held", step=step, version=step, rate=rate, epoch=step / 4, **{**known, **fields}
+        taskset="held@2", step=step, version=step, rate=rate, epoch=step / 4, **{**known, **fields}
     )
 
 

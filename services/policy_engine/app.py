@@ -47,7 +47,11 @@ def build_app(settings: PolicyEngineSettings) -> Service:
     host = build_host(settings)
     policies = PolicyDownloads(store, settings.versions_dir)
     protocol = ReloadProtocol(
-        host, settings.model, recompute_running=settings.recompute_running, clock=time.monotonic
+        host,
+        settings.model,
+        recompute_running=settings.recompute_running,
+        clock=time.monotonic,
+        dtype=settings.engine_dtype,
     )
     deps = PinDeps(policies, versions, announcer)
     pins = PinnedPolicies(settings.model, requests, deps, protocol, max_held=settings.can_hold)

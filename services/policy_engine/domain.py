@@ -113,11 +113,12 @@ def tolerance_for(dtype: str) -> CanaryTolerance:
 Rows = Sequence[Sequence[float]]
 
 
-def judge_canary(policy: Policy, measured: Rows, before: Rows | None) -> float:
+def judge_canary(policy: Policy, measured: Rows, before: Rows | None, engine_dtype: str = "float32") -> float:
     """The largest distance of `measured` from the trainer's values, when the canary agrees.
 
     `before`: the same rows scored by other weights, when they were others; equal values then mean that
-    nothing was loaded. Raises VersionRefused.
+    nothing was loaded. `engine_dtype`: what the engine computes in; where it or the weights are of less
+    than float32, the wider tolerance holds. Raises VersionRefused.
     """
     what = f"v{policy.target.version}"
     if not policy.canary:
@@ -129,12 +130,13 @@ def judge_canary(policy: Policy, measured: Rows, before: Rows | None) -> float:
     ]
     if not all(map(math.isfinite, gaps)):
         raise _mismatch(f"{what}: the engine's log-probabilities are not finite")
-    allowed = tolerance_for(policy.dtype)
+    dtype = max(policy.dtype, engine_dtype, key=lambda name: tolerance_for(name).mean)
+    allowed = tolerance_for(dtype)
     mean, worst = sum(gaps) / len(gaps), max(gaps)
     if mean > allowed.mean or worst > allowed.max:
         raise _mismatch(
             f"{what}: the engine's log-probabilities are off by {mean:.2e} on average and {worst:.2e} at "
-            f"worst; {policy.dtype} allows {allowed.mean:.0e} and {allowed.max:.0e}"
+            f"worst; {dtype} allows {allowed.mean:.0e} and {allowed.max:.0e}"
         )
     if before is not None and [list(row) for row in measured] == [list(row) for row in before]:
         raise _mismatch(f"{what}: scores are those of before the reload; the engine kept its old weights")

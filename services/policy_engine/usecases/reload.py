@@ -23,18 +23,22 @@ Scores = list[list[float]]
 class ReloadProtocol:
     """Moves one engine from version to version, and proves each."""
 
-    def __init__(self, host: EngineHost, model: str, *, recompute_running: bool, clock: Clock) -> None:
-        """`recompute_running`: requests in flight compute keys and values again under the new weights."""
+    def __init__(
+        self, host: EngineHost, model: str, *, recompute_running: bool, clock: Clock, dtype: str = "float32"
+    ) -> None:
+        """`recompute_running`: requests in flight compute keys and values again under the new weights.
+        `dtype`: what the engine computes in."""
         self._host = host
         self._model = model
         self._recompute_running = recompute_running
         self._clock = clock
+        self._dtype = dtype
 
     async def adopt(self, engine: EngineControl, policy: Policy) -> ServedPolicy:
         """Prove what a freshly started engine serves, and name it. Raises VersionRefused, EngineBroken."""
         try:
             measured = await self._score(engine, policy)
-            worst = judge_canary(policy, measured, None)
+            worst = judge_canary(policy, measured, None, self._dtype)
             await engine.update_weight_version(proven_label(policy.target.version))
         except EngineError as error:
             raise EngineBroken(f"the engine fails right after its start: {error}") from error
@@ -70,7 +74,7 @@ class ReloadProtocol:
             await engine.load_adapter(name, self._host.prepare(policy))
             try:
                 measured = await engine.score_while_paused(_rows(policy), model=name)
-                judge_canary(policy, measured or [], None)
+                judge_canary(policy, measured or [], None, self._dtype)
             except (VersionRefused, EngineError):
                 await engine.unload_adapter(name)
                 raise
@@ -86,7 +90,7 @@ class ReloadProtocol:
         """
         measured = await engine.score_while_paused(_rows(new))
         if measured is not None:
-            worst = judge_canary(new, measured, before)
+            worst = judge_canary(new, measured, before, self._dtype)
             await engine.update_weight_version(proven_label(new.target.version))
             await self._resume(engine)
             return worst, self._clock() - started_s
@@ -94,7 +98,7 @@ class ReloadProtocol:
         await self._resume(engine)
         paused_s = self._clock() - started_s
         try:
-            worst = judge_canary(new, await self._score(engine, new), before)
+            worst = judge_canary(new, await self._score(engine, new), before, self._dtype)
         except VersionRefused as error:
             raise _RefusedAfterResume(error) from error
         await engine.update_weight_version(proven_label(new.target.version))

@@ -8,6 +8,7 @@ from tests.services.policy_engine.doubles import EngineDouble, HostDouble, polic
 
 from engine_client import EngineRejected
 from policy_engine.domain import EngineBroken, Policy, ServedPolicy, VersionRefused, judge_canary
+from policy_engine.settings import PolicyEngineSettings
 from policy_engine.usecases.reload import ReloadProtocol
 
 
@@ -58,6 +59,31 @@ def test_the_canary_agrees_within_its_precision() -> None:
     assert _judge([[-1.00005, -2.0]]) == pytest.approx(5e-5)
     assert _judge([[-1.01, -2.005]], dtype="bfloat16") == pytest.approx(0.01)
     assert judge_canary(Policy(target(0), Path("/p"), (), "float32", "w"), [], None) == 0.0
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "auto"])
+async def test_an_engine_that_computes_in_bfloat16_proves_weights_of_float32(dtype: str) -> None:
+    """What `auto` means is vLLM's choice, so it may be bfloat16."""
+    engine = EngineDouble()
+    near = policy(1, logprobs=(-1.005, -2.0))
+    with pytest.raises(VersionRefused, match="float32 allows"):
+        await _protocol(engine).reload(engine, ServedPolicy(policy(0), 0.0), near)
+    protocol = ReloadProtocol(
+        HostDouble(engine), "m", recompute_running=False, clock=lambda: 0.0, dtype=dtype
+    )
+    served, _ = await protocol.reload(engine, ServedPolicy(policy(0), 0.0), near)
+    assert served.canary_max_abs_diff == pytest.approx(0.005, abs=1e-5)
+    with pytest.raises(VersionRefused, match=f"{dtype} allows"):
+        await protocol.reload(engine, served, policy(2, logprobs=(-1.5, -2.0)))
+
+
+def test_the_precision_of_an_engine_is_that_of_its_kind() -> None:
+    def dtype(**given: str) -> str:
+        return PolicyEngineSettings(model="m", **given).engine_dtype  # type: ignore[arg-type]
+
+    assert dtype(vllm_dtype="bfloat16") == "float32"
+    assert dtype(kind="vllm", vllm_dtype="bfloat16") == "bfloat16"
+    assert dtype(kind="attach", engine_url="http://e:1", vllm_dtype="auto") == "auto"
 
 
 @pytest.mark.parametrize(

@@ -47,3 +47,4 @@ async def _load(source: DevSource, watcher: Watcher, tools: DevTools, say: Say, 
         return
     await tools.use(version)
     say(f"{at}version {version.digest}, {await described(version)}")
+    say(f"an agent plays it with --runtime {version.url}")

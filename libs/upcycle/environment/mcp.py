@@ -30,7 +30,7 @@ CALL_TIMEOUT_S = 120.0
 CLOSE_TIMEOUT_S = 10.0
 END_S: Final = 0.5
 """For the end of a server that did not answer: its program is killed."""
-STILL_THERE_S: Final = 2.0
+STILL_THERE_S: Final = 5.0
 """A server whose connection ended in a call, and that answers within this time, is not gone."""
 MAX_TOOLS: Final = 1000
 T = TypeVar("T")

@@ -24,6 +24,8 @@ from tests.support.waiting import until
 from upcycle.cli.dev import chosen_source
 from upcycle.environment.loading import load_environment, why_not_loaded
 from upcycle.errors import UnknownName
+from upcycle.playing.in_process import play_tasks
+from upcycle.task_rows import EnvironmentRef, Task
 
 pytestmark = pytest.mark.timeout(400)
 UPCYCLE = str(Path(sys.executable).parent / "upcycle")
@@ -152,6 +154,11 @@ async def test_a_scenario_is_played_over_mcp(folder: Path) -> None:
             assert (is_error, "has no scenario 'sell'" in text) == (True, True)
             await called(client, "process")
         await dev.says("asked for its process")
+        channel = await dev.says(r"an agent plays it with --runtime (tcp://127\.0\.0\.1:\d+)\n")
+        task = Task(EnvironmentRef("shop", path=str(folder / "env.py")), "buy", '{"item": "tea"}')
+        (episode,) = await asyncio.to_thread(play_tasks, [task], lambda task, said: "3", runtime=channel)
+        assert episode.result is not None, episode.failure
+        assert episode.result.score == 1.0
 
 
 async def test_an_edit_is_picked_up_and_ends_the_task_in_progress(folder: Path) -> None:

@@ -68,7 +68,13 @@ def leaks_in(shown: Iterable[Shown], secrets: Sequence[str]) -> tuple[str, ...]:
     wanted = [plain for secret in secrets if len(plain := _plain(secret)) >= _MIN_SECRET_CHARS]
     if not wanted:
         return ()
-    found = dict.fromkeys(one.where for one in shown if any(_holds(one, secret) for secret in wanted))
+    found: dict[str, None] = {}
+    said = _Said()
+    for one in shown:
+        text = f" {_plain(one.text)} "
+        held = [secret for secret in wanted if f" {secret} " in text]
+        if held and any(f" {secret} " not in said.plain(one.said) for secret in held):
+            found[one.where] = None
     return tuple(found)
 
 
@@ -121,5 +127,17 @@ def _plain(text: str) -> str:
     return _NOT_WORD.sub(" ", text.lower()).strip()
 
 
-def _holds(shown: Shown, secret: str) -> bool:
-    return f" {secret} " in f" {_plain(shown.text)} " and f" {secret} " not in f" {_plain(shown.said)} "
+class _Said:
+    """What the agent wrote, plain. It grows from place to place; what was read is not read again."""
+
+    def __init__(self) -> None:
+        self._read = ""
+        self._plain = " "
+
+    def plain(self, said: str) -> str:
+        if not said.startswith(self._read) or self._read[-1:].isalnum():
+            self._plain, self._read = " ", ""
+        if more := _plain(said[len(self._read) :]):
+            self._plain += f"{more} "
+        self._read = said
+        return self._plain

@@ -56,7 +56,9 @@ class RunMonitors:
     num_seen: int = 0
 
     def see(self, one: Observed) -> Seen:
-        """One episode that ended: graded, or failed without a grade."""
+        """One episode that ended: graded, or failed without a grade. Raises ValueError, before anything is
+        counted, for a reward that no sum can hold."""
+        _check_sums(one)
         self.num_seen += 1
         hits = tuple(self._hits(one))
         self.answers.count(one)
@@ -110,6 +112,14 @@ class RunMonitors:
         return ""
 
 
+def _check_sums(one: Observed) -> None:
+    paid = (part for of in one.components.values() for part in (of.paid, of.value))
+    for number in (one.reward, *paid):
+        if not -_MAX_REWARD <= number <= _MAX_REWARD:
+            raise ValueError(f"a reward of {number} in {one.trajectory_id}; monitors add up at most 1e6")
+
+
+_MAX_REWARD: Final = 1e6
 _SURE_WHILE_RAISED: Final = {
     MonitorKind.SHADOW: "the shadow grader does not confirm its success",
     MonitorKind.IMPOSSIBLE: "it passed a task that has no solution",

@@ -14,6 +14,10 @@ REMOVED_BYTES: Final = Counter("upcycle_store_removed_bytes_total", "Bytes of re
 MONITORED: Final = Counter(
     "upcycle_store_monitored_total", "Ended episodes that the monitors of reward hacks saw"
 )
+NOT_MONITORED: Final = Counter(
+    "upcycle_store_not_monitored_total",
+    "Ended episodes that broke a monitor of reward hacks, which saw nothing",
+)
 REWARD_ALARM: Final = Gauge(
     "upcycle_store_reward_alarm", "1 while a monitor of reward hacks has an open alarm", ["model", "kind"]
 )

@@ -113,6 +113,11 @@ class RunGate:
             why = "is not registered" if taskset is None else "is not held out"
             await self._store.hold(job.checkpoint_id, f"gate taskset {gate.taskset!r} {why}", self._now())
             return
+        try:
+            gate.rule().check_families(taskset.families.values())
+        except BadGateRule as error:  # the planner checked the revision of its day
+            await self._store.hold(job.checkpoint_id, f"its gate cannot be kept: {error}", self._now())
+            return
         queued = replace(
             job,
             phase=JobPhase.QUEUED,
@@ -155,8 +160,7 @@ class RunGate:
                 await self._store.note_review(job.checkpoint_id, missing)
             return False
         head = await self._models.checkpoint(job.head_checkpoint_id)
-        decided = await self._pairs.look(PairUnderTest(job, gate, candidate, head))
-        return decided is not None and await self._conclude(job, gate, decided)
+        return await self._look(job, PairUnderTest(job, gate, candidate, head))
 
     async def _advance_running(self, job: GateJob) -> bool:
         if job.gate is None:
@@ -170,12 +174,16 @@ class RunGate:
         if job.level is None or job.head_revision != model.head_revision:
             return await self._begin(job, job.gate, model)
         head = await self._models.checkpoint(job.head_checkpoint_id)
+        return await self._look(job, PairUnderTest(job, job.gate, candidate, head))
+
+    async def _look(self, job: GateJob, pair: PairUnderTest) -> bool:
+        """Conclude the job where its decision is final. False: something is played for it."""
         try:
-            decided = await self._pairs.look(PairUnderTest(job, job.gate, candidate, head))
+            decided = await self._pairs.look(pair)
         except PairsGivenUp as error:
             await self._store.hold(job.checkpoint_id, str(error), self._now())
             return True
-        return False if decided is None else await self._conclude(job, job.gate, decided)
+        return decided is not None and await self._conclude(job, pair.gate, decided)
 
     async def _begin(self, job: GateJob, gate: GateSpec, model: Model) -> bool:
         """The judgement of a candidate against head begins, at the level that the run has left for it. What

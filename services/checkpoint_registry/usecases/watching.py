@@ -7,9 +7,10 @@ Every step is idempotent by request id and run id; the watch itself is replayed 
 import asyncio
 import hashlib
 import logging
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from dataclasses import dataclass
 from datetime import timedelta
+from itertools import takewhile
 
 from checkpoint_registry.adapters.sql_models import SqlModelStore
 from checkpoint_registry.adapters.sql_watches import SqlWatchStore
@@ -20,11 +21,14 @@ from checkpoint_registry.domain.runs import EvaluationOrder, RunOutcome, exact_n
 from checkpoint_registry.domain.watches import WatchedHead, WatchRun, pairs_of, watch_of
 from checkpoint_registry.ports import Clock, Tasksets
 from identities.entities import watch_request_id
+from upcycle.errors import Unavailable
 from upcycle.gate.watch import Watch
 
 log = logging.getLogger(__name__)
 
 _SEED_BITS = 62  # SamplingConfig.seed is an int64
+_MAX_DOUBLINGS = 16
+_LONGEST_RETRY_S = 12 * 3600.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,7 +120,9 @@ class WatchHeads:
     async def _follow(self, run: WatchRun) -> None:
         is_late = self._now() >= run.updated_at + timedelta(seconds=self._policy.deadline_s)
         try:
-            await self._read_ended(run)
+            # Unavailable may be about this run alone, each time: its results take too long, or meet a bug.
+            with suppress(Unavailable) if is_late else nullcontext():
+                await self._read_ended(run)
             if is_late:
                 await self._give_up(run, f"it did not end within {self._policy.deadline_s:g} s")
         except PeerRefused as error:
@@ -141,7 +147,7 @@ class WatchHeads:
         last = runs[-1] if runs else None
         if last is not None and last.state is RequestState.SUBMITTED:
             return
-        if last is not None and self._now() < last.updated_at + self._pause(last, num_pairs):
+        if last is not None and self._now() < last.updated_at + self._pause(runs, num_pairs):
             return
         if num_pairs >= self._policy.pairs and not self._policy.trickle_s:
             return
@@ -149,9 +155,12 @@ class WatchHeads:
             return  # they come first
         await self._order(watched, len(runs))
 
-    def _pause(self, last: WatchRun, num_pairs: int) -> timedelta:
-        if last.state is RequestState.FAILED:
-            return timedelta(seconds=self._policy.retry_s)
+    def _pause(self, runs: list[WatchRun], num_pairs: int) -> timedelta:
+        """Doubles while runs fail in a row: a predecessor whose files are gone is refused forever."""
+        num_failed = len(list(takewhile(lambda run: run.state is RequestState.FAILED, reversed(runs))))
+        if num_failed:
+            doublings = min(num_failed - 1, _MAX_DOUBLINGS)
+            return timedelta(seconds=min(self._policy.retry_s * 2.0**doublings, _LONGEST_RETRY_S))
         return timedelta(seconds=self._policy.trickle_s if num_pairs >= self._policy.pairs else 0)
 
     async def _order(self, watched: WatchedHead, number: int) -> None:

@@ -66,6 +66,8 @@ class JudgeQuestions:
         reply = self._reply
         if self._open is None or reply is None or self._open.question_id != given.question_id:
             return
+        if reply.done():  # the environment ended, and its grade has yet to learn of it
+            return
         self._open = self._reply = None
         self._is_open.clear()
         if given.refusal:

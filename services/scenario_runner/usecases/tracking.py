@@ -18,6 +18,8 @@ from scenario_runner.domain.tracked import TrackedRow, TrackedState, fallen, nex
 from scenario_runner.usecases.ending import stop_early
 from scenario_runner.usecases.submitting import TraceContext
 from service_kit.errors import InvalidRequest
+from service_kit.loops import one_piece
+from upcycle.errors import Unavailable
 from upcycle.run_config import PolicyChoice, RunSpec
 from upcycle.tracking import why_ended
 
@@ -46,9 +48,16 @@ class TrackRuns:
         self._submit = submit
 
     async def __call__(self) -> None:
-        """Raises Unavailable."""
+        """Raises Unavailable at the end, if one of them is to be tried again."""
+        failed: Unavailable | None = None
         for run_id in await self._plan.read(lambda unit: unit.tracked.open_runs()):
-            await self._look_at(run_id)
+            try:
+                with one_piece(f"tracking of {run_id}", of=run_id):
+                    await self._look_at(run_id)
+            except Unavailable as error:  # the other runs go on
+                failed = error
+        if failed is not None:
+            raise failed
 
     async def _look_at(self, run_id: str) -> None:
         due = await self._plan.transact(lambda unit: _look(unit, run_id))

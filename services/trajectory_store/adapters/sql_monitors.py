@@ -5,12 +5,13 @@ several replicas may watch, and each episode is seen once.
 """
 
 import json
+import logging
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
-from pydantic import TypeAdapter
-from sqlalchemy import Connection, RowMapping, Table, and_, delete, func, or_, select, update
+from pydantic import TypeAdapter, ValidationError
+from sqlalchemy import Connection, RowMapping, Table, and_, case, delete, func, or_, select, update
 from sqlalchemy.dialects import postgresql, sqlite
 
 from identities.tenants import DEFAULT_TENANT
@@ -30,10 +31,12 @@ from trajectory_store.domain.facts import LedgerState
 from trajectory_store.domain.hacks import HACK, KeptAlarm, Review, SeenEpisode, Verdict
 from trajectory_store.domain.ledger import Episode
 
+log = logging.getLogger(__name__)
 _STATES: Final = TypeAdapter(RunMonitors)
 _KEPT_US: Final = 7 * 24 * 3600 * 1_000_000
 """Monitors of a run that nothing happened in for so long are forgotten."""
 _MAX_ROWS: Final = 1000
+_SAID: Final = ("dismissed_us", "dismissed_by", "note")
 _ENDED: Final = or_(EPISODES.c.graded_us.is_not(None), EPISODES.c.state == int(LedgerState.FAILED))
 
 
@@ -66,12 +69,17 @@ class SqlMonitors:
         return await self._db.run(lambda connection: _fresh(connection, limit))
 
     async def monitors(self, run_id: str) -> tuple[RunMonitors, dict[str, KeptAlarm]]:
-        """Of a run, as they were kept; new ones for a run that was never seen."""
+        """Of a run, as they were kept; new ones for a run that was never seen. Where what was kept cannot be
+        read, new ones too, which know of no alarm: those that are open stay so."""
 
         def read(connection: Connection) -> tuple[RunMonitors, dict[str, KeptAlarm]]:
             query = select(MONITOR_STATES.c.state).where(owned(MONITOR_STATES, run_id=run_id))
             state = connection.execute(query).scalar_one_or_none()
-            known = RunMonitors() if state is None else _STATES.validate_json(state)
+            try:
+                known = RunMonitors() if state is None else _STATES.validate_json(state)
+            except ValidationError:
+                log.exception("monitors_begin_anew", extra={"run_id": run_id})
+                return RunMonitors(), {}
             return known, {one.alarm.kind.value: one for one in _alarms(connection, [run_id], False)}
 
         return await self._db.run(read)
@@ -189,13 +197,21 @@ def _keep(
     for run in runs:
         state = {"state": _STATES.dump_json(run.monitors), "updated_us": now_us}
         _upsert(connection, MONITOR_STATES, ("tenant", "run_id"), [{**_run(run.run_id), **state}])
-        _upsert(connection, REWARD_ALARMS, ("tenant", "run_id", "kind"), map(_alarm_row, run.alarms))
+        _keep_alarms(connection, run.alarms)
     old = MONITOR_STATES.c.updated_us < now_us - _KEPT_US
     connection.execute(delete(MONITOR_STATES).where(old))
     for one in seen:
         if one.seen.quarantine and one.episode.record is not None and not one.episode.quarantine:
             quarantine(connection, one.episode, HACK + one.seen.quarantine)
     return True
+
+
+def _keep_alarms(connection: Connection, alarms: Iterable[KeptAlarm]) -> None:
+    """What a person said meanwhile of the same alarm stays; one that was raised anew has nothing said."""
+    rows = [_alarm_row(kept) for kept in alarms]
+    _upsert(
+        connection, REWARD_ALARMS, ("tenant", "run_id", "kind"), rows, unless_same="raised_us", keep=_SAID
+    )
 
 
 def _run(run_id: str) -> dict[str, str]:
@@ -280,11 +296,22 @@ def _like(connection: Connection, review: Review) -> set[str]:
 
 
 def _upsert(
-    connection: Connection, table: Table, key: tuple[str, ...], rows: Iterable[Mapping[str, Any]]
+    connection: Connection,
+    table: Table,
+    key: tuple[str, ...],
+    rows: Iterable[Mapping[str, Any]],
+    *,
+    unless_same: str = "",
+    keep: Collection[str] = (),
 ) -> None:
+    """keep: columns that stay as they are in a row whose column `unless_same` has the new row's value."""
     values = [dict(row) for row in rows]
     if not values:
         return
     insert = (postgresql if connection.dialect.name == "postgresql" else sqlite).insert(table)
-    others = {column.name: insert.excluded[column.name] for column in table.columns if column.name not in key}
+    new = insert.excluded
+    others: dict[str, Any] = {one.name: new[one.name] for one in table.columns if one.name not in key}
+    for name in keep:
+        is_same = table.c[unless_same] == new[unless_same]
+        others[name] = case((is_same, table.c[name]), else_=new[name])
     connection.execute(insert.on_conflict_do_update(index_elements=list(key), set_=others), values)

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from typing import Final
 
-from reward_monitors import RunMonitors
+from reward_monitors import RunMonitors, Seen
 from service_kit.loops import until_stopped
 from trajectory_store import telemetry
 from trajectory_store.adapters.sql_monitors import FreshEpisodes, RunWatch, SqlMonitors
@@ -72,7 +72,9 @@ class WatchRewards:
             run_id = episode.identity.run_id
             if run_id not in runs:
                 runs[run_id] = (*await self._monitors.monitors(run_id), episode.identity.model)
-            said = runs[run_id][0].see(observed(episode, await self._body(episode)))
+            body = await self._body(episode)
+            # In a thread: an episode may hold megabytes of text, in which secrets are looked for.
+            said = await asyncio.to_thread(_said_of, runs[run_id][0], episode, body)
             seen.append(SeenEpisode(episode, said))
         await self._keep(fresh, seen, runs)
         return True
@@ -114,3 +116,14 @@ class WatchRewards:
             return await self._read(episode)
         except (BodyCorrupt, BodyRemoved, UnknownTrajectory):
             return None
+
+
+def _said_of(monitors: RunMonitors, episode: Episode, body: TrajectoryBody | None) -> Seen:
+    """What the monitors say of it. One that breaks a monitor is logged and counted, and shows nothing: the
+    monitors of all runs would stand still before it."""
+    try:
+        return monitors.see(observed(episode, body))
+    except Exception:
+        log.exception("episode_not_watched", extra={"episode_id": episode.identity.episode_id})
+        telemetry.NOT_MONITORED.inc()
+        return Seen((), "", "")

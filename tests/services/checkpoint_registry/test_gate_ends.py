@@ -5,8 +5,8 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from tests.services.checkpoint_registry.conftest import MODEL, RegistryHarness
-from tests.services.checkpoint_registry.planner_double import PlannerDouble
+from tests.services.checkpoint_registry.conftest import MODEL, RegistryHarness, judge
+from tests.services.checkpoint_registry.planner_double import GATE, PlannerDouble
 
 from checkpoint_registry.domain.errors import PeerRefused
 from checkpoint_registry.domain.models import CheckpointState
@@ -181,3 +181,15 @@ async def test_a_run_that_two_drops_ended_has_no_more_candidates(harness: Regist
         "held: two drops of a tracked set ended run run-train: ended early"
     )
     assert await harness.state(1) is CheckpointState.EVALUATING  # it came before the drops, and is judged on
+
+
+async def test_a_critical_family_that_a_later_revision_lacks_holds_the_candidate(
+    harness: RegistryHarness,
+) -> None:
+    """The planner looked at the revision of its day; nothing would have protected the family."""
+    gate = replace(GATE, critical=("family-0", "payments"))
+    harness.planner.training_run("run-critical", MODEL, gate)
+    await judge(harness, 1, 0.95, head_rate=0.3, run_id="run-critical")
+    assert await harness.head() == 0
+    assert await harness.state(1) is CheckpointState.HELD
+    assert "critical family 'payments' is not in the held-out set" in await harness.reason(1)

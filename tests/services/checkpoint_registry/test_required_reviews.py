@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 from sqlalchemy import select
 from tests.services.checkpoint_registry.conftest import MODEL, RegistryHarness, judge
-from tests.services.checkpoint_registry.planner_double import GATE
+from tests.services.checkpoint_registry.planner_double import GATE, HELD_OUT
 
 from checkpoint_registry.adapters import tables
 from checkpoint_registry.domain.models import CheckpointState
@@ -110,3 +110,17 @@ async def test_interactive_training_that_takes_over_the_gate_needs_no_review(
     await judge(harness, 1, 0.3, head_rate=0.3)
     await judge(harness, 2, 0.95, head_rate=0.3, run_id=f"interactive-{MODEL}")
     assert await harness.head() == 2
+
+
+async def test_a_held_out_set_that_is_gone_keeps_no_later_candidate_waiting(harness: RegistryHarness) -> None:
+    """What waits for review is read once more before it becomes head."""
+    await passed(harness)
+    harness.restart()  # the tasks are not remembered
+    harness.alarms.confirmed = NEEDED
+    harness.planner.tasksets["held-out"] = replace(HELD_OUT, digest="e" * 64, revision=2)
+    await harness.drive()
+    assert await harness.head() == 0
+    assert (await harness.reason(1)).startswith("held-out taskset 'held-out@1' is no longer")
+    await harness.save(2)
+    await harness.drive()
+    assert await harness.state(2) is CheckpointState.EVALUATING

@@ -4,12 +4,13 @@ from dataclasses import replace
 
 import pytest
 from tests.services.checkpoint_registry.conftest import MODEL, RegistryHarness, judge
-from tests.services.checkpoint_registry.planner_double import HELD_OUT, TASKS
+from tests.services.checkpoint_registry.planner_double import HELD_OUT, TASKS, PlannerDouble
 
 from checkpoint_registry.domain.models import CheckpointState
-from checkpoint_registry.domain.runs import EpisodeOutcome, RunOutcome
+from checkpoint_registry.domain.runs import EpisodeOutcome, EvaluationRun, RunOutcome
 from checkpoint_registry.domain.watches import pairs_of
 from checkpoint_registry.usecases.watching import WatchPolicy
+from upcycle.errors import Unavailable
 from upcycle.gate.watch import Pair, Play, Trigger
 
 BATCH = 50
@@ -184,3 +185,37 @@ def test_a_pair_of_which_a_side_was_lost_is_left_out() -> None:
     ]
     unreadable = frozenset({Trigger.FAILED, Trigger.UNREADABLE})
     assert pairs_of(rows) == (Pair("family-0", Play(True), Play(False, unreadable)),)
+
+
+async def test_a_run_whose_results_are_never_read_ends_with_its_deadline(
+    harness: RegistryHarness, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The planner is there, and what it has of this run is too much for a message each time."""
+    await promoted(harness)
+    first = list(harness.planner.orders)[-1]
+    answer = PlannerDouble.run
+
+    async def run(self: PlannerDouble, run_id: str, *, include_results: bool = False) -> EvaluationRun | None:
+        if run_id == first:
+            raise Unavailable("RESOURCE_EXHAUSTED")
+        return await answer(self, run_id, include_results=include_results)
+
+    monkeypatch.setattr(PlannerDouble, "run", run)
+    harness.clock.forward(6 * 3600 + 1)
+    await harness.drive()
+    harness.clock.forward(61)
+    await harness.drive()
+    assert list(harness.planner.orders)[-1] != first
+
+
+async def test_a_watch_that_is_refused_each_time_is_asked_for_less_and_less_often(
+    harness: RegistryHarness,
+) -> None:
+    """As when the predecessor's files are gone: a row a minute was kept, and all were read at each look."""
+    await promoted(harness)
+    harness.planner.fail(list(harness.planner.orders)[-1], RunOutcome.FAILED, "no engine")
+    harness.planner.refusal = "version 0 was removed"
+    for _ in range(300):
+        harness.clock.forward(61)
+        await harness.drive()
+    assert len(await harness.watches.runs(MODEL, 2)) < 15

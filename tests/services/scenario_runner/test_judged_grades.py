@@ -211,3 +211,15 @@ async def test_what_breaks_after_the_judge_spoke_is_blamed_as_ever(fleet: Fleet)
     grade = await episode.graded(said(second, True))
     assert grade.failure is not None
     assert grade.failure.failure_kind == "answer_error"
+
+
+async def test_an_answer_that_comes_as_the_lease_ends_changes_nothing() -> None:
+    """Between the end of the environment and the grade that learns of it."""
+    questions = JudgeQuestions()
+    grading = asyncio.ensure_future(questions.ask(JudgeQuestion("", "s", "u")))
+    asked = await questions.asked(grading)
+    assert asked is not None
+    questions.close()
+    questions.answer(JudgeAnswer(asked.question_id, JudgeReply("{}")))
+    with pytest.raises(EnvironmentLost):
+        await grading

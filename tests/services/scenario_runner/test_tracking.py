@@ -22,6 +22,7 @@ from scenario_runner.usecases.submitting import SubmitRun, TraceContext
 from scenario_runner.usecases.tracking import IN_FLIGHT, TrackRuns
 from scenario_runner.wire.runs import run_to_wire
 from upcycle.api.taskset.v1.taskset_pb2 import TrackedRate
+from upcycle.errors import Unavailable
 from upcycle.run_config import RunSpec
 
 TASKS = 12
@@ -280,3 +281,25 @@ async def test_only_held_out_tasks_are_followed(tracking: TrackingHarness) -> No
     await tracking.register("loose", Split.UNASSIGNED)
     with pytest.raises(Refused, match="'loose' is of split unassigned; a run is followed on held-out"):
         await tracking.begin("loose")
+
+
+async def test_a_run_that_cannot_be_followed_keeps_no_other_waiting(
+    tracking: TrackingHarness, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A bug in one, or a row that nothing can read; without care it ended the service."""
+    await tracking.begin("held:every=1")
+    await tracking.step(1)
+    broken = "run-a-broken"  # comes first
+    rows = await tracking.planner.do(lambda unit: unit.tracked.of(tracking.run_id))
+    await tracking.planner.do(lambda unit: unit.tracked.add(replace(rows[0], run_id=broken)))
+    look = tracking.track._look_at
+
+    async def looking(run_id: str) -> None:
+        if run_id == broken:
+            raise ZeroDivisionError("a bug")
+        await look(run_id)
+
+    tracking.track._look_at = looking  # type: ignore[method-assign]
+    with pytest.raises(Unavailable, match="tracking of run-a-broken: ZeroDivisionError"):
+        await tracking.track()
+    assert [one.state for one in await tracking.rates()] == ["playing"]

@@ -26,6 +26,8 @@ CONNECT_TIMEOUT_S = 10.0
 CALL_TIMEOUT_S = 60.0
 # A tool's own deadline is kept by the environment; if not even that answer comes, its process is stuck.
 WEDGED_MARGIN_S = 1.0
+MAX_UNASKED = 1000
+"""Replies of an episode to calls that nobody waits for: those that come too late are a few."""
 
 
 def state_of(reply: Mapping[str, Any]) -> StateEntry | None:
@@ -68,6 +70,7 @@ class ControlChannel:
         self.first_state: StateEntry | None = None
         """Of the task that was started last, at its prompt; None where its environment declares no state."""
         self._shuts_down = False
+        self._num_unasked = 0
 
     @property
     def is_closed(self) -> bool:
@@ -256,10 +259,15 @@ class ControlChannel:
             for reply in self._waiting.values():
                 if not reply.done():
                     reply.set_exception(ended)
+            if self._lines.transport is not None:  # lines that nobody reads would pile up
+                self._lines.transport.abort()
 
     def _settle(self, frame: frames.Frame) -> None:
         reply = self._waiting.get(frame.get("id", 0))
         error = frame.get("error")
+        self._num_unasked += reply is None
+        if self._num_unasked > MAX_UNASKED:
+            raise ChannelError(frames.INVALID_REQUEST, f"over {MAX_UNASKED} replies that nobody asked for")
         if error is not None:
             data = error.get("data") or {}
             failure = ChannelError(

@@ -46,7 +46,7 @@ async def test_a_flood_ends_the_channel(begin: bytes) -> None:
     with pytest.raises(ChannelClosed):
         await channel.call("hello", {}, timeout_s=1.0)
     await channel.close()
-    os.waitpid(pid, 0)
+    await asyncio.to_thread(os.waitpid, pid, 0)
 
 
 async def test_answers_that_come_too_late_end_nothing() -> None:

@@ -35,13 +35,10 @@ async def test_a_flood_ends_the_channel(begin: bytes) -> None:
     """After a frame that is none nothing read the lines any more, and they were kept: 120 MB a second."""
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     sock, pid = flooding(begin)
-    channel, longest, began = await ControlChannel.over(sock, speaks_tools=True), 0.0, time.monotonic()
+    channel, began = await ControlChannel.over(sock, speaks_tools=True), time.monotonic()
     while time.monotonic() < began + WRITES_S:
-        at = time.monotonic()
         await asyncio.sleep(0.01)
-        longest = max(longest, time.monotonic() - at)
     assert channel.is_closed
-    assert longest < WRITES_S / 2
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 20_000  # KiB
     with pytest.raises(ChannelClosed):
         await channel.call("hello", {}, timeout_s=1.0)

@@ -1,9 +1,7 @@
 """Monitors and an episode that breaks them, what a person says meanwhile, and texts of size."""
 
-import asyncio
-import json
 import math
-import time
+import threading
 from collections.abc import Awaitable, Callable
 from datetime import UTC, datetime
 from typing import Any
@@ -13,12 +11,14 @@ from tests.services.trajectory_store import events
 from tests.services.trajectory_store.running_store import body_of
 from tests.services.trajectory_store.test_sql_index import facts
 
-from reward_monitors import MonitorKind
+from reward_monitors import MonitorKind, Observed
 from sql_store import Database
 from trajectory_store.adapters.sql_index import SqlIndex
 from trajectory_store.adapters.sql_monitors import SqlMonitors
 from trajectory_store.domain.ledger import Episode
+from trajectory_store.usecases import watching_hacks
 from trajectory_store.usecases.watching_hacks import WatchRewards
+from trajectory_store.wire.observed import observed
 from upcycle.api.trajectory.v1 import trajectory_pb2
 from upcycle.api.trajectory.v1.events_pb2 import TrajectoryGraded
 
@@ -96,20 +96,16 @@ async def test_an_alarm_that_a_person_dismisses_while_episodes_are_read_stays_di
     assert await watcher.open() == []
 
 
-async def test_an_episode_of_much_text_keeps_no_other_work_waiting(watcher: Watcher) -> None:
-    def much(body: trajectory_pb2.TrajectoryBody) -> None:
-        secrets = [f"secret number {number}" for number in range(32)]
-        body.first_state.value_json = json.dumps({"watch": {"secrets": secrets}})
-        text = "a line of a log, " * 4000
-        body.turns[0].tool_results.extend(trajectory_pb2.ToolResult(content=text) for _ in range(8))
+async def test_an_episode_is_read_beside_the_event_loop(
+    watcher: Watcher, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """5 MB of results and 32 secrets kept every other request of the store waiting for half a minute."""
+    readers: list[threading.Thread] = []
 
-    watcher.body = much
-    await watcher.index.project(facts(events.graded(0)))
-    looking, longest = asyncio.ensure_future(watcher.watch.look_once()), 0.0
-    began = time.perf_counter()
-    while not looking.done():
-        at = time.perf_counter()
-        await asyncio.sleep(0.005)
-        longest = max(longest, time.perf_counter() - at)
-    assert await looking
-    assert longest < max(0.25, 0.5 * (time.perf_counter() - began))
+    def noted(episode: Episode, body: trajectory_pb2.TrajectoryBody | None) -> Observed:
+        readers.append(threading.current_thread())
+        return observed(episode, body)
+
+    monkeypatch.setattr(watching_hacks, "observed", noted)
+    await watcher.play(events.graded(0))
+    assert [one is threading.main_thread() for one in readers] == [False]

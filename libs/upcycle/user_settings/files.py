@@ -114,8 +114,11 @@ def read_project(environ: Mapping[str, str], start: Path) -> SettingsFile | None
 
 
 def nearest(name: str, known: Mapping[str, Any] | tuple[str, ...]) -> str:
-    """The name that was probably meant, or all of them."""
-    near = get_close_matches(name, known, n=1)
+    """The name that was probably meant, or all of them. One that has each word of it comes first: somebody
+    left out a section (UPCYCLE_TRAIN_STEPS for UPCYCLE_TRAIN_TRAINING_STEPS)."""
+    words = set(name.split("_"))
+    near = get_close_matches(name, [one for one in known if words <= set(one.split("_"))], n=1)
+    near = near or get_close_matches(name, known, n=1)
     return f"did you mean {near[0]!r}?" if near else f"known: {', '.join(known)}"
 
 

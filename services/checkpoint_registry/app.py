@@ -17,7 +17,7 @@ from checkpoint_registry.adapters.sql_versions import SqlVersionStore
 from checkpoint_registry.adapters.sql_watches import SqlWatchStore
 from checkpoint_registry.adapters.version_files import VersionFiles
 from checkpoint_registry.domain.retention import RetentionPolicy
-from checkpoint_registry.handlers import registry_router
+from checkpoint_registry.handlers import EvidenceReaders, registry_router
 from checkpoint_registry.loops import GateLoop, GateLoopDeps, GateWakeups, LostFactsLoop, RetentionLoop
 from checkpoint_registry.servicer import STATUS_OF, RegistryServicer
 from checkpoint_registry.settings import CheckpointRegistrySettings
@@ -77,8 +77,8 @@ def build_app(settings: CheckpointRegistrySettings) -> Service:
     announced = KeptAnnouncements(blobs)
     lost = TakeLostFacts(announced, versions, judging.loop.gate, wakeups.wake)
     grpc_server = GrpcServer(settings.host, settings.grpc_port)
-    deciding = judging.loop.gate, judging.pairs, judging.loop.watch, judging.evidence
-    bus.include_router(registry_router(*deciding, versions, announced, wakeups.wake))
+    readers = EvidenceReaders(judging.pairs, judging.loop.watch, judging.evidence)
+    bus.include_router(registry_router(judging.loop.gate, readers, versions, announced, wakeups.wake))
     for component in (
         database,
         blobs,

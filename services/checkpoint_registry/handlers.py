@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 
 from opentelemetry import propagate
 
@@ -22,11 +23,24 @@ from upcycle.api.taskset.v1.events_pb2 import RunFinished
 from upcycle.api.training.v1.events_pb2 import CheckpointSaved, PolicyPublished
 
 
+@dataclass(frozen=True, slots=True)
+class EvidenceReaders:
+    """Who reads a finished evaluation: the pairs of the gate, the watch over heads, else the gate's other
+    evidence."""
+
+    pairs: PlayPairs
+    watch: WatchHeads
+    others: GatherEvidence
+
+    async def collect(self, run_id: str) -> None:
+        """Store the results where they belong. Safe to repeat."""
+        if not await self.pairs.collect(run_id) and not await self.watch.collect(run_id):
+            await self.others.collect(run_id)
+
+
 def registry_router(
     gate: RunGate,
-    pairs: PlayPairs,
-    watch: WatchHeads,
-    evidence: GatherEvidence,
+    readers: EvidenceReaders,
     versions: SqlVersionStore,
     files: KeptAnnouncements,
     wake_gate: Callable[[list[str]], None],
@@ -59,8 +73,7 @@ def registry_router(
         if event.purpose != common_pb2.PURPOSE_EVAL:
             return
         with _refusals_are_poison():
-            if not await pairs.collect(event.run_id) and not await watch.collect(event.run_id):
-                await evidence.collect(event.run_id)
+            await readers.collect(event.run_id)
         wake_gate([event.model])
 
     return router

@@ -68,11 +68,17 @@ def build_app(settings: PolicyEngineSettings) -> Service:
     service.add(Worker("lease", leases.run, ready=leases.ready))
     service.add(Worker("engine", supervisor.run, ready=supervisor.ready))
     if settings.peers.tasksets:
-        tasksets = Peer("tasksets", settings.peers.tasksets, idempotent=PlannedRuns.IDEMPOTENT)
-        planned = PlannedRuns(service.add(tasksets))
-        planned_pins = PlannedPins(settings.model, requests, planned, supervisor.look_now)
-        service.add(Worker("pins of runs", planned_pins.run))
+        _add_planned_pins(service, settings, requests, supervisor)
     return service
+
+
+def _add_planned_pins(
+    service: Service, settings: PolicyEngineSettings, requests: PinRequests, supervisor: EngineSupervisor
+) -> None:
+    tasksets = Peer("tasksets", settings.peers.tasksets, idempotent=PlannedRuns.IDEMPOTENT)
+    planned = PlannedRuns(service.add(tasksets))
+    pins = PlannedPins(settings.model, requests, planned, supervisor.look_now)
+    service.add(Worker("pins of runs", pins.run))
 
 
 def build_host(settings: PolicyEngineSettings) -> EngineHost:

@@ -27,7 +27,7 @@ from checkpoint_registry.adapters.sql_pairs import SqlPairStore
 from checkpoint_registry.adapters.sql_versions import SqlVersionStore
 from checkpoint_registry.adapters.sql_watches import SqlWatchStore
 from checkpoint_registry.domain.models import Checkpoint, CheckpointState
-from checkpoint_registry.handlers import registry_router
+from checkpoint_registry.handlers import EvidenceReaders, registry_router
 from checkpoint_registry.loops import GateLoop, GateLoopDeps, GateWakeups, LostFactsLoop
 from checkpoint_registry.servicer import STATUS_OF, RegistryServicer
 from checkpoint_registry.usecases.evidence import GatherEvidence
@@ -83,7 +83,8 @@ async def registry(given: Infrastructure, process: SimulatedProcess) -> None:
     given.peers.serve(REGISTRY, process, servicer, STATUS_OF)
     bus = given.bus()
     announced = KeptAnnouncements(given.blobs())
-    bus.include_router(registry_router(gate, play, watch, evidence, versions, announced, wakeups.wake))
+    readers = EvidenceReaders(play, watch, evidence)
+    bus.include_router(registry_router(gate, readers, versions, announced, wakeups.wake))
     await bus.start()
     await OutboxRelay(database, bus, poll_s=1.0).start()
     forever(loop.run)

@@ -74,12 +74,7 @@ def record(
     """
     found, slug = _named(source)
     recording = _Recording(checked_person(person), found.name, output or file_for(found.name), max_turns)
-    for flag, number in (("--limit", limit), ("--max-turns", max_turns)):
-        if number is not None and number < 1:
-            raise PlayRefused(f"{flag} is {number}", "give at least 1")
-    if not sys.stdin.isatty():
-        raise PlayRefused("no person plays: standard input is no terminal", "start it at a terminal")
-    check_can_append(recording.path)
+    _check(recording, limit)
     digest = _source_digest(found)
     tasks = [task for task in found if not slug or task.slug == slug]
     waiting = tasks if again else _without_played(tasks, recording, digest)
@@ -89,6 +84,16 @@ def record(
             "--again plays them once more",
         )
     return _played(waiting[:limit], recording, as_json)
+
+
+def _check(recording: _Recording, limit: int | None) -> None:
+    """Raises PlayRefused, and AnchorRefused of a file that cannot be written, before the first task."""
+    for flag, number in (("--limit", limit), ("--max-turns", recording.max_turns)):
+        if number is not None and number < 1:
+            raise PlayRefused(f"{flag} is {number}", "give at least 1")
+    if not sys.stdin.isatty():
+        raise PlayRefused("no person plays: standard input is no terminal", "start it at a terminal")
+    check_can_append(recording.path)
 
 
 def show(source: str, /, *, file: Path | None = None, as_json: JsonFlag = False) -> int:

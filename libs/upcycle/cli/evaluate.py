@@ -24,7 +24,7 @@ from upcycle.reporting.report import report_of
 from upcycle.results import Coverage, coverage_of
 from upcycle.run_client import completed
 from upcycle.run_config import Purpose
-from upcycle.run_config.reading import RunFile, Sources
+from upcycle.run_config.reading import Given, RunFile, Sources
 from upcycle.run_config.wire import spec_to_wire
 from upcycle.tasks import plain_name
 from upcycle.wire import usage_of
@@ -77,12 +77,22 @@ async def evaluate(
         from upcycle.cli.eval_external import evaluate_external
 
         return await evaluate_external(given, external, report, choice)
+    return await _evaluate_on_platform(await _with_model(given), choice, report)
+
+
+async def _with_model(given: Sources) -> Sources:
+    """With the only model of the platform where none was named. Raises UnclearEvaluation where no tasks
+    were."""
+    is_named = given.value("policy.model")
     if not given.value("taskset"):
-        missing = "TASKS" if given.value("policy.model") else "TASKS and MODEL"
+        missing = "TASKS" if is_named else "TASKS and MODEL"
         raise UnclearEvaluation(f"nothing to evaluate: {missing} missing", "give TASKS MODEL, or a --config")
-    if not given.value("policy.model"):
-        arguments["policy.model"] = ("MODEL", await default_model())
-        given = sources_of(Purpose.EVAL, flags, config, arguments=arguments)
+    if is_named:
+        return given
+    return replace(given, values={**given.values, "policy.model": Given(await default_model(), "MODEL")})
+
+
+async def _evaluate_on_platform(given: Sources, choice: TaskChoice, report: Report) -> int:
     asked = given.run(Purpose.EVAL, eval_defaults(given))
     choice.check_whole(asked.trainable)
     if report.dry_run:

@@ -56,19 +56,31 @@ def play(
     :param as_json: print the trajectory as one JSON line, and nothing else.
     """
     _check(script, agent, max_turns)
-    limits = limits_of(
-        {"max_turns": max_turns, "max_tokens_per_episode": max_tokens_per_episode, "context": context}
-    )
+    budgets = {"max_turns": max_turns, "max_tokens_per_episode": max_tokens_per_episode}
+    limits = limits_of({**budgets, "context": context})
     chosen, taskset = _chosen(task)
     view, player = view_of(as_json), _player(chosen, script, agent, temperature)
     host = host_of(chosen, in_process)
-    view.say(f"{chosen.slug} of {chosen.environment.name}, {host.where}", "dim")
-    episode = asyncio.run(play_one(chosen, host, player or person_at(view), view, limits))
-    view.ended(episode, host.output())
+    episode = _played(chosen, host, player, view, limits)
     name = _kept(episode, taskset, agent or ("script" if script else "person"), view) if keep else ""
+    return _reported(episode, host, name, as_json)
+
+
+def _played(
+    task: "Task", host: "EnvironmentHost", player: "ChatPlayer | None", view: "PlayView", limits: PlayLimits
+) -> PlayedEpisode:
+    """One episode, shown from its first line to its end. Without a player, the person at the keyboard."""
+    view.say(f"{task.slug} of {task.environment.name}, {host.where}", "dim")
+    episode = asyncio.run(play_one(task, host, player or person_at(view), view, limits))
+    view.ended(episode, host.output())
+    return episode
+
+
+def _reported(episode: PlayedEpisode, host: "EnvironmentHost", kept: str, as_json: bool) -> int:
+    """The JSON line, where one was asked for, and the exit status. kept: the name under which it is kept."""
     if as_json:
         played = {**episode.to_json(), "host": host.where, "output": host.output()}
-        print_json("trajectory", {**played, "kept": name})
+        print_json("trajectory", {**played, "kept": kept})
     return Exit.FAILED if episode.failure is not None else Exit.OK
 
 

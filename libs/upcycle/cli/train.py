@@ -89,18 +89,10 @@ async def train(
     if view.attach is not None:
         async with Platform() as platform:
             return await _follow(platform, await _attached(platform, view.attach), view)
-    model = given.value("policy.model")
-    if not model or not (sft.is_asked or given.value("taskset") or given.value("source_runs")):
-        raise _nothing_to_train_on(model, config.config)
+    model = _model_to_train(given, sft, config.config)
     if sft.is_asked:
         return await train_sft(model, sft, _sft_call(given, view))
-    run = _run(given)
-    source = _source(run, deployed)
-    from upcycle.run_client import require_model
-
-    async with Platform() as platform:
-        await require_model(platform, model)
-        return await _trained(platform, await _registered(platform, run, source), audit, view)
+    return await _trained(_run(given), deployed, audit, view)
 
 
 def _refuse_unfit(given: Sources, view: View, sft: SftOptions, *, deployed: str, audit: str) -> None:
@@ -113,17 +105,23 @@ def _refuse_unfit(given: Sources, view: View, sft: SftOptions, *, deployed: str,
         _refuse_sources(given)
 
 
-async def _trained(platform: Platform, spec: RunSpec, audit: str, view: View) -> int:
+async def _trained(run: RunFile, deployed: str, audit: str, view: View) -> int:
+    """Submit a run of the platform and follow it; the exit status that it deserves."""
     from upcycle.cli.train_audit import audited, planned_audit
+    from upcycle.run_client import require_model
 
-    plan = await planned_audit(platform, spec.policy.model, audit) if audit else None
-    run_id = await _launched(platform, spec, view)
-    if view.detach:
-        return Exit.OK
-    status = await _follow(platform, run_id, view)
-    if plan is not None:
-        await audited(platform, run_id, plan, timeout_s=view.timeout_s, as_json=view.as_json)
-    return status
+    source, model = _source(run, deployed), run.policy.model
+    async with Platform() as platform:
+        await require_model(platform, model)
+        spec = await _registered(platform, run, source)
+        plan = await planned_audit(platform, model, audit) if audit else None
+        run_id = await _launched(platform, spec, view)
+        if view.detach:
+            return Exit.OK
+        status = await _follow(platform, run_id, view)
+        if plan is not None:
+            await audited(platform, run_id, plan, timeout_s=view.timeout_s, as_json=view.as_json)
+        return status
 
 
 def _run(given: Sources) -> RunFile:
@@ -148,8 +146,12 @@ def _source(run: RunFile, deployed: str) -> "TasksetSource | None":
     return source
 
 
-def _nothing_to_train_on(model: str | None, config: Path | None) -> UnclearTraining:
-    return UnclearTraining(
+def _model_to_train(given: Sources, sft: SftOptions, config: Path | None) -> str:
+    """Raises UnclearTraining where the model, or what it would train on, is missing."""
+    model: str | None = given.value("policy.model")
+    if model and (sft.is_asked or given.value("taskset") or given.value("source_runs")):
+        return model
+    raise UnclearTraining(
         "nothing to train on" if model or not config else f"{config}: policy.model is missing",
         "give MODEL with --taskset, --from, --sft or --sft-from (MODEL before --from), a --config that "
         "names them, or --attach RUN",

@@ -2,6 +2,7 @@
 
 import json
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, Literal
 
@@ -29,10 +30,7 @@ async def list_trajectories(
     :param limit: at most so many, up to 1000.
     :param as_json: one JSON line each.
     """
-    from rich.table import Table
-
     from upcycle.api.trajectory.v1.service_pb2 import ListTrajectoriesRequest
-    from upcycle.cli.trajectory_view import ledger_words
 
     which.check()
     if odd := which.odd_rewards():
@@ -48,6 +46,15 @@ async def list_trajectories(
         for one in listed:
             print_json("trajectory", one)
         return Exit.OK
+    _print_table(listed)
+    return Exit.OK
+
+
+def _print_table(listed: "Sequence[TrajectorySummary]") -> None:
+    from rich.table import Table
+
+    from upcycle.cli.trajectory_view import ledger_words
+
     columns = ("trajectory", "task", "turns", "tokens", "version", "reward", "success", "ledger")
     table = Table(*columns, box=None)
     for one in listed:
@@ -58,7 +65,6 @@ async def list_trajectories(
         what = (one.episode.trajectory_id, one.episode.task_slug)
         table.add_row(*what, *counts, reward, success, ledger_words(one.ledger))
     result_console().print(table)
-    return Exit.OK
 
 
 async def show(

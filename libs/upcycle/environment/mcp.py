@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from mcp import Client
     from mcp.server.context import ServerRequestContext
     from mcp.server.lowlevel import Server
-    from mcp.types import CallToolRequestParams, CallToolResult
+    from mcp.types import CallToolRequestParams, CallToolResult, Tool
 
     from upcycle.environment.core import Environment
 
@@ -313,43 +313,43 @@ def mcp_server(title: str, version: str, backend: Callable[[Any], ToolBackend]) 
     error reaches the client as an `isError` result."""
     from mcp import MCPError
     from mcp.server.lowlevel import Server
-    from mcp.types import (
-        INTERNAL_ERROR,
-        INVALID_PARAMS,
-        CallToolResult,
-        ImageContent,
-        ListToolsResult,
-        TextContent,
-    )
-    from mcp.types import Tool as McpToolRow
+    from mcp.types import INTERNAL_ERROR, INVALID_PARAMS, ListToolsResult
 
     async def on_list(context: "ServerRequestContext[Any]", _params: Any) -> ListToolsResult:
         try:
             specs = await backend(context.request).listed()
         except UpcycleError as error:
             raise MCPError(INTERNAL_ERROR, str(error)) from error
-        rows = [
-            McpToolRow(
-                name=spec.name,
-                description=spec.description,
-                input_schema=dict(spec.parameters),
-                meta=None if spec.timeout_s is None else {_TIMEOUT_META: spec.timeout_s},
-            )
-            for spec in specs
-        ]
-        return ListToolsResult(tools=rows)
+        return ListToolsResult(tools=[_tool_row(spec) for spec in specs])
 
     async def on_call(
         context: "ServerRequestContext[Any]", params: "CallToolRequestParams"
-    ) -> CallToolResult:
+    ) -> "CallToolResult":
         try:
             result = await backend(context.request).call(params.name, params.arguments or {})
         except UnknownName as error:
             raise MCPError(INVALID_PARAMS, str(error)) from error
         except UpcycleError as error:
             result = ToolResult(str(error), is_error=True)
-        rows = [image.to_row() for image in result.images]
-        shown = [ImageContent(data=row["data"], mime_type=row["media_type"]) for row in rows]
-        return CallToolResult(content=[TextContent(text=result.text), *shown], is_error=result.is_error)
+        return _result_row(result)
 
     return Server(title, version=version, on_list_tools=on_list, on_call_tool=on_call)
+
+
+def _tool_row(spec: ToolSpec) -> "Tool":
+    from mcp.types import Tool
+
+    return Tool(
+        name=spec.name,
+        description=spec.description,
+        input_schema=dict(spec.parameters),
+        meta=None if spec.timeout_s is None else {_TIMEOUT_META: spec.timeout_s},
+    )
+
+
+def _result_row(result: ToolResult) -> "CallToolResult":
+    from mcp.types import CallToolResult, ImageContent, TextContent
+
+    rows = [image.to_row() for image in result.images]
+    shown = [ImageContent(data=row["data"], mime_type=row["media_type"]) for row in rows]
+    return CallToolResult(content=[TextContent(text=result.text), *shown], is_error=result.is_error)

@@ -91,15 +91,9 @@ def accumulate(
     rows = [row for row in rows if row.num_trained]
     cuts = microbatches(rows, max_tokens=options.microbatch_tokens, share_prefixes=options.share_prefixes)
     batches = [batch.to(model.device) for batch in cuts]
-    counts = [
-        float(sum(batch.num_trained for batch in batches)),
-        float(len(rows)),
-        sum(row.trajectory_share for row in rows),
-    ]
-    num_tokens, num_rows, num_trajectories = ranks.total(counts)
-    if not num_tokens:
+    totals = _totals(rows, batches, ranks, max_row_tokens)
+    if totals is None:
         return None
-    totals = StepTotals(int(num_tokens), int(num_rows), max_row_tokens, num_trajectories=num_trajectories)
     num_dummy = int(ranks.largest(len(batches))) - len(batches)
     batches, totals = _prepared(model, batches, totals, options, ranks, num_dummy)
     total, sums = 0.0, MismatchSums()
@@ -118,6 +112,22 @@ def accumulate(
         nothing.backward()  # type: ignore[no-untyped-call]
     deciding = decision_entropy(ranks.joined(torch.cat(uncertain)))
     return replace(_of_all_ranks(batches, total, sums, totals, ranks), decision_entropy=deciding)
+
+
+def _totals(
+    rows: Sequence[TrainingRow], batches: Sequence[Microbatch], ranks: Ranks, max_row_tokens: int
+) -> StepTotals | None:
+    """The denominators of the step, over all ranks; None where no rank has a token to train. rows, batches:
+    of this rank."""
+    counts = [
+        float(sum(batch.num_trained for batch in batches)),
+        float(len(rows)),
+        sum(row.trajectory_share for row in rows),
+    ]
+    num_tokens, num_rows, num_trajectories = ranks.total(counts)
+    if not num_tokens:
+        return None
+    return StepTotals(int(num_tokens), int(num_rows), max_row_tokens, num_trajectories=num_trajectories)
 
 
 def _dummy() -> Microbatch:

@@ -2,20 +2,17 @@
 
 from dataclasses import replace
 from datetime import UTC, datetime
-from typing import Any, cast
+from typing import Any
 
 import pytest
 
 from episodes import Channel, Purpose, Split
-from scenario_runner.adapters.peers import PeerFacts
 from scenario_runner.domain.explain import explain
 from scenario_runner.domain.learning import WithoutStep
 from scenario_runner.domain.peer_facts import DurableFact, EngineFact, SessionFact
 from scenario_runner.domain.run_facts import PlanWaits, RunFacts, Supply
 from scenario_runner.domain.runs import Counts, EpisodeState, RunRecord, RunState, RunView
 from scenario_runner.domain.source_groups import SourceReport
-from upcycle.api.training.v1 import service_pb2 as pb
-from upcycle.api.training.v1 import training_pb2 as training
 from upcycle.run_config import PolicyChoice, RunSpec, Training
 
 WORKING = DurableFact(num_pending=0, num_unacknowledged=3, num_pulling=5)
@@ -173,55 +170,6 @@ def test_a_run_that_waits_behind_another_names_it_before_anything_is_graded() ->
     (reason,), summary = explain(waiting)
     assert "run run-0" in summary
     assert "upcycle why run-0" in reason.remedy
-
-
-class Sessions:
-    """A trainer with these sessions."""
-
-    def __init__(self, *sessions: training.TrainingSession) -> None:
-        self._sessions = sessions
-
-    async def GetSession(self, request: pb.GetSessionRequest, timeout: float) -> pb.GetSessionResponse:
-        (found,) = [one for one in self._sessions if one.run_id == request.run_id]
-        return pb.GetSessionResponse(session=found)
-
-    async def ListSessions(self, request: pb.ListSessionsRequest, timeout: float) -> pb.ListSessionsResponse:
-        return pb.ListSessionsResponse(sessions=self._sessions)
-
-
-def session(run_id: str, state: str, model: str = "m", step: int = 0) -> training.TrainingSession:
-    number = training.SessionState.Value(f"SESSION_STATE_{state}")
-    kind = training.SESSION_KIND_RUN
-    return training.TrainingSession(run_id=run_id, model=model, kind=kind, state=number, step=step)
-
-
-@pytest.mark.parametrize(
-    ("others", "behind"),
-    [
-        ([session("run-0", "WAITING", step=4)], "run-0"),
-        ([session("run-0", "FINISHED"), session("run-1", "FAILED"), session("run-3", "STEPPING")], "run-3"),
-        ([session("run-0", "STEPPING", model="another")], ""),
-        ([], ""),
-    ],
-)
-async def test_the_open_run_before_a_session_is_found(
-    others: list[training.TrainingSession], behind: str
-) -> None:
-    peers = object.__new__(PeerFacts)
-    peers._training = cast(Any, Sessions(*others, session("run-2", "WAITING")))
-    found = await peers.session("run-2")
-    assert found is not None
-    assert found.behind == behind
-
-
-async def test_a_state_that_only_a_newer_trainer_knows_is_unknown() -> None:
-    newer = session("run-2", "STEPPING", step=7)
-    newer.state = cast(Any, 99)
-    peers = object.__new__(PeerFacts)
-    peers._training = cast(Any, Sessions(newer))
-    found = await peers.session("run-2")
-    assert found is not None
-    assert (found.state, found.step) == ("unknown", 7)
 
 
 def drawing(offered: int, groups_ready: int, waits: PlanWaits | None = None, holder: str = "t1") -> RunFacts:

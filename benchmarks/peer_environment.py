@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from benchmarks.stacks import REPOSITORY, BenchmarkFailed
+from benchmarks.programs import printed_by
+from benchmarks.stacks import REPOSITORY
 
 _PREPARE_S: Final = 1800.0
 
@@ -46,15 +47,4 @@ class PeerEnvironment:
         pipe, limit_s = asyncio.subprocess.PIPE, self.run_s if limit_s is None else limit_s
         env = {**os.environ, **self.variables}
         process = await asyncio.create_subprocess_exec(*argv, cwd=folder, env=env, stdout=pipe, stderr=pipe)
-        try:
-            async with asyncio.timeout(limit_s):
-                out, err = await process.communicate()
-        except TimeoutError as error:
-            process.kill()
-            await process.wait()
-            raise BenchmarkFailed(f"{argv[0]} took longer than {limit_s:g} s") from error
-        if process.returncode:
-            raise BenchmarkFailed(
-                f"{' '.join(argv)} exited with {process.returncode}: {err.decode()[-2000:]}"
-            )
-        return out.decode()
+        return await printed_by(process, argv, limit_s)

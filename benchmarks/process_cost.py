@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from benchmarks.stacks import BenchmarkFailed
+from benchmarks.programs import printed_by
 
 _SAMPLE_S: Final = 0.2
 
@@ -41,20 +41,13 @@ async def cost_of(argv: Sequence[str], folder: Path, env: Mapping[str, str], lim
     peak = _Peak()
     watching = asyncio.create_task(peak.watch(process.pid))
     try:
-        async with asyncio.timeout(limit_s):
-            out, err = await process.communicate()
-    except TimeoutError as error:
-        process.kill()
-        await process.wait()
-        raise BenchmarkFailed(f"{argv[0]} took longer than {limit_s:g} s") from error
+        printed = await printed_by(process, argv, limit_s)
     finally:
         wall_s = time.perf_counter() - began
         watching.cancel()
         with suppress(asyncio.CancelledError):
             await watching
-    if process.returncode:
-        raise BenchmarkFailed(f"{' '.join(argv)} exited with {process.returncode}: {err.decode()[-2000:]}")
-    return Cost(wall_s, _cpu_s() - before, peak.mib, out.decode())
+    return Cost(wall_s, _cpu_s() - before, peak.mib, printed)
 
 
 @dataclass(slots=True)

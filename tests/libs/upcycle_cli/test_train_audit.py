@@ -1,25 +1,18 @@
 """`upcycle train --audit`: opened once, after the gate decided: base and head beside what selected head."""
 
-import os
 from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
-from tests.libs.upcycle_cli.test_training_commands import RUN, Platform, run_message, upcycle
+from tests.libs.upcycle_cli.test_training_commands import RUN, Platform, run_message, serving, upcycle
 
-from grpc_edge import GrpcServer
 from upcycle.api.common.v1 import common_pb2 as common
 from upcycle.api.registry.v1 import registry_pb2 as registry
 from upcycle.api.registry.v1 import service_pb2 as registry_service
-from upcycle.api.registry.v1.service_pb2_grpc import add_RegistryServiceServicer_to_server
 from upcycle.api.taskset.v1 import service_pb2 as taskset_service
 from upcycle.api.taskset.v1 import taskset_pb2 as taskset
-from upcycle.api.taskset.v1.service_pb2_grpc import add_TasksetServiceServicer_to_server
-from upcycle.api.training.v1.service_pb2_grpc import add_TrainingServiceServicer_to_server
-from upcycle.api.trajectory.v1.service_pb2_grpc import add_TrajectoryServiceServicer_to_server
 from upcycle.audits import Audit, AuditedVersion
 from upcycle.cli.train_audit import PlannedAudit, audit_lines, audit_record
-from upcycle.platform import PEERS
 from upcycle.statistics.intervals import TaskTotal
 
 AUDIT_RUN, GATE_RUN = "run-00000000a0d1", "run-0000000009a7"
@@ -86,20 +79,8 @@ class AuditPlatform(Platform):
 @pytest.fixture
 async def services() -> AsyncIterator[AuditPlatform]:
     services = AuditPlatform()  # type: ignore[abstract]
-    server = GrpcServer("127.0.0.1", 0, grace_s=0.1)
-    for add in (
-        add_TasksetServiceServicer_to_server,
-        add_TrainingServiceServicer_to_server,
-        add_RegistryServiceServicer_to_server,
-        add_TrajectoryServiceServicer_to_server,
-    ):
-        server.add(add, services)
-    await server.start()
-    clean = {key: value for key, value in os.environ.items() if not key.startswith("UPCYCLE_")}
-    peers = {f"UPCYCLE_PEERS_{peer.upper()}": server.address for peer in PEERS}
-    services.environment = {**clean, **peers, "COLUMNS": "200"}
-    yield services
-    await server.stop()
+    async with serving(services) as services.environment:
+        yield services
 
 
 async def test_base_and_head_are_audited_once_beside_what_selected_head(services: AuditPlatform) -> None:

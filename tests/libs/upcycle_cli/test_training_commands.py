@@ -8,6 +8,7 @@ import os
 import signal
 import sys
 from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
@@ -168,10 +169,9 @@ class Platform(
         return trajectory_service.ListTrajectoriesResponse(trajectories=self.trajectories)
 
 
-@pytest.fixture
-async def platform() -> AsyncIterator[tuple[Platform, dict[str, str]]]:
-    """Services, and the environment in which the command finds them."""
-    services = Platform()  # type: ignore[abstract]
+@asynccontextmanager
+async def serving(services: Platform) -> AsyncIterator[dict[str, str]]:
+    """The environment in which the command finds these services."""
     server = GrpcServer("127.0.0.1", 0, grace_s=0.1)
     for add in (
         add_TasksetServiceServicer_to_server,
@@ -183,8 +183,16 @@ async def platform() -> AsyncIterator[tuple[Platform, dict[str, str]]]:
     await server.start()
     clean = {key: value for key, value in os.environ.items() if not key.startswith("UPCYCLE_")}
     peers = {f"UPCYCLE_PEERS_{peer.upper()}": server.address for peer in PEERS}
-    yield services, {**clean, **peers, "COLUMNS": "200"}
+    yield {**clean, **peers, "COLUMNS": "200"}
     await server.stop()
+
+
+@pytest.fixture
+async def platform() -> AsyncIterator[tuple[Platform, dict[str, str]]]:
+    """Services, and the environment in which the command finds them."""
+    services = Platform()  # type: ignore[abstract]
+    async with serving(services) as environment:
+        yield services, environment
 
 
 async def upcycle(environment: dict[str, str], *arguments: str) -> tuple[int, str, str]:

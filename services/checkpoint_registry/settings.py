@@ -33,11 +33,11 @@ class CheckpointRegistrySettings(ServiceSettings):
     rollback_confidence: float = Field(0.99, gt=0.5, lt=1)
     """One-sided confidence that such a rollback needs."""
     watch_pairs: int = Field(0, ge=0)
-    """Pairs that a head and its predecessor play after head moved, to see whether it is worse; 0: none."""
+    """Pairs that head and its predecessor play after head moved forward, to see if it is worse; 0: none."""
     watch_in_flight: int = Field(8, ge=2)
     """Episodes of a watch in flight at once."""
     watch_trickle_s: float = Field(3600.0, ge=0)
-    """Seconds between runs of 50 pairs after that; 0: none."""
+    """Seconds between further runs of 50 pairs, once WATCH_PAIRS were played; 0: no further ones."""
     retention_every_s: float = Field(300.0, ge=0)
     """How often published versions that are no longer needed are removed, in seconds; 0: never."""
     retention_keep_versions: int = Field(8, ge=2)

@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import Any, cast
 
 import pytest
-from tests.services.scenario_runner.test_explaining import Sessions, run_facts, session
+from tests.services.scenario_runner.test_explaining import run_facts
+from tests.services.scenario_runner.test_trainer_sessions import Sessions, session
 
 from scenario_runner.adapters.peers import PeerFacts
 from scenario_runner.domain.explain import explain

@@ -53,6 +53,10 @@ class SilentPeers:
         """No alarm could be read."""
         return ()
 
+    async def num_confirmed(self, *_: object) -> int | None:
+        """No review could be read."""
+        return None
+
     async def durables(self, *_: object) -> dict[str, object]:
         """No durable could be read."""
         return {}

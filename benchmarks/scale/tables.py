@@ -1,7 +1,6 @@
 """What lies in the tables of planner, store and registry: all is over but one run, which is a large one."""
 
 import json
-from dataclasses import asdict
 from typing import Final
 
 from benchmarks.scale.filling import Filler
@@ -18,6 +17,7 @@ from benchmarks.scale.size import (
     scattered,
 )
 from checkpoint_registry.adapters import tables as registry
+from checkpoint_registry.adapters.rows import gate_values
 from checkpoint_registry.domain.jobs import GateSpec
 from episodes import Purpose
 from scenario_runner.adapters import tables as planner
@@ -281,15 +281,16 @@ def fill_registry(names: Names) -> None:
          "state": "'held'", "step": version, "manifest": sql.json(blob), "training_state": sql.json(blob),
          "metrics": "'{}'", "sources": "'{}'", "created_at": at},
     )  # fmt: skip
-    gate = asdict(GateSpec(TASKSET, 1, 0.9, 0.1, 0.0))
-    del gate["critical"]  # which `gate_options` would hold
+    gate = {
+        column: sql.json(f"'{json.dumps(values)}'")
+        for column, values in gate_values(GateSpec(TASKSET, 1, 0.9, 0.1, 0.0)).items()
+    }
     sql.fill(
         registry.gate_job,
         count,
         {"tenant": "'default'", "checkpoint_id": checkpoint, "model": model, "run_id": names.run(run),
          "phase": "'done'", "taskset_digest": f"'{DIGEST}'", "version": version, "taskset_revision": "1",
-         "gate": sql.json(f"'{json.dumps(gate)}'"), "profile": "NULL", "created_at": at,
-         "active_for_model": "NULL"},
+         **gate, "profile": "NULL", "created_at": at, "active_for_model": "NULL"},
     )  # fmt: skip
     _fill_evidence(names, count, checkpoint, run)
     _fill_outbox(sql, names.size)

@@ -76,10 +76,14 @@ def job_of(row: RowMapping) -> GateJob:
 def job_values(job: GateJob) -> dict[str, Any]:
     """Columns of a job, without `active_for_model`."""
     values = {**asdict(job), "phase": job.phase.value}
-    if job.gate is not None:
-        # Apart from what a registry of 0.3.0 reads.
-        values["gate_options"] = {name: values["gate"].pop(name) for name in ("critical", "require_review")}
-    return values
+    return values if job.gate is None else values | gate_values(job.gate)
+
+
+def gate_values(gate: GateSpec) -> dict[str, Any]:
+    """Columns `gate` and `gate_options`: what a registry of 0.3.0 does not read stands in the second."""
+    values = asdict(gate)
+    options = {name: values.pop(name) for name in ("critical", "require_review")}
+    return {"gate": values, "gate_options": options}
 
 
 def evaluation_of(row: RowMapping) -> Evaluation:

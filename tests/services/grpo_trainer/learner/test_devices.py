@@ -99,13 +99,13 @@ def test_flex_attention_is_for_more_than_one_block_and_not_for_exact_scores(
     assert bool(made) is fused
 
 
-def test_a_process_may_compile_a_kernel_for_each_of_its_models(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_process_may_compile_a_kernel_for_each_of_its_models() -> None:
     """Past torch's own limit of 8 it would compute unfused, and hold all scores."""
     import torch._dynamo
 
-    monkeypatch.setattr(torch._dynamo.config, "recompile_limit", 8)
-    flex_attention._kernel.__wrapped__("cuda")
-    assert torch._dynamo.config.recompile_limit >= 64
+    with torch._dynamo.config.patch(recompile_limit=8):  # monkeypatch would take the entry away afterwards
+        flex_attention._kernel.__wrapped__("cuda")
+        assert torch._dynamo.config.recompile_limit >= 64
 
 
 def test_a_mask_is_made_once_and_only_where_rows_share_tokens() -> None:

@@ -1,14 +1,16 @@
-"""Attaches a server that is a program of ours."""
+"""Attaches a server that is a program of ours. Imports nothing of the tests: the fleet does not have them."""
 
+import sys
 from collections.abc import AsyncGenerator
+from pathlib import Path
 from typing import Any
-
-from tests.libs.upcycle.mcp_episodes import RAW
 
 from upcycle import Environment
 
+PROGRAM = Path(__file__).parents[3] / "libs" / "upcycle" / "mcp_raw.py"
+
 env = Environment("attached")
-env.connect_mcp_config({"odd": RAW})
+env.connect_mcp_config({"odd": {"command": sys.executable, "args": [str(PROGRAM)]}})
 
 
 @env.scenario()

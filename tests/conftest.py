@@ -27,6 +27,16 @@ def pytest_report_header() -> str:
     return f"sql backends: {', '.join(BACKENDS)} (postgres programs: {PROGRAMS or 'none on this machine'})"
 
 
+@pytest.fixture(autouse=True)
+def working_directory() -> Iterator[None]:
+    """A test that leaves another working directory fails itself, not whichever of its worker comes later."""
+    before = Path.cwd()
+    yield
+    after = Path.cwd()
+    os.chdir(before)
+    assert after == before, f"the test began in {before} and left {after}"
+
+
 @pytest.fixture(scope="session")
 def nats_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """A provisioned nats-server of this test session. Tests keep apart by model, pool and event ids."""

@@ -1,7 +1,6 @@
 """`upcycle view` of the file that an evaluation in one process wrote."""
 
 import json
-import os
 from pathlib import Path
 from typing import Any
 
@@ -96,12 +95,11 @@ def test_standard_output_is_the_page_alone(played: Path, capsysbinary: Any) -> N
 def test_a_page_that_is_there_is_replaced_whole(played: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     Path("run.html").write_text("old")
     replaced: list[str] = []
-    monkeypatch.setattr(Path, "replace", lambda self, target: replaced.append(Path("run.html").read_text()))
-    run(["view", "t.jsonl", "-o", "run.html"])
+    with monkeypatch.context() as patched:
+        patched.setattr(Path, "replace", lambda self, target: replaced.append(Path("run.html").read_text()))
+        run(["view", "t.jsonl", "-o", "run.html"])
     assert replaced == ["old"]
     assert Path("run.html").read_text() == "old"
-    monkeypatch.undo()
-    os.chdir(played.parent)
     viewed()
     assert [path.name for path in played.parent.glob(".run.html*")] == []
 

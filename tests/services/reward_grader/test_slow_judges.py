@@ -2,11 +2,13 @@
 
 import asyncio
 import threading
+import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
-from typing import Any
+from itertools import pairwise
+from typing import Any, NamedTuple
 
 import pytest
 from pydantic import SecretStr
@@ -180,22 +182,32 @@ async def test_one_judge_has_so_many_places_and_all_together_have_more() -> None
                 with pytest.raises(NotAsked, match=r"a place at judge wise") as raised:
                     await judges.ask(replace(QUESTION, model=name))
                 assert raised.value.away_s == 0.0
-            pauses = [await _pause(judges) for _ in range(4000)]
+            asked = [await _pause(judges) for _ in range(4000)]
         finally:
             goes_on.set()
         await asyncio.gather(*running)
         assert (await judges.ask(replace(QUESTION, model="gateway:b"))).text == "fine"
         await judges.stop()
-    assert pauses == sorted(pauses)  # they come back one after the other
-    assert 1.0 <= pauses[0] < 5.0
-    assert pauses[-1] == MAX_PAUSE_S
+    for before, after in pairwise(asked):  # they come back one after the other
+        assert before.began + before.pause <= after.ended + after.pause
+    assert 1.0 <= asked[0].pause < 5.0
+    assert max(refused.pause for refused in asked) == pytest.approx(MAX_PAUSE_S)
 
 
-async def _pause(judges: JudgeServers) -> float:
+class Refused(NamedTuple):
+    """One question that found no place: when it was asked, when it was refused, how long it is to pause."""
+
+    began: float
+    ended: float
+    pause: float
+
+
+async def _pause(judges: JudgeServers) -> Refused:
+    began = time.monotonic()
     with pytest.raises(NotAsked) as raised:
         await judges.ask(replace(QUESTION, model="gateway:a"))
     assert raised.value.retry_after_s is not None
-    return raised.value.retry_after_s
+    return Refused(began, time.monotonic(), raised.value.retry_after_s)
 
 
 @pytest.mark.parametrize(("slots", "places"), [(48, (24, 36)), (8, (4, 6)), (1, (1, 1))])

@@ -1,6 +1,6 @@
 """`upcycle runs`."""
 
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Final, Literal
 
 from upcycle.cli.exits import Exit
 from upcycle.cli.output import JsonFlag, human, print_json, result_console
@@ -11,8 +11,9 @@ from upcycle.tasks import plain_name
 from upcycle.wire import usage_of
 
 if TYPE_CHECKING:
-    from upcycle.api.taskset.v1.taskset_pb2 import Run
+    from upcycle.api.taskset.v1.taskset_pb2 import Run, RunSpec
 
+_LOOK_BACK: Final = 50
 Action = Literal["list", "pause", "resume", "stop", "cancel"]
 _SAID = {
     "pause": "is paused: nothing new is dispatched, what is in flight settles",
@@ -29,15 +30,21 @@ class NoSuchRun(UpcycleError, LookupError):
 
 
 async def resolve_run(platform: Platform, run: str) -> str:
-    """The run id that a person means; `last` is the newest."""
+    """The run id that a person means; `last` is the newest that somebody asked for. What gate, watch and
+    tracking evaluate meanwhile is meant only where there is nothing else."""
     from upcycle.api.taskset.v1.service_pb2 import ListRunsRequest
 
     if run != "last":
         return run
-    listed = await platform.tasksets.ListRuns(ListRunsRequest(limit=1), timeout=5)
-    if not listed.runs:
+    listed = (await platform.tasksets.ListRuns(ListRunsRequest(limit=_LOOK_BACK), timeout=5)).runs
+    if not listed:
         raise NoSuchRun("there is no run yet", "submit one with `upcycle eval` or `upcycle train`")
-    return str(listed.runs[0].run_id)
+    return str(next((one for one in listed if not _is_by_platform(one.spec)), listed[0]).run_id)
+
+
+def _is_by_platform(spec: "RunSpec") -> bool:
+    """Two versions side by side are the registry's, and the planner labels what it tracks."""
+    return spec.HasField("against_version") or spec.label.startswith("track run-")
 
 
 def refuse_local_run(run: str) -> None:

@@ -7,12 +7,13 @@ from typing import TYPE_CHECKING, Final
 
 from upcycle.cli.exits import Exit
 from upcycle.cli.output import JsonFlag, human, print_json, result_console
+from upcycle.cli.runs import check_run, resolve_run
 from upcycle.cli.trajectory_choice import UnclearFilter
 from upcycle.platform import Platform
 from upcycle.wording import amount
 
 if TYPE_CHECKING:
-    from upcycle.api.trajectory.v1.service_pb2 import Review, ReviewVerdict
+    from upcycle.api.trajectory.v1.service_pb2 import Review, ReviewVerdict, RewardAlarm
     from upcycle.api.trajectory.v1.trajectory_pb2 import TrajectorySummary
 
 MAX_SHOWN: Final = 200
@@ -30,7 +31,7 @@ async def review(
     A verdict is kept with who and when. `hacked` quarantines the trajectory, and those of its run that are
     like it. Trajectories that this person reviewed before are left out.
 
-    :param run: run id.
+    :param run: run id, or `last`.
     :param top: so many, of the highest reward.
     :param sample: so many drawn at random instead.
     :param by: whose verdict it is; by default the user of this machine.
@@ -42,11 +43,13 @@ async def review(
             raise UnclearFilter(f"--{name} is {number}", f"give 0 to {MAX_SHOWN}")
     reviewer = by or getpass.getuser()
     async with Platform() as platform:
+        run = await resolve_run(platform, run)
         graded = await _graded(platform, run)
         known = {one.trajectory_id for one in await _reviews(platform, run) if one.reviewer == reviewer}
         fresh = [one for one in graded if one.episode.trajectory_id not in known]
         chosen = _chosen(fresh, top, sample, seed)
         if not chosen:
+            await check_run(platform, run)
             human().print(f"run {run} has no graded trajectory that {reviewer} has not reviewed")
         for number, summary in enumerate(chosen, start=1):
             if as_json:
@@ -61,24 +64,20 @@ async def alarms(
 ) -> int:
     """Alarms of the monitors of reward hacks; an open one holds the promotions of its run.
 
-    :param run: run id; by default of all runs.
+    :param run: run id, or `last`; by default of all runs.
     :param dismiss: kind of an alarm of the run that is none: it holds nothing any more.
     :param note: why it is none.
     :param by: who says so; by default the user of this machine.
     :param as_json: one JSON line each.
     """
-    from upcycle.api.trajectory.v1 import service_pb2 as pb
-
     if dismiss and not run:
         raise UnclearFilter("--dismiss without a run", "name the run whose alarm it is")
     async with Platform() as platform:
+        run = await resolve_run(platform, run)
         if dismiss:
-            who = by or getpass.getuser()
-            asked = pb.DismissAlarmRequest(run_id=run, kind=dismiss, by=who, note=note)
-            found = [(await platform.trajectories.DismissAlarm(asked, timeout=_ASK_S)).alarm]
+            found = [await _dismissed(platform, run, dismiss, by or getpass.getuser(), note)]
         else:
-            listing = pb.ListAlarmsRequest(run_ids=[run] if run else [])
-            found = list((await platform.trajectories.ListAlarms(listing, timeout=_ASK_S)).alarms)
+            found = await _alarms(platform, run)
     for alarm in found:
         if as_json:
             print_json("reward_alarm", alarm)
@@ -93,6 +92,24 @@ async def alarms(
     if not found:
         human().print("no alarm")
     return Exit.OK
+
+
+async def _dismissed(platform: Platform, run: str, kind: str, by: str, note: str) -> "RewardAlarm":
+    from upcycle.api.trajectory.v1.service_pb2 import DismissAlarmRequest
+
+    asked = DismissAlarmRequest(run_id=run, kind=kind, by=by, note=note)
+    return (await platform.trajectories.DismissAlarm(asked, timeout=_ASK_S)).alarm
+
+
+async def _alarms(platform: Platform, run: str) -> "list[RewardAlarm]":
+    """Those of a run, or of all. Raises NoSuchRun for a run that is not."""
+    from upcycle.api.trajectory.v1.service_pb2 import ListAlarmsRequest
+
+    listing = ListAlarmsRequest(run_ids=[run] if run else [])
+    found = list((await platform.trajectories.ListAlarms(listing, timeout=_ASK_S)).alarms)
+    if run and not found:
+        await check_run(platform, run)
+    return found
 
 
 async def _graded(platform: Platform, run: str) -> "list[TrajectorySummary]":

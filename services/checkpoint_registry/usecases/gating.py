@@ -259,4 +259,5 @@ class RunGate:
 def _held(judgement: Judgement, reason: str) -> Judgement:
     """The same evidence, without the promotion."""
     held = replace(judgement.decision, verdict=Verdict.HOLD)
-    return replace(judgement, decision=held, reason=f"{reason}; {judgement.reason}")
+    shown = judgement.reason.removeprefix("promoted: ")
+    return replace(judgement, decision=held, reason=f"{reason}; without that it would be promoted: {shown}")

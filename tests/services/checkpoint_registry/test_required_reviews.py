@@ -35,7 +35,7 @@ async def test_a_candidate_that_passed_is_held_and_says_for_whom_it_waits(harnes
         "held: a person confirmed 0 of the 3 highest-rewarded trajectories that run-train asks for "
         "(upcycle trajectories review run-train)"
     )
-    assert (await harness.reason(1)).startswith(f"{said}; promoted: a gain")
+    assert (await harness.reason(1)).startswith(f"{said}; without that it would be promoted: a gain")
     query = select(tables.checkpoint.c.gate_json).where(tables.checkpoint.c.version == 1)
     report = json.loads(await harness.database.run(lambda one: str(one.execute(query).scalar_one())))
     assert report["verdict"] == "hold"

@@ -29,8 +29,6 @@ PAGES = (
     "coding-agent",
 )
 """In the order in which they run: those that need the same platform stand together."""
-LONG_PAGES = ("../do/catch-a-hack",)
-"""Each on a platform of its own, in the nightly run: CI has not the time for them."""
 BEGINS_ANEW = "install"
 """Pages before it train the model that those from it on find untrained."""
 
@@ -79,19 +77,11 @@ def test_every_block_of_the_page_does_what_the_page_shows(reader: Reader, page: 
     reader.follow(page_of(page))
 
 
-@pytest.mark.study
-@pytest.mark.timeout(900)
-@pytest.mark.parametrize("page", LONG_PAGES)
-def test_every_block_of_a_long_page_does_what_the_page_shows(reader: Reader, page: str) -> None:
-    reader.begin_anew()
-    reader.follow(page_of(page))
-
-
 def test_every_page_of_the_folder_is_run() -> None:
     assert {path.stem for path in START.glob("*.md")} <= set(PAGES)
 
 
-@pytest.mark.parametrize("page", [*PAGES, *LONG_PAGES])
+@pytest.mark.parametrize("page", PAGES)
 def test_every_block_of_the_page_can_be_read(page: str) -> None:
     blocks = list(blocks_of(page_of(page)))
     assert blocks

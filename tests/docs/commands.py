@@ -29,7 +29,7 @@ _OF_A_READER: Final = (
     "UPCYCLE_PEERS_",
 )
 """Variables that are no setting of a service."""
-_OF_THE_SHELL: Final = ("cd", "source", "git", "hf")
+_OF_THE_SHELL: Final = ("cd", "source", "git", "hf", "mkdir", "sed")
 
 
 def check_commands(root: Path, text: str) -> None:

@@ -6,13 +6,14 @@ Imported only by environments that use it: the `mcp` package takes most of a sec
 import asyncio
 import logging
 from collections.abc import Callable, Coroutine, Mapping
-from contextlib import AsyncExitStack
+from contextlib import AbstractAsyncContextManager, AsyncExitStack
 from dataclasses import dataclass
 from http import HTTPStatus
 from typing import TYPE_CHECKING, Any, Final, NoReturn, Protocol, TypeVar
 
-from upcycle.environment.mcp_program import MAX_RESULT_BYTES, program_transport
-from upcycle.environment.tools import MAX_TOOL_S, ToolResult, ToolSpec, checked_timeout
+from upcycle.environment.mcp_http import http_transport
+from upcycle.environment.mcp_program import program_transport
+from upcycle.environment.tools import ToolResult, ToolSpec, checked_timeout
 from upcycle.errors import DefinitionError, InfrastructureError, ToolFailed, UnknownName, UpcycleError
 from upcycle.images import Image, checked_images
 
@@ -77,7 +78,7 @@ class McpTool:
         try:
             result = await _abandoned_when_cancelled(call)
         except Exception as error:
-            text = f"{self.spec.name}: {_said(error)}"
+            text = f"{self.spec.name} of MCP server {self.server!r}: {_said(error)}"
             if not _may_be_gone(error) or await self._answers():
                 raise ToolFailed(text) from error
             gone = f"MCP server {self.server!r} is gone: {_said(error)}"
@@ -185,13 +186,11 @@ class McpTools:
 
     async def close(self) -> None:
         """Disconnect, and stop the servers that were started as programs. What a server answers to that is
-        logged; one that does not answer within CLOSE_TIMEOUT_S is left."""
+        logged; what is not closed within CLOSE_TIMEOUT_S is left."""
         self._closing.set()
         done, _ = await asyncio.wait([self._owner], timeout=CLOSE_TIMEOUT_S)
         if not done:
             self._owner.cancel()
-        elif not self._owner.cancelled() and (error := self._owner.exception()):
-            log.warning("mcp_not_closed", extra={"why": repr(error)})
 
     async def _hold(self, config: Mapping[str, Mapping[str, Any]], taken: frozenset[str]) -> None:
         async with self._stack:
@@ -201,13 +200,29 @@ class McpTools:
             self._attached.set()
             await self._closing.wait()
 
+    async def _entered(self, name: str, client: "Client") -> "Client":
+        """Once all are attached, one that fails is logged, and keeps no other from being closed."""
+
+        async def leave(*raised: Any) -> bool:
+            try:
+                await client.__aexit__(*raised)
+            except Exception as error:
+                if not self._attached.is_set():
+                    raise
+                log.warning("mcp_not_closed", extra={"server": name, "why": repr(_first_of(error))})
+                return True
+            return False
+
+        entered = await client.__aenter__()
+        self._stack.push_async_exit(leave)
+        return entered
+
     async def _attach(self, name: str, server: Mapping[str, Any], taken: frozenset[str]) -> None:
         from mcp import Client
 
         try:
-            transport = await self._transport(server)
-            client = await self._stack.enter_async_context(
-                Client(transport, read_timeout_seconds=CONNECT_TIMEOUT_S)
+            client = await self._entered(
+                name, Client(_transport(name, server), read_timeout_seconds=CONNECT_TIMEOUT_S)
             )
             listed = await _all_tools(client)
         except Exception as error:
@@ -220,22 +235,9 @@ class McpTools:
             spec = ToolSpec(label, tool.description or "", tool.input_schema, limit_s)
             self.tools[label] = McpTool(spec, tool.name, client, name)
 
-    async def _transport(self, server: Mapping[str, Any]) -> Any:
-        if "url" in server:
-            import httpx2
-            from mcp.client.streamable_http import streamable_http_client
 
-            # httpx2's default timeout of 5 s is too short for tools that work; the client bounds each call.
-            http = httpx2.AsyncClient(
-                headers=dict(server.get("headers", {})),
-                timeout=httpx2.Timeout(CONNECT_TIMEOUT_S, read=MAX_TOOL_S),
-            )
-            return streamable_http_client(
-                server["url"],
-                http_client=await self._stack.enter_async_context(http),
-                max_sse_event_size=MAX_RESULT_BYTES,
-            )
-        return program_transport(server)
+def _transport(name: str, server: Mapping[str, Any]) -> AbstractAsyncContextManager[Any]:
+    return http_transport(server, CONNECT_TIMEOUT_S) if "url" in server else program_transport(name, server)
 
 
 async def _all_tools(client: "Client") -> list[Any]:

@@ -40,10 +40,10 @@ log = logging.getLogger(__name__)
 
 
 @asynccontextmanager
-async def program_transport(server: Mapping[str, Any]) -> AsyncIterator[tuple[Any, Any]]:
+async def program_transport(name: str, server: Mapping[str, Any]) -> AsyncIterator[tuple[Any, Any]]:
     """Start the program; the streams for a client. At the end it is stopped, with what it started; at once
-    where the block is cancelled. server: command, args, env, cwd. Raises OSError where it cannot be
-    started."""
+    where the block is cancelled. name: in what is logged. server: command, args, env, cwd. Raises OSError
+    where it cannot be started."""
     process = await asyncio.create_subprocess_exec(
         server["command"],
         *map(str, server.get("args", ())),
@@ -57,7 +57,7 @@ async def program_transport(server: Mapping[str, Any]) -> AsyncIterator[tuple[An
     put, received = anyio.create_memory_object_stream[SessionMessage | Exception](0)
     sent, take = anyio.create_memory_object_stream[SessionMessage](0)
     async with anyio.create_task_group() as tasks:
-        tasks.start_soon(_read, process, put)
+        tasks.start_soon(_read, name, process, put)
         tasks.start_soon(_write, process, take, put)
         signals: tuple[signal.Signals | None, ...] = (signal.SIGKILL,)
         try:
@@ -67,36 +67,48 @@ async def program_transport(server: Mapping[str, Any]) -> AsyncIterator[tuple[An
             with anyio.CancelScope(shield=True):
                 received.close()
                 sent.close()
-                await _stop(process, signals)
+                await _stop(name, process, signals)
             tasks.cancel_scope.cancel()
 
 
-async def _read(process: asyncio.subprocess.Process, put: "MemoryObjectSendStream[Received]") -> None:
+async def _read(
+    name: str, process: asyncio.subprocess.Process, put: "MemoryObjectSendStream[Received]"
+) -> None:
     assert process.stdout is not None  # noqa: S101 - a pipe was asked for
     with contextlib.suppress(anyio.BrokenResourceError, anyio.ClosedResourceError):
         async with put:
-            while (message := await _next_message(process.stdout)) is not None:
+            while (message := await _next_message(name, process.stdout)) is not None:
                 await put.send(message)
     while await process.stdout.read(_DRAIN_BYTES):
         pass  # it would not end with a full pipe
 
 
-async def _next_message(stdout: asyncio.StreamReader) -> "Received | None":
+async def _next_message(name: str, stdout: asyncio.StreamReader) -> "Received | None":
     """None at the end."""
     try:
         line = await stdout.readuntil(b"\n")
     except asyncio.IncompleteReadError:
         return None
     except asyncio.LimitOverrunError as error:
-        return await _left_out(stdout, error)
+        return await _left_out(name, stdout, error)
     try:
         return SessionMessage(jsonrpc_message_adapter.validate_json(line, by_name=False))
     except ValueError as error:
-        log.warning("an MCP server printed what is no message: %.200r", line)
+        log.warning("MCP server %r printed what is no message: %.200r", name, line)
         return error
 
 
-async def _left_out(stdout: asyncio.StreamReader, error: asyncio.LimitOverrunError) -> "Received | None":
+def too_large(size: str) -> ErrorData:
+    """What a call is answered whose result is too large; the call's own error names the tool and its server.
+    size: in bytes."""
+    return ErrorData(
+        code=TOO_LARGE, message=f"its result has {size} bytes, limit {MAX_RESULT_BYTES}; ask for less"
+    )
+
+
+async def _left_out(
+    name: str, stdout: asyncio.StreamReader, error: asyncio.LimitOverrunError
+) -> "Received | None":
     """Skip the line; an error for the call that it answers."""
     part = await stdout.readexactly(error.consumed)
     head, num_bytes = part[:_HEAD_CHARS].decode("utf-8", "replace"), len(part)
@@ -108,12 +120,11 @@ async def _left_out(stdout: asyncio.StreamReader, error: asyncio.LimitOverrunErr
             num_bytes += len(await stdout.readexactly(more.consumed))
         except asyncio.IncompleteReadError:
             return None
-    text = f"its result has {num_bytes} bytes, limit {MAX_RESULT_BYTES}; ask for less"
+    refusal = too_large(str(num_bytes))
     if (found := _ID.search(head)) is None:
-        log.warning("an MCP server printed a line of %d bytes, limit %d", num_bytes, MAX_RESULT_BYTES)
-        return ValueError(text)
+        log.warning("MCP server %r printed a line of %d bytes, limit %d", name, num_bytes, MAX_RESULT_BYTES)
+        return ValueError(refusal.message)
     request = int(found[1]) if found[1] else found[2]
-    refusal = ErrorData(code=TOO_LARGE, message=text)
     return SessionMessage(JSONRPCError(jsonrpc="2.0", id=request, error=refusal))
 
 
@@ -136,7 +147,9 @@ async def _write(
                     return
 
 
-async def _stop(process: asyncio.subprocess.Process, signals: Sequence[signal.Signals | None]) -> None:
+async def _stop(
+    name: str, process: asyncio.subprocess.Process, signals: Sequence[signal.Signals | None]
+) -> None:
     """Its input closes; then the signals go to it and what it started, until it ends."""
     assert process.stdin is not None  # noqa: S101 - a pipe was asked for
     process.stdin.close()
@@ -147,7 +160,7 @@ async def _stop(process: asyncio.subprocess.Process, signals: Sequence[signal.Si
         if await _has_ended(process):
             break
     else:
-        log.warning("MCP server process %d does not end", process.pid)
+        log.warning("process %d of MCP server %r does not end", process.pid, name)
     # A child of it may hold its pipes open. Nothing public closes them on this side.
     process._transport.close()  # type: ignore[attr-defined]
 

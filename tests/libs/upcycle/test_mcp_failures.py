@@ -1,5 +1,6 @@
 """MCP servers that die, never answer or answer too much: what the agent reads, and whose failure it is."""
 
+import re
 import socket
 import subprocess
 import sys
@@ -10,8 +11,11 @@ from typing import Any
 
 import pytest
 from tests.libs.upcycle.mcp_episodes import RAW, play
+from tests.libs.upcycle.mcp_raw_http import serving
 
+from upcycle.environment.mcp import McpTools
 from upcycle.environment.mcp_program import MAX_RESULT_BYTES
+from upcycle.errors import ToolFailed
 
 ODD = str(Path(__file__).with_name("mcp_odd.py"))
 FORECAST = ("forecast", {"city": "Kiel"})
@@ -50,6 +54,24 @@ async def test_a_server_at_a_url_that_dies_in_a_call_is_lost_too(odd_url: str) -
     assert "tool die: die: MCP server 'odd' is gone" in blame.detail
 
 
+async def test_of_two_servers_the_one_that_went_is_named_where_they_are_closed(
+    odd_url: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    attached = await McpTools.connect({"raw": RAW, "odd": {"url": odd_url}}, taken=frozenset())
+    with pytest.raises(ToolFailed, match="'odd' is gone"):
+        await attached.tools["odd__die"].call({})
+    await attached.close()
+    (said,) = [one for one in caplog.records if one.message == "mcp_not_closed"]
+    assert said.__dict__["server"] == "odd"
+
+
+async def test_a_line_that_is_no_message_is_logged_with_its_server(caplog: pytest.LogCaptureFixture) -> None:
+    chatty = {**RAW, "args": ["-c", f"print('hello'); exec(open({RAW['args'][0]!r}).read())"]}
+    attached = await McpTools.connect({"chatty": chatty}, taken=frozenset())
+    await attached.close()
+    assert "MCP server 'chatty' printed what is no message: b'hello" in caplog.text
+
+
 async def test_a_program_that_answers_nothing_any_more_is_what_the_agent_reads() -> None:
     episode, read, blame = await play(RAW, [("freeze", {}), FORECAST], tool_s=0.5)
     assert read == ["freeze: no result within 0.5 s", "forecast: no result within 0.5 s"]
@@ -68,9 +90,31 @@ async def test_a_server_at_a_url_that_answers_nothing_any_more_is_not_the_policy
 async def test_a_result_of_50_mb_is_refused_by_name_and_the_next_call_goes_on() -> None:
     began_s = time.process_time()
     _, read, blame = await play(RAW, [("large", {"num_bytes": 50_000_000}), FORECAST])
-    assert read == [f"large: its result has 50000083 bytes, limit {MAX_RESULT_BYTES}; ask for less", "rain"]
+    said = f"its result has 50000083 bytes, limit {MAX_RESULT_BYTES}; ask for less"
+    assert read == [f"large of MCP server 'odd': {said}", "rain"]
     assert (blame.failure, blame.policy_failure) == ("", "")
     assert time.process_time() - began_s < 5  # with the square of the length it took minutes
+
+
+@pytest.mark.parametrize(
+    ("way", "size"),
+    [
+        ("json", r"its result has 500000\d\d bytes"),
+        ("json without a length", r"its result has at least \d+ bytes"),
+        ("json in gzip", r"its result has at least \d+ bytes"),
+        ("stream", "Server-sent event exceeded"),
+    ],
+)
+async def test_an_answer_of_50_mb_at_a_url_is_refused_by_name_and_no_more_is_read(
+    way: str, size: str
+) -> None:
+    with serving(way) as (url, server):
+        _, read, blame = await play({"url": url}, [("large", {}), FORECAST])
+    assert read[1:] == ["rain"]
+    assert re.match(f"large of MCP server 'odd': .*{size}", read[0])
+    assert str(MAX_RESULT_BYTES) in read[0]
+    assert (blame.failure, blame.policy_failure) == ("", "")
+    assert server.num_sent < 2 * MAX_RESULT_BYTES  # the rest stays with the server
 
 
 async def test_a_result_below_the_limit_is_cut() -> None:

@@ -254,6 +254,30 @@ async def test_an_oversize_frame_is_refused_with_a_null_id_and_ends_the_connecti
         await channel.hello()
 
 
+async def test_a_result_or_a_call_of_50_mb_is_refused_with_the_name_of_its_tool_and_the_next_goes_on() -> (
+    None
+):
+    large = Environment("large")
+
+    @large.tool()
+    def dump(num_bytes: int, note: str = "") -> str:
+        return "x" * num_bytes
+
+    server = await ChannelServer(large).listen("127.0.0.1", 0)
+    async with connected(server.sockets[0].getsockname()[:2]) as channel:
+        await channel.hello()
+        with pytest.raises(
+            ChannelError, match=r"of the answer to tools\.call 'dump' of at least 500000\d\d bytes"
+        ):
+            await channel.call_tool("dump", {"num_bytes": 50_000_000})
+        with pytest.raises(ChannelError, match=r"of the call tools\.call 'dump' of at least") as refusal:
+            await channel.call_tool("dump", {"num_bytes": 1, "note": "x" * MAX_FRAME_BYTES})
+        assert refusal.value.error_kind == "frame_too_large"
+        assert f"limit {MAX_FRAME_BYTES} bytes; send less" in str(refusal.value)
+        assert (await channel.call_tool("dump", {"num_bytes": 3})).text == "xxx"
+    server.close()
+
+
 async def test_a_frame_of_the_limit_passes(address: tuple[str, int]) -> None:
     head, tail = b'{"id":1,"method":"hello","params":{"x":"', b'"}}'
     line = head + b"a" * (MAX_FRAME_BYTES - len(head) - len(tail)) + tail

@@ -230,7 +230,7 @@ class ControlChannel:
         self._waiting[call_id] = reply
         try:
             async with asyncio.timeout(timeout_s):
-                await self._lines.send(frames.encode(frame))
+                await self._lines.send(frames.encode(frame, f"the call {frames.call_named(frame)}"))
                 if self._reader.done():
                     raise ChannelClosed("the control channel was closed by the other side")
                 return await reply

@@ -32,11 +32,13 @@ class ChannelError(UpcycleError):
 
 
 class FrameTooLarge(ChannelError):
-    """A frame above 16 MiB: the connection ends after its error frame."""
+    """A frame above 16 MiB: one that was read ends the connection after its error frame. about: the call that
+    it is of, where that is known."""
 
-    def __init__(self, size: int) -> None:
-        limit = f"limit {MAX_FRAME_BYTES} bytes"
-        super().__init__(SERVER_ERROR, f"frame of at least {size} bytes, {limit}", "frame_too_large")
+    def __init__(self, size: int, about: str = "") -> None:
+        of = f" of {about}" if about else ""
+        text = f"frame{of} of at least {size} bytes, limit {MAX_FRAME_BYTES} bytes; send less"
+        super().__init__(SERVER_ERROR, text, "frame_too_large")
 
 
 class ChannelClosed(UpcycleError, ConnectionError):
@@ -45,12 +47,21 @@ class ChannelClosed(UpcycleError, ConnectionError):
     kind = "environment_lost"
 
 
-def encode(frame: Mapping[str, Any]) -> bytes:
-    """One line; half a character becomes a question mark. Raises FrameTooLarge."""
+def encode(frame: Mapping[str, Any], about: str = "") -> bytes:
+    """One line; half a character becomes a question mark. about: the call, for the error. Raises
+    FrameTooLarge."""
     line = json.dumps(frame, separators=(",", ":"), ensure_ascii=False).encode("utf-8", "replace")
     if len(line) > MAX_FRAME_BYTES:
-        raise FrameTooLarge(len(line))
+        raise FrameTooLarge(len(line), about)
     return line + b"\n"
+
+
+def call_named(frame: Mapping[str, Any]) -> str:
+    """What a call is called in errors: its method, and the tool or scenario that it names."""
+    params = frame.get("params")
+    subject = params.get("name", params.get("id")) if isinstance(params, dict) else None
+    method = f"{frame.get('method')!s:.200}"
+    return f"{method} {subject!r:.200}" if isinstance(subject, str) else method
 
 
 def decode(line: bytes) -> Frame:

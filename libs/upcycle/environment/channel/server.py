@@ -8,7 +8,7 @@ import asyncio
 import socket
 from collections.abc import Awaitable, Callable
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
 from upcycle.environment.channel import frames
@@ -129,14 +129,14 @@ class Connection:
         task.add_done_callback(self._calls.discard)
 
     async def _answer(self, line: bytes) -> None:
-        call_id: Any = None
+        call_id, about = None, ""
         try:
             frame = frames.decode(line)
-            call_id = frame.get("id")
+            call_id, about = frame.get("id"), f"the answer to {frames.call_named(frame)}"
             reply = frames.result_frame(call_id, await self._dispatch(frame))
         except Exception as error:
             reply = frames.error_frame(call_id, as_channel_error(error, self._environment))
-        await self._send(reply)
+        await self._send(reply, about)
         if self._over and self._lines.transport is not None:
             self._lines.transport.close()
 
@@ -237,9 +237,9 @@ class Connection:
             self._session = self._server.sessions.open(None)
         return self._session
 
-    async def _send(self, frame: Frame) -> None:
+    async def _send(self, frame: Frame, about: str = "") -> None:
         try:
-            data = frames.encode(frame)
+            data = frames.encode(frame, about)
         except FrameTooLarge as error:
             data = frames.encode(frames.error_frame(frame.get("id"), error))
         except (TypeError, ValueError, OverflowError, RecursionError) as error:  # of an author's `info`, say

@@ -230,7 +230,7 @@ def _one(task: "Task", recording: _Recording, view: "PlayView") -> PersonScore |
     from upcycle.environment.source_files import source_digest
     from upcycle.playing.budgets import limits_of
 
-    host = host_of(task, in_process=False)
+    host = host_of(task)
     digest = source_digest(task.environment.path) if task.environment.path else ""
     limits = limits_of({"max_turns": recording.max_turns})
     episode: PlayedEpisode = asyncio.run(play_one(task, host, person_at(view), view, limits))

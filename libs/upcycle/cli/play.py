@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from upcycle.cli.play_view import PlayView
     from upcycle.harness.chat import ChatPlayer
     from upcycle.playing.hosting import EnvironmentHost
+    from upcycle.runtimes import ChosenRuntime
     from upcycle.tasks import Task, Taskset
 
 Turns = Annotated[int, Parameter(name="--max-turns")]
@@ -34,6 +35,7 @@ def play(
     max_turns: Turns = MAX_TURNS,
     max_tokens_per_episode: int | None = None,
     context: str = STOP,
+    runtime: str = "",
     in_process: bool = False,
     keep: bool = True,
     as_json: JsonFlag = False,
@@ -46,12 +48,15 @@ def play(
 
     :param task: a tasks file (.py, .json, .jsonl), then its first task; or FILE:SLUG.
     :param script: player: a .jsonl file, one turn a line, or player.py[:function]: reply(task, messages).
-    :param agent: player: openai:URL#model (key in UPCYCLE_AGENT_KEY), claude, openai, gemini.
+    :param agent: player: openai:URL#model (key in UPCYCLE_AGENT_KEY), the URL alone of a server of one model,
+        claude, openai, gemini.
     :param temperature: of the agent; by default its server's.
     :param max_turns: most turns of the episode.
     :param max_tokens_per_episode: most tokens of the agent's context; by default 131,072.
     :param context: what becomes of a full context: stop, or compress (older results of tools are left out).
-    :param in_process: run the environment in this process, for a debugger; else it is forked.
+    :param runtime: where the environment runs: forked (a process of its own, the default), in-process, or
+        the tcp://host:port of one that is served.
+    :param in_process: the same as --runtime in-process, for a debugger.
     :param keep: the platform that is found keeps what was played, else a trajectories.jsonl here does.
     :param as_json: print the trajectory as one JSON line, and nothing else.
     """
@@ -59,10 +64,11 @@ def play(
     budgets = {"max_turns": max_turns, "max_tokens_per_episode": max_tokens_per_episode}
     limits = limits_of({**budgets, "context": context})
     chosen, taskset = _chosen(task)
+    where, agent = _where(runtime, in_process), _named(agent)
     view, player = view_of(as_json), _player(chosen, script, agent, temperature)
-    host = host_of(chosen, in_process)
+    host = host_of(chosen, where)
     episode = _played(chosen, host, player, view, limits)
-    name = _kept(episode, taskset, agent or ("script" if script else "person"), view) if keep else ""
+    name = _kept(episode, taskset, agent or ("script" if script else "person"), view, where) if keep else ""
     return _reported(episode, host, name, as_json)
 
 
@@ -84,11 +90,13 @@ def _reported(episode: PlayedEpisode, host: "EnvironmentHost", kept: str, as_jso
     return Exit.FAILED if episode.failure is not None else Exit.OK
 
 
-def _kept(episode: PlayedEpisode, taskset: "Taskset", agent: str, view: "PlayView") -> str:
+def _kept(
+    episode: PlayedEpisode, taskset: "Taskset", agent: str, view: "PlayView", where: "ChosenRuntime"
+) -> str:
     """What `upcycle trajectories show` calls the episode from now on; "" where it could not be kept."""
     from upcycle.external.keeping import keep_play
 
-    done = asyncio.run(keep_play(episode, taskset, agent))
+    done = asyncio.run(keep_play(episode, taskset, agent, where))
     if done.why_left:
         view.say(done.why_left, "yellow")
     if done.name:
@@ -137,6 +145,29 @@ def _chosen(source: str) -> "tuple[Task, Taskset]":
     return task, next(one for one in found if any(task is own for own in one))
 
 
+def _where(runtime: str, in_process: bool) -> "ChosenRuntime":
+    from upcycle.playing.runtime_hosts import runtime_of
+    from upcycle.runtimes import LocalRuntime
+
+    chosen = runtime_of(runtime or LocalRuntime.FORKED)
+    if not in_process:
+        return chosen
+    if runtime and chosen != LocalRuntime.IN_PROCESS:
+        raise PlayRefused(
+            f"--in-process and --runtime {runtime} both say where the environment runs", "give one of them"
+        )
+    return LocalRuntime.IN_PROCESS
+
+
+def _named(agent: str) -> str:
+    """The agent with its model."""
+    if not agent:
+        return ""
+    from upcycle.external.asking import named_agent
+
+    return asyncio.run(named_agent(agent))
+
+
 def _player(task: "Task", script: str, agent: str, temperature: float | None) -> "ChatPlayer | None":
     """None: the person at the keyboard."""
     if script:
@@ -165,18 +196,21 @@ def person_at(view: "PlayView") -> "ChatPlayer":
     return PersonPlayer(read_line, view.say)
 
 
-def host_of(task: "Task", in_process: bool) -> "EnvironmentHost":
-    """What runs the environment of a task."""
+def host_of(task: "Task", runtime: "ChosenRuntime | None" = None) -> "EnvironmentHost":
+    """What runs the environment of a task; without a runtime it is forked, where this machine can."""
     from upcycle.cli.tasksets import naming_lines
     from upcycle.environment import load_environment
     from upcycle.playing.hosting import ForkedHost, SameProcessHost, ServedHost
+    from upcycle.runtimes import LocalRuntime, Runtime
 
     where = task.environment
+    if isinstance(runtime, Runtime):
+        return ServedHost(runtime.url, where.name)
     if where.url:
         return ServedHost(where.url)
     with naming_lines():
         environment = load_environment(where.path, where.name)
-    can_fork = hasattr(os, "fork") and not in_process
+    can_fork = hasattr(os, "fork") and runtime != LocalRuntime.IN_PROCESS
     return ForkedHost(environment) if can_fork else SameProcessHost(environment)
 
 

@@ -16,7 +16,7 @@ from upcycle.playing.episode import PlayedEpisode
 from upcycle.reporting.external_rows import PLANNED, PlannedEvaluation
 from upcycle.reporting.trajectory_files import FOLDER, NAME
 from upcycle.results import Run
-from upcycle.runtimes import is_local
+from upcycle.runtimes import ChosenRuntime, is_local
 from upcycle.tasks import Taskset
 from upcycle.trajectory_lines.writing import line_of_played
 from upcycle.usage import NONE
@@ -65,9 +65,9 @@ class KeptPlay:
     why_left: str = ""
 
 
-async def keep_play(episode: PlayedEpisode, taskset: Taskset, agent: str) -> KeptPlay:
+async def keep_play(episode: PlayedEpisode, taskset: Taskset, agent: str, runtime: ChosenRuntime) -> KeptPlay:
     """One episode of `upcycle play`, kept as one of an evaluation is. taskset: that has its task, and
-    says whether it is held out. agent: who played."""
+    says whether it is held out. agent: who played. runtime: where its environment ran."""
     run_id, task, failure = new_run_id(), episode.task, episode.failure
     blame = Blame()
     if failure is not None:
@@ -79,7 +79,7 @@ async def keep_play(episode: PlayedEpisode, taskset: Taskset, agent: str) -> Kep
     sent = await send_to_found(played) or SentTrajectories()
     if run.episode_id in sent.ids:
         return KeptPlay(sent.ids[run.episode_id], is_sent=True)
-    is_written = _write(played, planned_evaluation(alone, ExternalOptions(), {}))
+    is_written = _write(played, planned_evaluation(alone, ExternalOptions(runtime=runtime), {}))
     return KeptPlay(run.episode_id if is_written else "", why_left=sent.why_left)
 
 

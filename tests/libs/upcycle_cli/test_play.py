@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from tests.support.model_servers import KEY, MODEL, Asked, Said, Turn, openai_shaped, serving
 
 from upcycle.cli.main import run
 
@@ -244,3 +245,31 @@ def test_what_was_played_can_be_read_again_and_is_left_alone_where_that_is_asked
     record = json.loads(capsys.readouterr().out.splitlines()[-1])
     assert run(["trajectories", "show", record["kept"]]) == 0
     assert "no reward: scenario_error" in capsys.readouterr().out
+
+
+def test_an_agent_is_the_only_model_of_its_server_where_none_is_named(
+    shop: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("UPCYCLE_AGENT_KEY", KEY)
+    chats, models = openai_shaped(lambda results: Turn("3")), [MODEL]
+
+    def answer(asked: Asked) -> Said:
+        rows = [{"id": name} for name in models]
+        return Said(200, {"data": rows}) if asked.path == "/v1/models" else chats(asked)
+
+    with serving(answer) as server:
+        url = f"{server.url}/v1"
+        command = ["play", "tasks.py", "--in-process", "--agent", url]
+        assert run(command) == 0
+        shown = capsys.readouterr().out
+        assert "reward 1.000 success" in shown
+        assert run(["trajectories", "show", shown.split()[-1]]) == 0
+        assert f"{url}#{MODEL}" in capsys.readouterr().out
+        for models[:], said in (
+            (["a", "b"], f"{url} serves a, b; name one: {url}#a"),
+            ([], f"{url} answered 200 and names no model; name one: {url}#model"),
+        ):
+            num_turns = len(server.turns)
+            assert run(command) == 2
+            assert said in capsys.readouterr().err
+            assert len(server.turns) == num_turns

@@ -262,3 +262,39 @@ async def test_the_command_takes_a_runtime(
     assert (done, "'docker' is no address" in said) == (2, True), said
     done, said = await asyncio.to_thread(status, "incident", "--runtime", "forked")
     assert (done, "plays on the platform's own fleet" in said) == (2, True), said
+
+
+async def test_one_episode_is_played_where_the_environment_is_served_and_nothing_else_is(
+    tasks: Taskset, elsewhere: str, folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "asks.py").write_text(
+        "def reply(task, messages):\n"
+        "    said = [one['content'] for one in messages if one['role'] == 'tool']\n"
+        "    call = {'text': '', 'tool_calls': [{'name': 'process', 'arguments': {}}]}\n"
+        "    return said[-1] if said else call\n"
+    )
+    (tmp_path / "other.py").write_text((folder / "env.py").read_text().replace('"office"', '"shop"'))
+    (tmp_path / "others.py").write_text((folder / "tasks.py").read_text().replace("from env", "from other"))
+
+    def status(file: Path, *flags: str) -> tuple[int, str]:
+        done = upcycle_command(["play", str(file), "--script", "asks.py", *flags])
+        said = capsys.readouterr()
+        return done, said.out + said.err
+
+    done, said = await asyncio.to_thread(status, folder / "tasks.py", "--runtime", elsewhere)
+    assert done == 0, said
+    assert f"ada of office, at {elsewhere}" in said
+    assert " served" in said
+    assert kept_digests() == {""}  # this machine's file judged nothing
+    for file, flags, refused in (
+        ("tasks.py", ("--runtime", "tcp://127.0.0.1:1"), "no environment answers at tcp://127.0.0.1:1"),
+        ("tasks.py", ("--runtime", "docker"), "'docker' is no address of a served environment; write tcp"),
+        ("tasks.py", ("--runtime", elsewhere, "--in-process"), "both say where the environment runs; give"),
+        ("others.py", ("--runtime", elsewhere), "serves environment 'office', and the tasks are of 'shop'"),
+    ):
+        path = (folder if file == "tasks.py" else tmp_path) / file
+        done, said = await asyncio.to_thread(status, path, *flags)
+        assert (done, refused in said) == (2, True), said
+        assert "Which process" not in said
+    done, said = await asyncio.to_thread(status, folder / "tasks.py", "--runtime", "in-process")
+    assert (done, f"{os.getpid()} local" in said) == (0, True), said

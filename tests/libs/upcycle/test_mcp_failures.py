@@ -136,10 +136,10 @@ async def test_a_program_that_never_answers_is_named_within_the_start() -> None:
 async def test_a_url_that_never_answers_or_refuses_is_the_outside_world() -> None:
     with socket.create_server(("127.0.0.1", 0)) as silent:
         url = f"http://127.0.0.1:{silent.getsockname()[1]}/mcp"
-        _, _, blame = await play({"url": url}, [], start_s=1.0)
+        _, _, blame = await play({"url": url}, [], start_s=2.0)
     assert blame.failure == "external_failure"
     assert (
-        f"MCP server 'odd' ({url}): TimeoutError: it did not answer within 0.5 s; is it running?"
+        f"MCP server 'odd' ({url}): TimeoutError: it did not answer within 1 s; is it running?"
         in blame.detail
     )
     _, _, refused = await play({"url": url}, [])

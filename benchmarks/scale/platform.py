@@ -3,11 +3,11 @@
 import itertools
 import random
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Final, cast
+from typing import Final, cast
 
 from benchmarks.scale.filling import filler
 from benchmarks.scale.size import Size, model_name, run_name
@@ -15,8 +15,10 @@ from benchmarks.scale.tables import FILLS, Names
 from checkpoint_registry.adapters.sql_gate import SqlGateStore
 from checkpoint_registry.adapters.sql_models import SqlLeaseStore, SqlModelStore
 from checkpoint_registry.adapters.sql_references import SqlReferences
+from episodes import Purpose
 from scenario_runner.adapters.planned_episodes import SqlPlannedEpisodes
 from scenario_runner.adapters.sql_plan import SqlPlan
+from scenario_runner.domain.peer_facts import DurableFact
 from scenario_runner.usecases.explaining import ExplainRun
 from scenario_runner.usecases.references import FindReferences
 from scenario_runner.usecases.submitting import Runs, SubmitRun
@@ -44,24 +46,27 @@ class KnownModels:
 
 
 class SilentPeers:
-    """Other services, of which none answers."""
+    """Implements RunPeers: other services, of which none answers."""
 
-    async def nothing(self, *_: object) -> None:
-        """In time."""
+    async def engines(self, model: str) -> None:
+        """Not in time."""
 
-    async def reward_alarms(self, *_: object) -> tuple[str, ...]:
-        """No alarm could be read."""
-        return ()
+    async def ledger(self, run_id: str) -> None:
+        """Not in time."""
 
-    async def num_confirmed(self, *_: object) -> int | None:
-        """No review could be read."""
-        return None
+    async def session(self, run_id: str) -> None:
+        """Not in time."""
 
-    async def durables(self, *_: object) -> dict[str, object]:
-        """No durable could be read."""
+    async def durables(self, purpose: Purpose, model: str) -> Mapping[str, DurableFact]:
+        """None could be read."""
         return {}
 
-    engines = ledger = session = nothing
+    async def reward_alarms(self, run_id: str) -> Sequence[str]:
+        """None could be read."""
+        return ()
+
+    async def num_confirmed(self, run_id: str, top: int) -> None:
+        """Not in time."""
 
 
 async def empty_body(episode: Episode) -> TrajectoryBody:
@@ -85,7 +90,7 @@ class Platform:
         self.episodes = SqlPlannedEpisodes(planner, now=utc_now)
         self.submit = SubmitRun(self.plan, KnownModels(), new_id=self._new_id, wake=lambda: None)
         self.runs = Runs(self.plan, wake=lambda: None)
-        self.explain = ExplainRun(self.plan, cast(Any, SilentPeers()), fleet=lambda: (0, 0))
+        self.explain = ExplainRun(self.plan, SilentPeers(), fleet=lambda: (0, 0))
         self.planner_references = FindReferences(self.plan)
         self.index, self.retention = SqlIndex(store), SqlRetention(store)
         self.export = ExportTrajectories(

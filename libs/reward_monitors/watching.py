@@ -53,13 +53,11 @@ class RunMonitors:
     answers: AnswerMonitor = field(default_factory=AnswerMonitor)
     drift: DriftMonitor = field(default_factory=DriftMonitor)
     listing: CandidateEvidence = field(default_factory=CandidateEvidence)
-    num_seen: int = 0
 
     def see(self, one: Observed) -> Seen:
         """One episode that ended: graded, or failed without a grade. Raises ValueError, before anything is
         counted, for a reward that no sum can hold."""
         _check_sums(one)
-        self.num_seen += 1
         hits = tuple(self._hits(one))
         self.answers.count(one)
         self.drift.count(one)

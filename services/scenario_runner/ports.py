@@ -5,6 +5,7 @@ registry have one, and a double in tests.
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any, Protocol
 
+from episodes import Purpose
 from scenario_runner.domain.environments import (
     EnvironmentDescription,
     EnvironmentSource,
@@ -13,6 +14,7 @@ from scenario_runner.domain.environments import (
     Message,
     ToolOutcome,
 )
+from scenario_runner.domain.peer_facts import DurableFact, EngineFact, SessionFact
 from upcycle.environment.channel.client import AskJudge
 from upcycle.environment.tools import ToolSpec
 from upcycle.run_config import PolicyChoice
@@ -83,6 +85,28 @@ class Registry(Protocol):
 
     async def head_version(self, model: str) -> int:
         """The promoted version, from which a training run starts. Raises NotFound, Unavailable."""
+
+
+class RunPeers(Protocol):
+    """What other services know about a run; None when a service does not answer in time."""
+
+    async def engines(self, model: str) -> Sequence[EngineFact] | None:
+        """Engines of a model that are up."""
+
+    async def ledger(self, run_id: str) -> Mapping[str, int] | None:
+        """Episodes by ledger state."""
+
+    async def session(self, run_id: str) -> SessionFact | None:
+        """What the trainer has of a run."""
+
+    async def durables(self, purpose: Purpose, model: str) -> Mapping[str, DurableFact]:
+        """Those that could be read, by role."""
+
+    async def reward_alarms(self, run_id: str) -> Sequence[str]:
+        """Open alarms of the monitors of reward hacks, one sentence each."""
+
+    async def num_confirmed(self, run_id: str, top: int) -> int | None:
+        """How many of the run's `top` highest-rewarded trajectories a person confirmed."""
 
 
 class Lineages(Protocol):

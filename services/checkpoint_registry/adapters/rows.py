@@ -1,7 +1,8 @@
 """Rows to values and back. A column has the name of its field."""
 
+from collections.abc import Callable, Mapping
 from dataclasses import asdict
-from typing import Any
+from typing import Any, Final
 
 from sqlalchemy import RowMapping
 
@@ -16,6 +17,9 @@ from checkpoint_registry.domain.models import (
     Model,
     PublishedVersion,
 )
+
+_GATE_OPTIONS: Final[Mapping[str, Callable[[Any], Any]]] = {"critical": tuple, "require_review": int}
+"""Fields of a gate that stand in `gate_options`, each with how it is read back."""
 
 
 def _columns(row: RowMapping, kind: type[Any]) -> dict[str, Any]:
@@ -63,12 +67,9 @@ def job_of(row: RowMapping) -> GateJob:
     """A row of `gate_job`."""
     values = _columns(row, GateJob)
     values["phase"] = JobPhase(row["phase"])
-    options = row["gate_options"] or {}
-    more = {
-        "critical": tuple(options.get("critical", ())),
-        "require_review": options.get("require_review", 0),
-    }
-    values["gate"] = GateSpec(**row["gate"], **more) if row["gate"] else None
+    given = row["gate_options"] or {}
+    options = {name: kind(given[name]) for name, kind in _GATE_OPTIONS.items() if name in given}
+    values["gate"] = GateSpec(**row["gate"], **options) if row["gate"] else None
     values["profile"] = SamplingProfile(**row["profile"]) if row["profile"] else None
     return GateJob(**values)
 
@@ -82,7 +83,7 @@ def job_values(job: GateJob) -> dict[str, Any]:
 def gate_values(gate: GateSpec) -> dict[str, Any]:
     """Columns `gate` and `gate_options`: what a registry of 0.3.0 does not read stands in the second."""
     values = asdict(gate)
-    options = {name: values.pop(name) for name in ("critical", "require_review")}
+    options = {name: values.pop(name) for name in _GATE_OPTIONS}
     return {"gate": values, "gate_options": options}
 
 

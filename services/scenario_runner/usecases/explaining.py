@@ -5,11 +5,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from episodes import Purpose
-from scenario_runner.adapters.peers import PeerFacts
 from scenario_runner.adapters.sql_plan import PlanUnit, SqlPlan
 from scenario_runner.domain.explain import explain
 from scenario_runner.domain.run_facts import PlanWaits, RunFacts, Supply, WaitReason
 from scenario_runner.domain.runs import RunView
+from scenario_runner.ports import RunPeers
 from scenario_runner.usecases.supply import supply_of
 from scenario_runner.usecases.views import find_run, view_of
 
@@ -21,7 +21,7 @@ class ExplainRun:
     def __init__(
         self,
         plan: SqlPlan,
-        peer_facts: PeerFacts,
+        peer_facts: RunPeers,
         *,
         fleet: Callable[[], tuple[int, int]],
         bus_alarms: Callable[[], Sequence[str]] = tuple,

@@ -89,12 +89,10 @@ class TrackRuns:
 
 def _look(unit: PlanUnit, run_id: str) -> tuple[RunRecord, TrackedRow] | None:
     """Read what ended, end the run if it fell, and choose what to play."""
-    run, rows = unit.run(run_id), unit.tracked.of(run_id)
+    run = unit.run(run_id)
     if run is None:
         return None
-    for row in (row for row in rows if row.state is TrackedState.PLAYING):
-        _read_ended(unit, row)
-    rows = unit.tracked.of(run_id)
+    rows = [_as_played(unit, row) for row in unit.tracked.of(run_id)]
     if run.state not in FINAL_RUN_STATES and run.ending is None and (fall := fallen(run.spec, rows)):
         reason = why_ended(fall[0].taskset, [row.point for row in fall], [row.eval_run_id for row in fall])
         log.warning("run_fell", extra={"run_id": run_id, "reason": reason})
@@ -117,17 +115,27 @@ def _may_begin(unit: PlanUnit, run: RunRecord, rows: list[TrackedRow]) -> bool:
     return run.state in FINAL_RUN_STATES or spent <= ENGINE_SHARE * run.engine_s
 
 
-def _read_ended(unit: PlanUnit, row: TrackedRow) -> None:
+def _as_played(unit: PlanUnit, row: TrackedRow) -> TrackedRow:
+    """As it is once what its evaluation brought is written down; the row itself where none ended."""
+    if row.state is not TrackedState.PLAYING:
+        return row
     played = unit.run(row.eval_run_id)
     if played is None:
-        unit.tracked.update(replace(row, state=TrackedState.FAILED, detail="its evaluation is gone"))
+        ended = replace(row, state=TrackedState.FAILED, detail="its evaluation is gone")
     elif played.state in FINAL_RUN_STATES:
-        outcomes = _outcomes(unit, played)
-        is_played = played.state is RunState.COMPLETED and bool(outcomes)
-        state = TrackedState.PLAYED if is_played else TrackedState.FAILED
-        detail = "" if is_played else played.failure or played.state.value
-        ended = replace(row, state=state, detail=detail, outcomes=outcomes, engine_s=played.engine_s)
-        unit.tracked.update(ended)
+        ended = _ended(unit, row, played)
+    else:
+        return row
+    unit.tracked.update(ended)
+    return ended
+
+
+def _ended(unit: PlanUnit, row: TrackedRow, played: RunRecord) -> TrackedRow:
+    outcomes = _outcomes(unit, played)
+    is_played = played.state is RunState.COMPLETED and bool(outcomes)
+    state = TrackedState.PLAYED if is_played else TrackedState.FAILED
+    detail = "" if is_played else played.failure or played.state.value
+    return replace(row, state=state, detail=detail, outcomes=outcomes, engine_s=played.engine_s)
 
 
 def _outcomes(unit: PlanUnit, played: RunRecord) -> dict[str, tuple[str, int, int]]:

@@ -90,6 +90,12 @@ class SourcesRefused(UpcycleError, ValueError):
     kind = "sources_refused"
 
 
+class PortTaken(UpcycleError):
+    """No server can listen there."""
+
+    kind = "port_taken"
+
+
 class Failed(UpcycleError):
     """It was asked for rightly, was begun, and did not succeed: exit status 1, not 2."""
 

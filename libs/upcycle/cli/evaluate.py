@@ -6,6 +6,7 @@ from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Any, Final
 
 from upcycle.cli.anchor_text import anchor_json, anchor_lines, anchor_of
+from upcycle.cli.before_work import before_work
 from upcycle.cli.default_model import default_model
 from upcycle.cli.eval_external_flags import NO_EXTERNAL, ExternalFlags
 from upcycle.cli.eval_flags import NO_FOLLOW, PLAIN, FollowFlags, Report, UnclearEvaluation, unmet_bars
@@ -111,11 +112,12 @@ async def _submit(asked: RunFile, choice: TaskChoice, report: Report) -> int:
     with _naming_agents(model):
         connected = Platform()
     async with connected as platform:
-        with _naming_agents(model):
-            await require_model(platform, model)
-        name = await source.register(platform)
-        with _naming_agents(model):
-            run = await submit_run(platform, spec_to_wire(replace(asked.run, taskset=name)))
+        with before_work():
+            with _naming_agents(model):
+                await require_model(platform, model)
+            name = await source.register(platform)
+            with _naming_agents(model):
+                run = await submit_run(platform, spec_to_wire(replace(asked.run, taskset=name)))
         _launched(run, report.as_json)
         if not report.detach:
             return await _followed(platform, run.run_id, report)

@@ -101,7 +101,7 @@ def words_of(error: BaseException) -> str:
 
 
 def _kind_of(error: Exception) -> str:
-    return str(getattr(error, "kind", None) or getattr(error, "reason", None) or type(error).__name__)
+    return str(getattr(error, "reason", None) or getattr(error, "kind", None) or type(error).__name__)
 
 
 def _status_of(error: Exception) -> int | None:

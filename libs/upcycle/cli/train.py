@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from cyclopts import Parameter
 
+from upcycle.cli.before_work import before_work
 from upcycle.cli.exits import Exit
 from upcycle.cli.output import JsonFlag, human, print_json
 from upcycle.cli.run_flags import NO_CONFIG, ConfigFlags, flag_class, sources_of
@@ -112,9 +113,10 @@ async def _trained(run: RunFile, deployed: str, audit: str, view: View) -> int:
 
     source, model = _source(run, deployed), run.policy.model
     async with Platform() as platform:
-        await require_model(platform, model)
-        spec = await _registered(platform, run, source)
-        plan = await planned_audit(platform, model, audit) if audit else None
+        with before_work():
+            await require_model(platform, model)
+            spec = await _registered(platform, run, source)
+            plan = await planned_audit(platform, model, audit) if audit else None
         run_id = await _launched(platform, spec, view)
         if view.detach:
             return Exit.OK
@@ -228,7 +230,8 @@ async def _launched(platform: Platform, spec: RunSpec, view: View) -> str:
     from upcycle.cli.sources import begun_lines
     from upcycle.run_client import submit_run
 
-    run = await submit_run(platform, spec_to_wire(spec))
+    with before_work():
+        run = await submit_run(platform, spec_to_wire(spec))
     taskset = plain_name(run.spec.taskset)
     for line in begun_lines(run):
         human().print(line, markup=False, soft_wrap=True)

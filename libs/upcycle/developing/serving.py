@@ -15,7 +15,7 @@ Say = Callable[[str], None]
 
 
 async def develop(source: DevSource, watcher: Watcher, port: int, say: Say, stop: asyncio.Event) -> None:
-    """Until `stop` is set. Raises Unavailable where the port is taken."""
+    """Until `stop` is set. Raises PortTaken."""
     tools = DevTools()
     async with AsyncExitStack() as stack:
         endpoint = McpEndpoint(source.path.stem, "dev", "/mcp", lambda _request: tools, port=port)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Final
 from upcycle.environment.channel.frames import INVALID_PARAMS, ChannelError
 from upcycle.environment.mcp import ToolBackend, mcp_server
 from upcycle.environment.tools import ToolResult, ToolSpec
-from upcycle.errors import DefinitionError, Unavailable, UnknownName
+from upcycle.errors import DefinitionError, PortTaken, UnknownName
 from upcycle.images import Image
 
 if TYPE_CHECKING:
@@ -55,7 +55,7 @@ class McpEndpoint:
         self._task: asyncio.Task[None] | None = None
 
     async def __aenter__(self) -> str:
-        """Raises Unavailable where the port is taken."""
+        """Raises PortTaken."""
         import uvicorn
 
         listener = _listener(self._port)
@@ -86,5 +86,5 @@ def _listener(port: int) -> socket.socket:
         raise DefinitionError(f"port {port} is none", "a port is a number from 0 to 65535") from error
     except OSError as error:
         listener.close()
-        raise Unavailable(f"port {port} of this machine", hint="it is taken; give another --port") from error
+        raise PortTaken(f"port {port} of this machine is taken", "give another --port") from error
     return listener

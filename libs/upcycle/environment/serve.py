@@ -23,13 +23,14 @@ from upcycle.environment.channel.sessions import Sessions
 from upcycle.environment.forking import can_fork
 from upcycle.environment.loading import load_environment, why_not_loaded
 from upcycle.environment.session_forks import SessionForks
-from upcycle.errors import Failed
+from upcycle.errors import Failed, PortTaken
 
 if TYPE_CHECKING:
     from upcycle.environment.core import Environment
 
 MCP_PROTOCOL: Final = "mcp/2025-11-25"
 _SESSION: Final = "session"
+_USAGE: Final = 2
 Listening = Callable[[int], None]
 """Told the port."""
 
@@ -50,7 +51,10 @@ async def serve(
         stack.push_async_callback(sessions.close)
         if with_mcp and (environment.tools or environment.attaches_tools):
             await stack.enter_async_context(_mcp(environment, sessions))
-        server = await ChannelServer(environment, sessions).listen(host, port)
+        try:
+            server = await ChannelServer(environment, sessions).listen(host, port)
+        except (OSError, OverflowError) as error:
+            raise PortTaken(f"cannot listen on {host}:{port}: {error}", "give another --port") from error
         stack.callback(server.close)
         bound = server.sockets[0].getsockname()[1]
         listening(bound)
@@ -132,6 +136,9 @@ def run(
     forks = SessionForks.start(environment) if can_fork() else None
     try:
         asyncio.run(_main(environment, forks, arguments, listening))
+    except PortTaken as error:
+        print(error, file=sys.stderr)
+        sys.exit(_USAGE)
     finally:
         if forks is not None:
             forks.stop()

@@ -4,6 +4,7 @@ import asyncio
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 from collections.abc import AsyncIterator, Iterator
@@ -266,3 +267,22 @@ def test_what_a_session_prints_is_not_in_the_servers_standard_output(tmp_path: P
         server.send_signal(signal.SIGTERM)
         assert server.stdout is not None
         assert json.dumps(server.stdout.read()) == '""'
+
+
+@pytest.mark.parametrize("port", ["taken", "70000"])
+def test_a_port_that_cannot_be_had_is_one_line(tmp_path: Path, port: str) -> None:
+    (tmp_path / "env.py").write_text('from upcycle import Environment\n\nenv = Environment("e")\n')
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        port = str(other.getsockname()[1]) if port == "taken" else port
+        command = [
+            sys.executable,
+            "-m",
+            "upcycle.environment.serve",
+            str(tmp_path / "env.py"),
+            "--port",
+            port,
+        ]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert (done.returncode, done.stdout, done.stderr.count("\n")) == (2, "", 1), done.stderr
+    assert done.stderr.startswith(f"cannot listen on 127.0.0.1:{port}: ")
+    assert done.stderr.endswith("; give another --port\n")

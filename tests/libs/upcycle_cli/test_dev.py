@@ -240,8 +240,8 @@ async def test_a_taken_port_is_named(folder: Path) -> None:
         port = taken.getsockname()[1]
         with developing(folder, "dev", "env.py", "--port", str(port)) as dev:
             said = await dev.says(r"upcycle: .*\n")
-            assert f"port {port}" in said
-            assert "--port" in said
+            assert said == f"upcycle: port {port} of this machine is taken; give another --port\n"
+            assert await dev.ends(0) == 2
 
 
 async def test_the_line_of_the_seeds(folder: Path) -> None:

@@ -6,11 +6,11 @@ import grpc
 import pytest
 from tests.libs.upcycle_cli.planner import Planner, serving
 
+from upcycle.cli.before_work import NotBegun
 from upcycle.cli.evaluate import evaluate
 from upcycle.cli.exits import Exit
 from upcycle.cli.main import run
 from upcycle.platform import PEERS
-from upcycle.rpc import RemoteNotFound
 
 AGENTS = "are agents of others, which play here: claude, openai, gemini, openai_compatible, openai:URL#model"
 UNKNOWN = "model {!r} is not in the registry; `upcycle models list` shows what is"
@@ -38,7 +38,7 @@ async def test_a_model_that_the_registry_does_not_have_is_answered_with_both_lis
     async with serving(planner) as addresses:
         for peer in PEERS:
             monkeypatch.setenv(f"UPCYCLE_PEERS_{peer.upper()}", addresses.peers[peer])
-        with pytest.raises(RemoteNotFound) as refused:
+        with pytest.raises(NotBegun) as refused:
             await evaluate("sums", "gemni")
     said = refused.value.message
     assert said == f"{planner.refusal}; did you mean the agent 'gemini'? There {AGENTS}"

@@ -123,8 +123,8 @@ async def test_what_the_planner_refuses_is_printed(planner: tuple[Planner, Addre
     said, where = planner
     said.runs, said.refusal = [evaluation("run-a")], "run-a is trained already by run-0"
     status, _, err = await upcycle(where, "train", "m", "--from", "run-a", "--detach")
-    assert status == 1
-    assert "run-a is trained already by run-0" in err
+    assert status == 2  # nothing has begun
+    assert "upcycle: run-a is trained already by run-0\n" in err
 
 
 @pytest.mark.parametrize(

@@ -16,6 +16,7 @@ from local_stack.nats import NatsServerError
 from local_stack.orphans import marked
 from local_stack.s3 import S3ServerError
 from local_stack.spec import Probe, ProcessSpec, always_ready
+from local_stack.supervisor import lock_folder
 from service_kit.deadlines import DeadlineExceeded
 from upcycle.cli.exits import Exit
 from upcycle.cli.main import run
@@ -72,6 +73,19 @@ def test_a_model_that_was_never_imported_is_refused_instead_of_awaited(
     assert run(["up", "--model", "m", "--data-dir", str(tmp_path)]) == Exit.USAGE
     assert f"model 'm' is not in the registry of {tmp_path}; give " in capsys.readouterr().err
     assert marked(tmp_path) == []
+
+
+def test_a_second_platform_in_one_folder_is_refused_before_anything_starts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    _with_processes(monkeypatch, engine=_never)
+    with lock_folder(tmp_path):
+        assert run(["up", "--data-dir", str(tmp_path)]) == Exit.USAGE
+        assert capsys.readouterr().err == (
+            f"upcycle: a platform already runs in {tmp_path}, as process {os.getpid()}; stop it first, or "
+            "choose another folder with --data-dir\n"
+        )
+        assert marked(tmp_path) == []
 
 
 def test_a_signal_during_start_up_ends_what_was_started(

@@ -1,5 +1,6 @@
 """API keys: made, checked, scoped, revoked."""
 
+import asyncio
 import hashlib
 import json
 import os
@@ -23,7 +24,22 @@ from model_gateway.cli import run_command
 from model_gateway.domain.errors import KeysUnavailable, NotAuthenticated
 from model_gateway.domain.keys import bearer, check, parse_key
 from sql_store import Database
+from upcycle.platform import PEERS
 
+TASKS = """
+from upcycle import Environment
+
+env = Environment("echo")
+
+
+@env.scenario("say")
+def say(word: str):
+    answer = yield f"Say {word}"
+    yield float(answer == word)
+
+
+tasks = [say.task(slug="a", word="a")]
+"""
 ASK: Any = [{"role": "user", "content": "why?"}]
 NOW = datetime(2026, 11, 21, tzinfo=UTC)
 
@@ -180,3 +196,27 @@ def test_the_program_knows_its_commands(tmp_path: Path) -> None:
         check=True,
     )
     assert parse_key(done.stdout.strip()).key_id
+
+
+async def test_a_wrong_key_ends_an_evaluation_through_the_gateway_before_it_begins(
+    gateway: Gateway, served: EngineDouble, tmp_path: Path
+) -> None:
+    (tmp_path / "tasks.py").write_text(TASKS)
+    clean = {name: value for name, value in os.environ.items() if not name.startswith("UPCYCLE_")}
+    address = gateway.url.removeprefix("http://")
+    peers = {f"UPCYCLE_PEERS_{peer.upper()}": "127.0.0.1:1" for peer in PEERS}
+    env = {**clean, **peers, "UPCYCLE_PEERS_GATEWAY": address, "UPCYCLE_API_KEY": f"{KEY[:-1]}a"}
+    child = await asyncio.create_subprocess_exec(
+        *(str(Path(sys.executable).parent / "upcycle"), "eval", "tasks.py", "incident", "--gateway"),
+        env=env,
+        cwd=tmp_path,
+        stderr=asyncio.subprocess.PIPE,
+    )
+    async with asyncio.timeout(100):
+        _, said = await child.communicate()
+    assert (child.returncode, said.decode()) == (
+        2,
+        f"upcycle: the gateway at {gateway.url}/v1 answered 401; set the key of this platform in "
+        "UPCYCLE_API_KEY\n",
+    )
+    assert ".upcycle" not in os.listdir(tmp_path)

@@ -234,6 +234,7 @@ def _runner(plan: Plan) -> ProcessSpec:
         "scenario_runner",
         uses=uses,
         SCENARIO_RUNNER_ENVIRONMENT_ROOTS=roots,
+        SCENARIO_RUNNER_CELL_HIDDEN=json.dumps([str(plan.data_dir.absolute())]),
         SCENARIO_RUNNER_OPERATOR_KEY=load_or_make_operator_key(plan.data_dir),
     )
 

@@ -1,6 +1,8 @@
 """Builds the scenario runner; the only module that constructs adapters."""
 
+import logging
 import socket
+from pathlib import Path
 from typing import Final
 
 from blob_store import S3BlobStore
@@ -13,6 +15,7 @@ from retention.references import GrpcReferences
 from retention.servicer import ReferenceServicer, RetentionServicer
 from retention.up_to_date import UpToDate
 from scenario_runner.adapters.bus_outcomes import BusOutcomes
+from scenario_runner.adapters.cell import CellRules, lacking
 from scenario_runner.adapters.forked_host import ForkedHost
 from scenario_runner.adapters.hosts import Hosts
 from scenario_runner.adapters.peers import BusGauge, GrpcLineages, GrpcRegistry, PeerFacts
@@ -60,12 +63,15 @@ from upcycle.api.retention.v1.service_pb2_grpc import (
 from upcycle.api.taskset.v1.events_pb2 import RunSubmitted
 from upcycle.api.taskset.v1.service_pb2_grpc import add_TasksetServiceServicer_to_server
 
+log = logging.getLogger(__name__)
+
 NAME: Final = "scenario_runner"
 BODY_RETRY_S: Final = 5.0
 """How long a read of a trajectory body is repeated while the object store is unavailable."""
 NEVER_OVERTAKEN: Final = (RunSubmitted,)
 """The trainer begins to read a run at its run.submitted: no episode of it may be played, and nothing about it
 be decided, before that."""
+_SQLITE_ENDS: Final = ("", "-wal", "-shm", "-journal")
 _DRAIN_SHARE: Final = 0.75
 """Of the time to stop: what episodes get to end, before the server stops answering them."""
 _IDEMPOTENT: Final = ("GetModel", "GetVersion", "ListModels", "ListCheckpoints", *ASKED_AGAIN)
@@ -117,8 +123,29 @@ def build_hosts(settings: ScenarioRunnerSettings, find_source: FindSource) -> Ho
         start_timeout_s=settings.import_timeout_s,
         fork_timeout_s=settings.start_timeout_s,
         environment_variables=settings.environment_variables,
+        cell=cell_rules(settings),
     )
     return Hosts(ForkedHost(options, timeouts, find_source=find_source), TcpHost(timeouts))
+
+
+def cell_rules(settings: ScenarioRunnerSettings) -> CellRules:
+    """Of the operator. Says in the log what this machine cannot hold back."""
+    if settings.cell != "off" and (missing := lacking()):
+        deployed = "refused" if settings.cell == "enforced" else "played"
+        log.warning("cell_incomplete", extra={"missing": ", ".join(missing), "deployed": deployed})
+    return CellRules(
+        mode=settings.cell,
+        files=tuple(map(str, settings.cell_files)),
+        folders=tuple(map(str, settings.cell_folders)),
+        ports=settings.cell_ports,
+        hidden=(*map(str, settings.cell_hidden), *_own_files(settings)),
+    )
+
+
+def _own_files(settings: ScenarioRunnerSettings) -> list[str]:
+    """Of its SQLite database; none on a server."""
+    scheme, _, path = settings.sql.url_for(NAME).partition(":///")
+    return [str(Path(path).parent), *(f"{path}{end}" for end in _SQLITE_ENDS)] if scheme == "sqlite" else []
 
 
 def _add_planner(

@@ -1,7 +1,7 @@
 """Settings of the scenario runner."""
 
 from pathlib import Path
-from typing import Literal, Self
+from typing import Annotated, Literal, Self
 
 from pydantic import Field, SecretStr, field_validator, model_validator
 from pydantic_settings import SettingsConfigDict
@@ -58,6 +58,20 @@ class ScenarioRunnerSettings(ServiceSettings):
     """Unprivileged user id that environment processes become (the runner must be root); 0 keeps its own."""
     environment_variables: tuple[str, ...] = ()
     """Names of variables passed on to environments, as JSON list; all others are scrubbed."""
+    cell: Literal["enforced", "best_effort", "off"] = "enforced"
+    """What holds environments in their cells. enforced: deployed ones play only where the kernel holds all of
+    it (Linux 6.12), those registered from a path in what it holds. best_effort: both in what it holds.
+    off: files, ports and signals are not held back."""
+    cell_files: tuple[Path, ...] = ()
+    """Files and folders that environments may read beside their own and the system's, as JSON list."""
+    cell_folders: tuple[Path, ...] = ()
+    """The same that they may write, too; all episodes share them."""
+    cell_ports: tuple[Annotated[int, Field(ge=1, le=65535)], ...] | None = None
+    """TCP ports that environments may connect to and serve, on any host, as JSON list; 53 lets them resolve
+    names, too. Unset: none for deployed ones, all for those registered from a path."""
+    cell_hidden: tuple[Path, ...] = ()
+    """What no environment may read, as JSON list, even if it lies in one of those folders; this service's
+    SQLite files are among it."""
     eval_episodes_in_flight: int = Field(256, ge=1)
     """Episodes of one evaluation run that may be in flight."""
     max_audits: int = Field(20, ge=1)

@@ -16,6 +16,7 @@ from upcycle.cli.bus import knows_a_bus
 from upcycle.cli.exits import Exit
 from upcycle.cli.output import JsonFlag, print_json, result_console
 from upcycle.cli.platform_needed import require_platform
+from upcycle.environment import landlock
 from upcycle.errors import Unavailable, UpcycleError
 from upcycle.platform import ONLY_PEERS, PEERS, Platform, PlatformNotFound, find_addresses
 
@@ -102,6 +103,17 @@ def _gpu() -> Finding:
     return Finding("gpu", "ok", ", ".join(devices) or "none (not needed)")
 
 
+def _cells() -> Finding:
+    """Whether environments played on this machine are held in their cells."""
+    missing = landlock.lacking()
+    if not missing:
+        return Finding(
+            "cells", "ok", f"the kernel holds environments in theirs (Landlock {landlock.version()})"
+        )
+    way_out = "deployed environments are refused here unless SCENARIO_RUNNER_CELL=best_effort"
+    return Finding("cells", "warn", f"the kernel cannot hold back {', '.join(missing)}; {way_out}")
+
+
 MACHINE_CHECKS: tuple[Callable[[], Finding], ...] = (
     _python,
     _cores,
@@ -110,6 +122,7 @@ MACHINE_CHECKS: tuple[Callable[[], Finding], ...] = (
     _binary("s3", "weed"),
     _torch,
     _gpu,
+    _cells,
 )
 
 

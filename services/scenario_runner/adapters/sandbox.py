@@ -1,8 +1,10 @@
-"""How a forked episode process confines itself before it runs code of the environment.
+"""How an environment's processes confine themselves before they run code of it.
 
-It gets its own session (so that one kill of the process group ends all that it started), a death signal
-tied to its parent, resource limits, a private temporary folder, and a filter on system calls; inherited
-descriptors are closed. This code runs in the forked child, so it must not wait, import or allocate much.
+The zygote does once what a child inherits: its cell, a filter on system calls, privileges given up, memory
+that others of its user do not read. A forked episode narrows the cell to its folder, and gets its own session
+(so that one kill of the process group ends all that it started), a death signal tied to its parent and
+resource limits; inherited descriptors are closed. That code runs in the forked child, so it must not wait,
+import or allocate much.
 """
 
 import ctypes
@@ -12,7 +14,9 @@ import tempfile
 from dataclasses import dataclass
 
 from scenario_runner.adapters import seccomp
+from scenario_runner.adapters.cell import Cell
 from scenario_runner.adapters.printed_output import FILE_NAME
+from scenario_runner.adapters.privileges import drop_privileges, hide_memory
 from upcycle.environment.forking import die_with_parent
 
 
@@ -32,12 +36,14 @@ class Limits:
 
 
 class Sandbox:
-    """Prepared once in the zygote, entered once in each child."""
+    """`confine` once in the zygote, `enter` once in each child."""
 
-    def __init__(self, limits: Limits, *, max_children: int) -> None:
+    def __init__(self, limits: Limits, cell: Cell, *, max_children: int) -> None:
         self._limits = limits
+        self._cell = cell
         self._libc = ctypes.CDLL(None, use_errno=True)
-        self._filter = seccomp.build_filter(os.uname().machine) if seccomp.is_available() else b""
+        has_filter = seccomp.is_available()
+        self._filter = seccomp.build_filter(os.uname().machine, cell.sockets) if has_filter else b""
         self._max_processes = (
             _count_processes(limits.uid or os.getuid()) + max_children + limits.extra_processes
         )
@@ -47,8 +53,22 @@ class Sandbox:
         """Names of the measures that confine an episode, for the log."""
         parts = ["session", "rlimits", "private tmp"]
         parts += ["seccomp"] if self._filter else []
+        parts += self._cell.isolation
         parts += [f"uid {self._limits.uid}"] if self._limits.uid else []
         return parts
+
+    def confine(self) -> None:
+        """Before the zygote loads anything of the environment. Raises OSError."""
+        self._cell.enter()
+        drop_privileges(self._libc)
+        if self._cell.hides_memory:
+            hide_memory(self._libc)
+        if self._filter:
+            seccomp.install(self._filter, self._libc)
+
+    def prepare(self) -> None:
+        """Once the environment is loaded: what every child will need."""
+        self._cell.prepare()
 
     def enter(self, folder: str, keep_fd: int, parent_pid: int) -> None:
         """Confine this process. folder: made here, its private working and temporary directory. Raises
@@ -57,6 +77,7 @@ class Sandbox:
         die_with_parent(parent_pid)
         os.setsid()
         os.mkdir(folder, 0o700)
+        self._cell.narrow(folder)
         self._redirect_output(folder)
         os.closerange(3, keep_fd)
         os.closerange(keep_fd + 1, 1 << 20)
@@ -71,8 +92,6 @@ class Sandbox:
             os.setresgid(self._limits.uid, self._limits.uid, self._limits.uid)
             os.setresuid(self._limits.uid, self._limits.uid, self._limits.uid)
             die_with_parent(parent_pid)  # a change of user clears the death signal
-        if self._filter:
-            seccomp.install(self._filter, self._libc)
 
     def _redirect_output(self, folder: str) -> None:
         nothing = os.open(os.devnull, os.O_RDONLY)

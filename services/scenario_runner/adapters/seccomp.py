@@ -2,20 +2,21 @@
 
 Denied calls fail with EPERM. `clone3` fails with ENOSYS, so libc falls back to `clone`: a filter can read
 the flags of `clone` but not of `clone3`, and refuses those that make namespaces. Processes and threads stay
-allowed.
+allowed. Of sockets only the usual families are left; `Sockets` says which of them.
 """
 
 import ctypes
 import errno
 import platform
 import struct
+from dataclasses import dataclass
 from typing import Final
 
 _PR_SET_NO_NEW_PRIVS: Final = 38
 _PR_SET_SECCOMP: Final = 22
 _SECCOMP_MODE_FILTER: Final = 2
 
-_LOAD, _JUMP_EQ, _JUMP_GE, _JUMP_SET, _RETURN = 0x20, 0x15, 0x35, 0x45, 0x06
+_LOAD, _AND, _JUMP_EQ, _JUMP_GE, _JUMP_SET, _RETURN = 0x20, 0x54, 0x15, 0x35, 0x45, 0x06
 _ALLOW: Final = 0x7FFF0000
 _ERRNO: Final = 0x00050000
 _KILL: Final = 0x80000000
@@ -60,6 +61,29 @@ _DENIED: Final[dict[str, tuple[int, int]]] = {
 }
 _ARCHITECTURES: Final = {"x86_64": (0xC000003E, 0, 56), "aarch64": (0xC00000B7, 1, 220)}
 _CLONE3: Final = 435
+_SOCKET: Final = (41, 198)
+_PRLIMIT: Final = (302, 261)
+_SENDING: Final = (((44, 206), 3), ((46, 211), 2), ((307, 269), 3))
+"""sendto, sendmsg, sendmmsg, each with the number of the argument that holds its flags."""
+_FAST_OPEN: Final = 0x20000000  # MSG_FASTOPEN connects, and Landlock does not see it
+_UNIX, _INET, _INET6, _NETLINK = 1, 2, 10, 16
+_STREAM, _DATAGRAM, _TYPE_BITS = 1, 2, 0xF
+_TCP: Final = 6
+
+
+@dataclass(frozen=True, slots=True)
+class Sockets:
+    """What a process may open. inet: any of the internet. udp: also those without a connection. unix: by
+    path, which Landlock does not hold back; pairs are always allowed. is_by_port: TCP alone, as it can be
+    held to ports, and neither MPTCP nor a connection within a send, which get past them."""
+
+    inet: bool = True
+    udp: bool = True
+    unix: bool = True
+    is_by_port: bool = False
+
+
+ANY_SOCKET: Final = Sockets()
 
 
 class _Program(ctypes.Structure):
@@ -71,7 +95,7 @@ def is_available() -> bool:
     return platform.system() == "Linux" and platform.machine() in _ARCHITECTURES
 
 
-def build_filter(machine: str) -> bytes:
+def build_filter(machine: str, sockets: Sockets = ANY_SOCKET) -> bytes:
     """The BPF program for one architecture."""
     audit, column, clone = _ARCHITECTURES[machine]
     denied = sorted(numbers[column] for numbers in _DENIED.values())
@@ -85,15 +109,56 @@ def build_filter(machine: str) -> bytes:
         _instruction(_JUMP_EQ, _CLONE3, 0, 1),
         _instruction(_RETURN, _ERRNO | errno.ENOSYS),
         _instruction(_JUMP_EQ, clone, 0, 4),
-        _instruction(_LOAD, 16),  # low half of the first argument
+        _argument(0),
         _instruction(_JUMP_SET, _CLONE_NEW, 0, 1),
         _instruction(_RETURN, _ERRNO | errno.EPERM),
         _instruction(_RETURN, _ALLOW),
     ]
+    code += _socket_rules(_SOCKET[column], sockets)
+    if sockets.is_by_port:
+        code += [one for numbers, flags in _SENDING for one in _no_fast_open(numbers[column], flags)]
+    code += _only_its_own_limits(_PRLIMIT[column])
     for number in denied:
         code += [_instruction(_JUMP_EQ, number, 0, 1), _instruction(_RETURN, _ERRNO | errno.EPERM)]
     code.append(_instruction(_RETURN, _ALLOW))
     return b"".join(code)
+
+
+def _socket_rules(number: int, sockets: Sockets) -> list[bytes]:
+    """Which sockets may be opened; all of it ends in an answer."""
+    allow, deny = _instruction(_RETURN, _ALLOW), _instruction(_RETURN, _ERRNO | errno.EPERM)
+    rules = [_argument(0)]  # the family
+    for family in (_NETLINK, _UNIX) if sockets.unix else (_NETLINK,):
+        rules += [_instruction(_JUMP_EQ, family, 0, 1), allow]
+    if sockets.inet:
+        rules += [_instruction(_JUMP_EQ, _INET, 2), _instruction(_JUMP_EQ, _INET6, 1), deny]
+        rules += [_argument(1), _instruction(_AND, _TYPE_BITS)]
+        if sockets.udp:
+            rules += [_instruction(_JUMP_EQ, _DATAGRAM, 0, 1), allow]
+        rules += [_instruction(_JUMP_EQ, _STREAM, 1), deny]
+        if sockets.is_by_port:
+            rules += [_argument(2), _instruction(_JUMP_EQ, 0, 2), _instruction(_JUMP_EQ, _TCP, 1), deny]
+        rules.append(allow)
+    rules.append(deny)
+    return [_instruction(_JUMP_EQ, number, 0, len(rules)), *rules]
+
+
+def _no_fast_open(number: int, flags: int) -> list[bytes]:
+    rules = [_argument(flags), _instruction(_JUMP_SET, _FAST_OPEN, 0, 1)]
+    rules += [_instruction(_RETURN, _ERRNO | errno.EPERM), _instruction(_RETURN, _ALLOW)]
+    return [_instruction(_JUMP_EQ, number, 0, len(rules)), *rules]
+
+
+def _only_its_own_limits(number: int) -> list[bytes]:
+    """A limit of processor time, set for another process, would kill it, and Landlock does not see it."""
+    allow, deny = _instruction(_RETURN, _ALLOW), _instruction(_RETURN, _ERRNO | errno.EPERM)
+    rules = [_argument(0), _instruction(_JUMP_EQ, 0, 0, 1), allow, deny]
+    return [_instruction(_JUMP_EQ, number, 0, len(rules)), *rules]
+
+
+def _argument(number: int) -> bytes:
+    """Load the low half of an argument of the system call."""
+    return _instruction(_LOAD, 16 + 8 * number)
 
 
 def install(program: bytes, libc: ctypes.CDLL) -> None:

@@ -152,6 +152,8 @@ class ZygotePool:
             self._has_swept = True
             await asyncio.to_thread(remove_leftovers)
         is_deployed = bool(deployed_digest(source.path))
+        if is_deployed and (refusal := self._options.cell.refusal()):
+            raise EnvironmentBroken(refusal)
         zygote = WarmEnvironment(source, self._options, files, is_in_place=is_in_place and not is_deployed)
         try:
             await zygote.start()

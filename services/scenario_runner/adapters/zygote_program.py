@@ -1,4 +1,5 @@
-"""The zygote: a single-threaded process that imports an environment once, and forks a child per episode.
+"""The zygote: a single-threaded process that imports an environment once, in its cell, and forks a child per
+episode.
 
 Runs as `python -m scenario_runner.adapters.zygote_program FD` with a SOCK_SEQPACKET socket to the fleet on
 FD. One JSON object per packet. In: {"load": {...}} once; then the commands of `upcycle.environment.forking`,
@@ -19,6 +20,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from scenario_runner.adapters.cell import Cell, CellPlan
 from scenario_runner.adapters.rehearsal import rehearse
 from scenario_runner.adapters.sandbox import Limits, Sandbox
 from upcycle.environment import Environment, load_environment
@@ -96,6 +98,16 @@ def describe(environment: Environment, digest: str, sandbox: Sandbox) -> dict[st
     }
 
 
+def _way_out(error: Exception) -> str:
+    """Of what its cell refused to an import."""
+    if not isinstance(error, PermissionError):
+        return ""
+    return (
+        "; where its cell does not hold that, the operator adds it: SCENARIO_RUNNER_CELL_FILES, "
+        "SCENARIO_RUNNER_CELL_FOLDERS, SCENARIO_RUNNER_CELL_PORTS"
+    )
+
+
 def warm_up() -> None:
     """Play an episode of ours, then `gc.freeze()`: a garbage collection in a child would otherwise write to,
     and thereby copy, the memory pages that it shares with the zygote."""
@@ -110,17 +122,20 @@ def main() -> None:
     control.set_inheritable(False)
     load = json.loads(control.recv(MAX_PACKET_BYTES))["load"]
     try:
-        sandbox = Sandbox(Limits(**load["limits"]), max_children=load["max_children"])
+        limits, cell = Limits(**load["limits"]), Cell(CellPlan(**load["cell"]))
+        sandbox = Sandbox(limits, cell, max_children=load["max_children"])
         die_with_parent(load["fleet_pid"])
         adopt_orphans()
+        sandbox.confine()
         environment, digest = load_pinned(Path(load["pack"]), load["root"], load["attribute"] or None)
+        sandbox.prepare()
         # By file, because a packet is small and schemas need not be.
         Path(load["describe_to"]).write_text(json.dumps(describe(environment, digest, sandbox)))
     except Exception as error:
         detail = traceback.format_exc(limit=-8)
         broken = {
             "kind": getattr(error, "kind", "environment_broken"),
-            "error": f"{type(error).__name__}: {error}",
+            "error": f"{type(error).__name__}: {error}{_way_out(error)}",
         }
         control.send(json.dumps({"broken": {**broken, "detail": detail[-8000:]}}).encode())
         return

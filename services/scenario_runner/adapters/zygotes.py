@@ -10,10 +10,11 @@ import socket
 import sys
 import tempfile
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+from scenario_runner.adapters.cell import FOLDER_PREFIX, CellPlan, CellRules
 from scenario_runner.adapters.sandbox import Limits
 from scenario_runner.domain.environments import (
     EnvironmentBroken,
@@ -30,7 +31,6 @@ log = logging.getLogger(__name__)
 
 SWEEP_S = 0.5
 END_TIMEOUT_S = 5.0
-FOLDER_PREFIX = "upcycle-env-"
 
 _INHERITED = ("PATH", "LANG", "LC_ALL", "PYTHONPATH", "VIRTUAL_ENV", "TZ")
 
@@ -45,6 +45,7 @@ class ZygoteOptions:
     start_timeout_s: float
     fork_timeout_s: float
     environment_variables: tuple[str, ...] = ()
+    cell: CellRules = field(default_factory=CellRules)
 
 
 @dataclass(frozen=True, slots=True)
@@ -187,6 +188,7 @@ class WarmEnvironment:
             "root": str(self._files.root) if self._is_in_place else "",
             "attribute": self.source.attribute or self.source.name,
             "limits": asdict(self._options.limits),
+            "cell": asdict(self._cell()),
             "max_children": self._options.max_children,
             "fleet_pid": os.getpid(),
             "describe_to": str(described),
@@ -200,6 +202,11 @@ class WarmEnvironment:
                 f"{self.source.path} was not imported within {self._options.start_timeout_s:g} s"
             ) from error
         self.description = json.loads(described.read_text())
+
+    def _cell(self) -> CellPlan:
+        source = self._files.root if self._is_in_place else self._folder / "source"
+        is_deployed = bool(deployed_digest(self.source.path))
+        return self._options.cell.plan(self._folder, source, is_deployed=is_deployed)
 
     def _on_message(self, message: Mapping[str, Any]) -> None:
         if "ready" in message:

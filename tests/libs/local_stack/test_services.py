@@ -133,6 +133,11 @@ def test_the_object_store_gets_no_port_that_was_promised_to_a_service(
     assert promised.isdisjoint(picked[1:])
 
 
+def test_no_environment_of_a_stack_may_read_its_data(tmp_path: Path) -> None:
+    runner = services(tmp_path)["scenario_runner"]
+    assert json.loads(runner.env["SCENARIO_RUNNER_CELL_HIDDEN"]) == [str(tmp_path)]
+
+
 def test_the_operators_key_is_made_once_for_its_owner_alone(tmp_path: Path) -> None:
     given = [services(tmp_path)["scenario_runner"].env["SCENARIO_RUNNER_OPERATOR_KEY"] for _ in range(2)]
     file = operator_key_file(tmp_path)

@@ -12,8 +12,10 @@ from typing import Any
 
 import pytest
 
+from upcycle.cli import doctor
 from upcycle.cli.exits import Exit
 from upcycle.cli.main import run
+from upcycle.environment import landlock
 from upcycle.platform import PEERS
 
 ANSWERS = """
@@ -112,3 +114,20 @@ def test_what_is_not_asked_where_only_the_public_addresses_are_known_is_named(
     assert said["processes"]["verdict"] == "warn"
     assert "rollout_sampler, reward_grader, model_gateway" in said["processes"]["detail"]
     assert (said["bus"]["verdict"], said["bus"]["detail"]) == ("warn", "not asked, set UPCYCLE_BUS_URL")
+
+
+@pytest.mark.parametrize(
+    ("version", "verdict", "says"),
+    [
+        (7, "ok", "Landlock 7"),
+        (4, "warn", "cannot hold back signals (Linux 6.12); deployed environments are refused"),
+        (0, "warn", "files (Linux 5.13), cutting files short (Linux 6.2), TCP ports (Linux 6.7), signals"),
+    ],
+)
+def test_it_says_whether_this_kernel_holds_environments_in_their_cells(
+    monkeypatch: pytest.MonkeyPatch, version: int, verdict: str, says: str
+) -> None:
+    monkeypatch.setattr(landlock, "version", lambda: version)
+    finding = doctor._cells()
+    assert finding.verdict == verdict
+    assert says in finding.detail

@@ -36,6 +36,7 @@ from upcycle.api.registry.v1.service_pb2_grpc import (
 )
 from upcycle.api.taskset.v1.service_pb2_grpc import TasksetServiceStub
 from upcycle.api.trajectory.v1.trajectory_pb2 import TrajectoryBody
+from upcycle.environment import landlock
 from upcycle.rpc import connect
 
 MODELS: Final = ("incident", "other")
@@ -155,6 +156,7 @@ async def start_runner(nats: NatsServer, s3_settings: S3Settings, tmp_path: Path
                 "grpc_port": 0,
                 "http_port": 0,
                 "environment_roots": (ENVIRONMENTS, tmp_path),
+                "cell": "best_effort" if landlock.lacking() else "enforced",  # what this kernel can
                 "bus": BusSettings(url=nats.url),
                 "s3": s3_settings,
                 "sql": SqlSettings(data_dir=tmp_path / "sql"),
@@ -193,7 +195,7 @@ async def _run(
 
 
 @pytest.fixture
-async def fleet() -> AsyncIterator[Fleet]:
-    """Environments in real processes."""
-    async with running_fleet() as running:
+async def fleet(tmp_path: Path) -> AsyncIterator[Fleet]:
+    """Environments in real processes, which may note in the test's folder what they did."""
+    async with running_fleet(tmp_path) as running:
         yield running

@@ -9,6 +9,7 @@ from typing import Any
 
 from blob_store import BlobRef, MemoryBlobStore
 from identities.entities import trajectory_id
+from scenario_runner.adapters.cell import CellRules
 from scenario_runner.adapters.forked_host import ForkedHost
 from scenario_runner.adapters.hosts import Hosts
 from scenario_runner.adapters.sandbox import Limits
@@ -127,9 +128,10 @@ class Fleet:
 
 
 @asynccontextmanager
-async def running_fleet() -> AsyncIterator[Fleet]:
-    """Eight environments at most; all are closed at the end."""
-    options = ZygoteOptions(Limits(address_space_bytes=1 << 30), 64, start_timeout_s=30, fork_timeout_s=30)
+async def running_fleet(*shared: Path) -> AsyncIterator[Fleet]:
+    """Eight environments at most; all are closed at the end. shared: folders that they may write."""
+    limits, cell = Limits(address_space_bytes=1 << 30), CellRules(folders=tuple(map(str, shared)))
+    options = ZygoteOptions(limits, 64, start_timeout_s=30, fork_timeout_s=30, cell=cell)
     sources = SourceStore(MemoryBlobStore())
     forked = ForkedHost(options, TIMEOUTS, find_source=sources.find)
     running = Fleet(Hosts(forked, TcpHost(TIMEOUTS)), capacity=8, sources=sources)

@@ -92,8 +92,10 @@ async def test_the_fleet_plays_what_was_sent_also_after_a_restart(start_runner: 
 async def test_without_the_operators_key_nothing_is_run_or_kept(
     start_runner: Start, tmp_path: Path, key: str | None, says: str
 ) -> None:
-    runner = await start_runner(operator_key=KEY)
-    marker = tmp_path / "it-ran"
+    seen = tmp_path / "seen"
+    seen.mkdir()
+    runner = await start_runner(operator_key=KEY, cell_folders=(seen,))
+    marker = seen / "it-ran"
     files = source(ARITH + f"\nopen({str(marker)!r}, 'w')\n".encode())
     error = await refusal(deploy(runner, request(files), key))
     assert error.code().name == "UNAUTHENTICATED"

@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Final
 
+from local_stack.data_folder import PRIVATE_UMASK
 from local_stack.logfile import open_for_append, tail
 from local_stack.spec import ProcessSpec, RestartPolicy
 from service_kit.deadlines import DeadlineExceeded, deadline
@@ -155,6 +156,7 @@ class Managed:
                 stderr=descriptor,
                 env={**self._env, **self.spec.env},
                 start_new_session=True,
+                umask=PRIVATE_UMASK,
             )
         finally:
             os.close(descriptor)

@@ -12,6 +12,7 @@ from typing import Any, Final, Self
 from blob_store.provision import refuse_unfinished_restore
 from event_bus.provision import provision
 from local_stack.credentials import credentials_file, gateway_key_file, load_or_make, operator_key_file
+from local_stack.data_folder import make_private
 from local_stack.demand import Demand, EngineKey
 from local_stack.engines_on_demand import EnginesOnDemand, OnDemandLimits
 from local_stack.importing import has_model, import_policy
@@ -207,13 +208,15 @@ class Stack:
 
     def _make_plan(self) -> Plan:
         try:
-            self._data_dir.mkdir(parents=True, exist_ok=True)
+            closed = make_private(self._data_dir)
         except OSError as error:
             raise StackRefused(
-                f"the data folder {self._data_dir} cannot be made: {error.strerror}",
+                f"the data folder {self._data_dir} cannot be made its user's alone: {error.strerror}",
                 "name another: --data-dir FOLDER",
             ) from error
         settings = self.settings
+        if closed and settings.on_event is not None:
+            settings.on_event(closed)
         return Plan(
             data_dir=self._data_dir,
             ports=StackPorts.pick(offset=settings.port_offset, ephemeral=settings.ephemeral_ports),

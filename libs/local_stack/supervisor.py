@@ -15,6 +15,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import IO, Any, Final, Self
 
+from local_stack.credentials import write_private
 from local_stack.logfile import rotate
 from local_stack.managed import Managed, ProcessPhase
 from local_stack.orphans import MARKER, end_marked
@@ -269,9 +270,7 @@ class Supervisor:
 
     def _write_state(self) -> None:
         path = self.folder / STATE_FILE
-        partial = path.with_suffix(".partial")
-        partial.write_text(json.dumps(self.state(), indent=2))
-        partial.replace(path)
+        write_private(path, json.dumps(self.state(), indent=2))
 
     def _report(self, name: str, what: str) -> None:
         if self._on_event is not None:

@@ -3,9 +3,10 @@
 import asyncio
 import importlib.metadata
 import inspect
+import os
 import sys
 from collections.abc import Callable, Sequence
-from typing import Any, TypeVar
+from typing import Any, Final, TypeVar
 
 from pydantic.fields import FieldInfo
 from pydantic_core import PydanticUndefined
@@ -24,6 +25,8 @@ from service_kit.settings import (
 from service_kit.telemetry import setup_telemetry
 
 S = TypeVar("S", bound=ServiceSettings)
+PRIVATE_UMASK: Final = 0o077
+"""Of every service: what it writes is for its user alone."""
 
 
 def run_main(
@@ -32,6 +35,7 @@ def run_main(
     """Run a service as this process; `build_app` constructs, it does not connect, and may raise SettingsError
     for what does not fit the machine. Raises SystemExit.
 
+    What the process writes is readable by its user alone.
     Exit status: 0 stopped by a signal; 1 a component failed to start or stop; 2 settings; 70 one died.
     """
     _answer_arguments(name, settings_cls, list(sys.argv[1:] if argv is None else argv))
@@ -40,6 +44,7 @@ def run_main(
     except SettingsError as error:
         print(error, file=sys.stderr)
         raise SystemExit(EXIT_SETTINGS) from None
+    os.umask(PRIVATE_UMASK)
     setup_logging(name, settings.log_level, secrets=_secrets_of(settings))
     telemetry = setup_telemetry(name)
     try:

@@ -48,10 +48,12 @@ async def restore(folder: Path, *, data_dir: Path = _DATA_DIR, as_json: JsonFlag
     :param as_json: print one JSON line instead of text.
     """
     require_platform("restore")
+    from local_stack.data_folder import keep_private
     from platform_backup.manifest import read
     from platform_backup.places import places_from_environment
     from platform_backup.restore import restore as restored
 
+    keep_private()
     read(folder)  # before a server is started
     async with _places(data_dir, has_run=False) as places:
         done = await restored(places, folder.absolute(), say=human().print)

@@ -35,7 +35,9 @@ async def demo(
     require_platform("demo")
     from local_demo.loop import Demo
     from local_demo.plan import DemoPlan, find_repository, load_recipe
+    from local_stack.data_folder import keep_private
 
+    keep_private()
     repository = find_repository()
     plan = DemoPlan(
         engine=engine,

@@ -60,8 +60,10 @@ async def up(*, layout: Layout = Layout(), as_json: JsonFlag = False) -> int:
     :param as_json: print one JSON line when everything is ready.
     """
     require_platform("up")
+    from local_stack.data_folder import keep_private
     from local_stack.stack import Stack
 
+    keep_private()
     layout = with_settings(layout, UserSettings.read())
     standing = _standing(layout)
     began = time.monotonic()

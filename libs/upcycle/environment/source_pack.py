@@ -52,12 +52,15 @@ def unpack_source(packed: bytes, root: Path, limits: SourceLimits = LIMITS) -> S
 
 
 def write_source(source: SourceFiles) -> None:
-    """Lay its files below its root, readable to every user."""
-    source.root.mkdir(mode=0o755)
+    """Lay its files below its root, readable to every user: episodes may run as another one, and a service
+    makes its files its own user's alone."""
+    source.root.mkdir()
     for name, content in source.files.items():
         path = source.root / name
-        path.parent.mkdir(mode=0o755, parents=True, exist_ok=True)
+        path.parent.mkdir(parents=True, exist_ok=True)
         path.write_bytes(content)
+    for path in (source.root, *source.root.rglob("*")):
+        path.chmod(0o755 if path.is_dir() else 0o644)
 
 
 def _safe(row: zipfile.ZipInfo) -> str:

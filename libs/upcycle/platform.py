@@ -7,6 +7,7 @@ Nothing connects before `async with`.
 
 import json
 import os
+import stat
 from collections.abc import AsyncIterator, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
@@ -14,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
 from upcycle.errors import Unavailable, UpcycleError
-from upcycle.user_settings.files import check_private
+from upcycle.user_settings.files import SettingsRefused, check_private, trusted_owners
 from upcycle.user_settings.layers import Found, Layer, UserSettings
 
 if TYPE_CHECKING:
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
     from upcycle.api.trajectory.v1.service_pb2_grpc import TrajectoryServiceAsyncStub
 
 STATE_FILES = (".upcycle/up/state.json", ".upcycle/demo/state.json")
+_OTHERS_WRITE = 0o022
 ONLY_PEERS = "UPCYCLE_PEERS_*"
 """`Addresses.source` where all of them are variables; in files their names say which."""
 PEERS = {  # public addresses, and the service at each
@@ -87,7 +89,7 @@ class Addresses:
 
 def find_addresses(start: Path | None = None, environ: Mapping[str, str] | None = None) -> Addresses:
     """Addresses from the environment and the project's file, else from the nearest running stack, else from
-    the user's profile. Raises PlatformNotFound."""
+    the user's profile. Raises PlatformNotFound, SettingsRefused."""
     here = (start or Path.cwd()).absolute()
     settings = UserSettings.read(environ, here)
     near = settings.peers(Layer.ENVIRONMENT, Layer.PROJECT)
@@ -129,18 +131,44 @@ def running_stack(
     start: Path | None = None, settings: UserSettings | None = None
 ) -> tuple[Path, dict[str, Any]] | None:
     """State file, and its content, of the nearest stack of `upcycle up` that runs: one whose folder the
-    settings name, else in this folder or one above."""
+    settings name, else in this folder or one above. Raises SettingsRefused for a file that others wrote, or
+    could."""
     here = (start or Path.cwd()).absolute()
     data_dir = (settings or UserSettings.read(start=here)).find("up.data_dir")
     is_set = data_dir.layer is not Layer.DEFAULT and data_dir.value
     chosen = [Path(data_dir.value) / "state.json"] if is_set else []
     nearest = (folder / name for folder in (here, *here.parents) for name in STATE_FILES)
     for path in (*chosen, *nearest):
-        if path.exists():
-            state: dict[str, Any] = json.loads(path.read_text())
+        if text := _state_text(path):
+            state: dict[str, Any] = json.loads(text)
             if _alive(int(state["pid"])):
                 return path, state
     return None
+
+
+def _state_text(path: Path) -> str:
+    """It says where commands connect and which files hold their keys. "": there is none, or another user
+    keeps it closed."""
+    try:
+        link = path.lstat()
+        with path.open() as file:
+            status = os.fstat(file.fileno())
+            text = file.read()
+    except (FileNotFoundError, NotADirectoryError, PermissionError):
+        return ""
+    for owner in (link.st_uid, status.st_uid):
+        if owner not in trusted_owners():
+            raise SettingsRefused(
+                f"{path} belongs to another user (uid {owner}), and commands here would follow it",
+                "name a platform of yours, UPCYCLE_UP_DATA_DIR, or theirs, UPCYCLE_PEERS_*",
+            )
+    if status.st_mode & _OTHERS_WRITE:
+        mode = stat.S_IMODE(status.st_mode)
+        raise SettingsRefused(
+            f"{path} can be changed by other users (mode {mode:04o}), and commands here would follow it",
+            f"chmod go-w {path}, if its content is right",
+        )
+    return text
 
 
 def _alive(pid: int) -> bool:

@@ -278,6 +278,7 @@ def state(folder: Path, pid: int) -> None:
     path.write_text(
         json.dumps({"pid": pid, "peers": dict.fromkeys(PEERS, "127.0.0.1:1"), "gateway_key_file": "key"})
     )
+    path.chmod(0o600)
 
 
 def test_addresses_come_from_the_nearest_running_stack(tmp_path: Path) -> None:

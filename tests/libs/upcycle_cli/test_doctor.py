@@ -65,7 +65,9 @@ def state_file(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
         monkeypatch.delenv(f"UPCYCLE_PEERS_{peer.upper()}", raising=False)
     folder = tmp_path / ".upcycle" / "up"
     folder.mkdir(parents=True)
-    return folder / "state.json"
+    path = folder / "state.json"
+    path.touch(mode=0o600)
+    return path
 
 
 def test_every_process_is_asked_and_each_that_is_not_ready_is_a_line(

@@ -117,9 +117,7 @@ class RankGroup:
         """Start the other ranks and meet them."""
         size = self._options.ranks
         os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
-        store = TCPStore(
-            _HOST, 0, size, is_master=True, timeout=timedelta(seconds=START_S), wait_for_workers=False
-        )
+        store = open_store(size)
         self._children = [_Child(index, store.port, self._options) for index in range(1, size)]
         try:
             self._meet(store)
@@ -145,6 +143,21 @@ class RankGroup:
         if self._children and dist.is_initialized():
             dist.destroy_process_group()
         self._children = []
+
+
+def open_store(size: int) -> TCPStore:
+    """Where ranks of this machine meet. By itself torch's store listens on every interface, and asks nobody
+    who they are."""
+    with socket.create_server((_HOST, 0)) as listening:
+        return TCPStore(
+            _HOST,
+            listening.getsockname()[1],
+            size,
+            is_master=True,
+            timeout=timedelta(seconds=START_S),
+            wait_for_workers=False,
+            master_listen_fd=listening.detach(),
+        )
 
 
 def join(store: Store, ranks: Ranks, options: LearnerOptions) -> None:

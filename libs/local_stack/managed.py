@@ -13,6 +13,7 @@ from typing import Final
 from local_stack.data_folder import PRIVATE_UMASK
 from local_stack.logfile import open_for_append, tail
 from local_stack.spec import ProcessSpec, RestartPolicy
+from service_kit.child_environment import child_environment
 from service_kit.deadlines import DeadlineExceeded, deadline
 from service_kit.leash import leashed
 from upcycle.errors import Failed
@@ -147,6 +148,7 @@ class Managed:
             await asyncio.sleep(self._policy.delay_s(failed_starts))
 
     async def _spawn(self) -> None:
+        inherited = child_environment(of=self._env) if self.spec.is_foreign else self._env
         descriptor = open_for_append(self.log)
         try:
             self._process = await asyncio.create_subprocess_exec(
@@ -154,7 +156,7 @@ class Managed:
                 stdin=asyncio.subprocess.DEVNULL,
                 stdout=descriptor,
                 stderr=descriptor,
-                env={**self._env, **self.spec.env},
+                env={**inherited, **self.spec.env},
                 start_new_session=True,
                 umask=PRIVATE_UMASK,
             )

@@ -10,7 +10,9 @@ import time
 from pathlib import Path
 from typing import Final
 
-MARKER: Final = "UPCYCLE_STACK_DIR"
+from service_kit.child_environment import STACK_MARKER
+
+MARKER: Final = STACK_MARKER
 _GONE_TIMEOUT_S: Final = 5.0
 _POLL_S: Final = 0.02
 

@@ -20,6 +20,7 @@ from blob_store.classify import CAUGHT
 from blob_store.client import PROBE_TIMEOUT, make_client
 from blob_store.provision import provision_bucket
 from local_stack.spec import Probe
+from service_kit.child_environment import child_environment
 from service_kit.groups import S3Settings
 from service_kit.ports import LOOPBACK, free_ports, is_free
 from upcycle.errors import Unavailable, UpcycleError
@@ -125,6 +126,7 @@ def make_bucket_durable(ports: S3Ports, bucket: str) -> None:
         text=True,
         timeout=_SHELL_TIMEOUT_S,
         check=False,
+        env=child_environment(),
     )
     if done.returncode != 0 or '"fsync":true' not in "".join(done.stdout.split()):
         said = (done.stdout + done.stderr)[-800:]

@@ -169,7 +169,13 @@ def _nats(plan: Plan) -> ProcessSpec:
     )
     ready = http_probe(health_url("nats", plan.ports.nats_http))
     return ProcessSpec(
-        "nats", argv, ready=ready, url=plan.bus.url, http_port=plan.ports.nats_http, start_s=30
+        "nats",
+        argv,
+        is_foreign=True,
+        ready=ready,
+        url=plan.bus.url,
+        http_port=plan.ports.nats_http,
+        start_s=30,
     )
 
 
@@ -180,6 +186,7 @@ def _s3(plan: Plan) -> ProcessSpec:
         "s3",
         command.argv,
         env=command.env,
+        is_foreign=True,
         ready=s3_probe(plan.s3, ports),
         url=f"http://{plan.s3.endpoint}",
         http_port=plan.ports.s3,

@@ -20,6 +20,8 @@ class ProcessSpec:
     argv: tuple[str, ...]
     env: Mapping[str, str] = field(default_factory=dict)
     """Added to the environment of the supervisor."""
+    is_foreign: bool = False
+    """No program of ours: of the supervisor's environment it gets what any program needs, and no secret."""
     ready: Probe = always_ready
     after: tuple[str, ...] = ()
     """Started when these are ready; stopped before them."""

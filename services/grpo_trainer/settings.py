@@ -39,6 +39,8 @@ class GrpoTrainerSettings(ServiceSettings):
     """Processes that share every step (FSDP2); this one starts the others on its own machine."""
     rank_deadline_s: float = Field(600.0, gt=0)
     """How long one rank waits for another before the process gives up and ends."""
+    rank_variables: tuple[str, ...] = ()
+    """Names of variables that the other ranks get, as JSON list, beside those that torch and CUDA read."""
     step_deadline_s: float = Field(3600.0, gt=0)
     """How long one step, or a load of a model, may compute. After it the process leaves by force and another
     trainer takes its models; above RANK_DEADLINE_S, where there are ranks."""

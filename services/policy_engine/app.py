@@ -93,6 +93,7 @@ def build_host(settings: PolicyEngineSettings) -> EngineHost:
         settings.engine_port,
         start_s=settings.engine_start_s,
         log_path=settings.log_path,
+        variables=settings.engine_variables,
     )
 
 

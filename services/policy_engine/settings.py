@@ -31,6 +31,9 @@ class PolicyEngineSettings(ServiceSettings):
     """Origin of the engine to attach to; it must see cache_dir under the same path."""
     engine_start_s: float = Field(300.0, gt=0)
     """Seconds that an engine gets until it is healthy."""
+    engine_variables: tuple[str, ...] = ()
+    """Names of variables that the engine's process gets, as JSON list, beside those that torch, CUDA and vLLM
+    read; one that looks like a secret (HF_TOKEN) only if it is named here."""
     device: str = "cpu"
     """Torch device of the embedded engine: cpu, cuda or cuda:N. vLLM takes the GPU that it was built for."""
     threads: int = Field(1, ge=1)

@@ -16,7 +16,17 @@ from typing import Any
 import pytest
 from tests.platform_recipes import EXAMPLE, MODEL, POLICY_DIR
 
+from upcycle.platform import Addresses, find_addresses
+
 UPCYCLE = Path(sys.executable).parent / "upcycle"
+CANARIES = {
+    name: f"canary-{name}"
+    for name in (
+        "OPENAI_API_KEY", "ANTHROPIC_API_KEY", "AWS_SECRET_ACCESS_KEY", "HF_TOKEN", "VLLM_API_KEY",
+        "MY_DATABASE_URL", "OTEL_EXPORTER_OTLP_HEADERS",
+    )
+}  # fmt: skip
+"""What may stand in the shell in which somebody starts a platform."""
 READY_S = 100.0
 STOP_S = 60.0
 PORT_OFFSET = 2600
@@ -24,10 +34,23 @@ PORT_OFFSET = 2600
 
 @dataclass(frozen=True, slots=True)
 class Attacked:
-    """data_dir: of the platform. state: what it says of itself."""
+    """data_dir: of the platform. state: what it says of itself. secrets: all that it has."""
 
     data_dir: Path
     state: dict[str, Any]
+
+    @property
+    def secrets(self) -> dict[str, str]:
+        """By name."""
+        logins: dict[str, str] = json.loads((self.data_dir / "credentials.json").read_text())
+        made = {name: value for name, value in logins.items() if not name.endswith(("_user", "_access_key"))}
+        keys = {name: (self.data_dir / name).read_text().strip() for name in ("operator.key", "gateway.key")}
+        return {**CANARIES, **made, **keys}
+
+    @property
+    def addresses(self) -> Addresses:
+        """Where its commands find it."""
+        return find_addresses(self.data_dir, environ={"UPCYCLE_UP_DATA_DIR": str(self.data_dir)})
 
 
 @pytest.fixture(scope="session")
@@ -41,7 +64,8 @@ def attacked() -> Iterator[Attacked]:
         process = subprocess.Popen(
             (*command, "--model-dir", str(POLICY_DIR), "--environments", str(EXAMPLE), "--json",
              "--port-offset", str(PORT_OFFSET)),
-            stdout=log, stderr=log, stdin=subprocess.DEVNULL, cwd=place, umask=0o022, env={**os.environ},
+            stdout=log, stderr=log, stdin=subprocess.DEVNULL, cwd=place, umask=0o022,
+            env={**os.environ, **CANARIES},
         )  # fmt: skip
     try:
         _until_ready(process, place / "up.log")

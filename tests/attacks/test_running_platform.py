@@ -1,9 +1,18 @@
-"""What a running platform shows to others of its machine."""
+"""What a running platform shows to others of its machine, and to the programs that it starts."""
 
+import os
 import stat
+from collections.abc import Iterator
+from pathlib import Path
 
 from tests.attacks.conftest import Attacked
 from tests.attacks.strangers import as_stranger, read_as_stranger
+from tests.platform_recipes import EXAMPLE, TRAIN_TASKSET
+
+from upcycle.cli.tasksets import load_source
+from upcycle.platform import Platform
+
+CHILDREN = {"nats-server": 1, "weed": 1, "embedded_engine": 2, "zygote_program": 1}
 
 
 def test_nothing_that_a_running_platform_writes_is_open_to_others(attacked: Attacked) -> None:
@@ -19,3 +28,39 @@ def test_nothing_that_a_running_platform_writes_is_open_to_others(attacked: Atta
 @as_stranger
 def test_a_stranger_reads_nothing_of_a_running_platform(attacked: Attacked) -> None:
     assert read_as_stranger(attacked.data_dir) == []
+
+
+async def test_no_program_that_is_not_a_service_has_a_secret_in_its_variables(attacked: Attacked) -> None:
+    """Its variables are what each of its children, and whoever breaks into it, reads first."""
+    async with Platform(attacked.addresses) as platform:
+        await load_source(str(EXAMPLE / "tasks.py"), TRAIN_TASKSET).register(platform)  # starts a zygote
+
+    found = {pid: command for pid, command in children(attacked.state["pid"]) if not is_service(command)}
+
+    for program, least in CHILDREN.items():
+        assert sum(program in command for command in found.values()) >= least, f"{program}: {found}"
+    leaks = {
+        f"{name} in {command[:80]}"
+        for pid, command in found.items()
+        for name, secret in attacked.secrets.items()
+        if secret in variables(pid)
+    }
+    assert leaks == set()
+
+
+def is_service(command: str) -> bool:
+    programs = {Path(word).name for word in command.split()}
+    return any(program.startswith("upcycle-") for program in programs)
+
+
+def variables(pid: int) -> str:
+    return Path(f"/proc/{pid}/environ").read_text()
+
+
+def children(pid: int) -> Iterator[tuple[int, str]]:
+    """Every process below this one, with its command."""
+    for task in os.listdir(f"/proc/{pid}/task"):
+        for child in Path(f"/proc/{pid}/task/{task}/children").read_text().split():
+            command = Path(f"/proc/{child}/cmdline").read_bytes().replace(b"\0", b" ").decode()
+            yield int(child), command
+            yield from children(int(child))

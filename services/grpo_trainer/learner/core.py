@@ -39,7 +39,8 @@ _CANARY_TOKENS: Final = 32
 @dataclass(frozen=True, slots=True)
 class LearnerOptions:
     """How this process computes. device: a torch device; num_threads: of torch on CPU, per rank; ranks:
-    processes that share every step; rank_deadline_s: how long one waits for another."""
+    processes that share every step; rank_deadline_s: how long one waits for another; rank_variables: names of
+    variables that they get beside the usual ones."""
 
     device: str = "cpu"
     num_threads: int = 2
@@ -48,6 +49,7 @@ class LearnerOptions:
     model: ModelOptions = field(default_factory=ModelOptions)
     ranks: int = 1
     rank_deadline_s: float = 600.0
+    rank_variables: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         if self.ranks > 1 and self.model.compiled:

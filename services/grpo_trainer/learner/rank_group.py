@@ -30,6 +30,7 @@ from grpo_trainer.domain.errors import LostRank, RanksGone, TrainerError
 from grpo_trainer.learner.commands import CloseSession, RankCommand
 from grpo_trainer.learner.core import LearnerCore, LearnerOptions, SessionCores
 from grpo_trainer.learner.ranks import ALONE, Ranks
+from service_kit.child_environment import child_environment
 from service_kit.leash import leashed
 
 Result = TypeVar("Result")
@@ -188,6 +189,7 @@ class _Child:
                 leashed((*program, str(theirs.fileno()), _HOST, str(port), str(index))),
                 pass_fds=(theirs.fileno(),),
                 stdin=subprocess.DEVNULL,
+                env=child_environment(options.rank_variables),
             )
         seconds, part = divmod(options.rank_deadline_s, 1)
         timeval = struct.pack("ll", int(seconds), int(part * 1e6) or 1)  # zero would mean: no deadline

@@ -5,7 +5,7 @@ import contextlib
 import logging
 import os
 import signal
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
@@ -13,6 +13,7 @@ from typing import Protocol
 from engine_client import EngineClient, EngineError
 from policy_engine.domain import EngineBroken, Policy
 from policy_engine.ports import EngineControl
+from service_kit.child_environment import child_environment
 from service_kit.leash import leashed
 from service_kit.ports import free_ports
 
@@ -31,6 +32,7 @@ class EngineCommand:
 
     argv: tuple[str, ...]
     env: Mapping[str, str]
+    """Beside what every child gets."""
 
 
 class EngineKind(Protocol):
@@ -76,13 +78,24 @@ class _Engine:
 
 
 class EngineProcess(_Engine):
-    """Starts, watches and ends one engine process."""
+    """Starts, watches and ends one engine process. variables: names of ours that it gets beside the usual
+    ones."""
 
-    def __init__(self, kind: EngineKind, host: str, port: int, *, start_s: float, log_path: Path) -> None:
+    def __init__(
+        self,
+        kind: EngineKind,
+        host: str,
+        port: int,
+        *,
+        start_s: float,
+        log_path: Path,
+        variables: Sequence[str] = (),
+    ) -> None:
         super().__init__(kind, "", start_s)
         self._host = host
         self._port = port
         self._log_path = log_path
+        self._variables = variables
         self._process: asyncio.subprocess.Process | None = None
 
     async def start(self, policy: Policy) -> EngineControl:
@@ -90,7 +103,7 @@ class EngineProcess(_Engine):
         await self.stop()
         port = self._port or free_ports(1, self._host)[0]
         command = self._kind.command(self.prepare(policy), self._host, port)
-        self._process = await _spawn(command, self._log_path)
+        self._process = await _spawn(command, self._log_path, self._variables)
         self.base_url = f"http://{self._host}:{port}"
         self._client = EngineClient(self.base_url)
         log.info("engine_started", extra={"pid": self._process.pid, "url": self.base_url})
@@ -167,7 +180,9 @@ class AttachedEngine(_Engine):
             await self._look()
 
 
-async def _spawn(command: EngineCommand, log_path: Path) -> asyncio.subprocess.Process:
+async def _spawn(
+    command: EngineCommand, log_path: Path, variables: Sequence[str]
+) -> asyncio.subprocess.Process:
     log_path.parent.mkdir(parents=True, exist_ok=True)
     with log_path.open("wb") as output:
         return await asyncio.create_subprocess_exec(
@@ -175,7 +190,7 @@ async def _spawn(command: EngineCommand, log_path: Path) -> asyncio.subprocess.P
             stdin=asyncio.subprocess.DEVNULL,
             stdout=output,
             stderr=asyncio.subprocess.STDOUT,
-            env={**os.environ, **command.env},
+            env={**child_environment(variables), **command.env},
             start_new_session=True,
         )
 

@@ -17,7 +17,7 @@ from typing import Final
 import torch
 from torch import Tensor, nn
 from torch.distributed.checkpoint.api import CheckpointException
-from torch.distributed.checkpoint.filesystem import FileSystemReader, FileSystemWriter
+from torch.distributed.checkpoint.filesystem import FileSystemWriter
 from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.checkpoint.state_dict_saver import save
@@ -27,6 +27,7 @@ from grpo_trainer.domain.errors import BrokenArtifact
 from grpo_trainer.learner.random_state import RandomState
 from grpo_trainer.learner.rate_schedule import RateSchedule
 from grpo_trainer.learner.sharding import assign, spread_like, whole
+from grpo_trainer.learner.state_reader import StateReader
 
 _MODEL: Final = "model/"
 _OPTIMIZER: Final = "optimizer/"
@@ -74,7 +75,7 @@ def write_tensors(directory: Path, tensors: Mapping[str, Tensor]) -> None:
 def read_tensors(directory: Path) -> dict[str, Tensor]:
     """What `write_tensors` wrote, on the host. Raises BrokenArtifact."""
     try:
-        reader = FileSystemReader(directory)
+        reader = StateReader(directory)
         stored = reader.read_metadata().state_dict_metadata
         tensors = {
             name: torch.empty(one.size, dtype=one.properties.dtype)

@@ -1,0 +1,74 @@
+"""Reads the index of a stored training state, which torch.distributed.checkpoint pickles, without running
+anything: whoever can write to the object store would run code in the trainer.
+
+Tensors themselves are read with `weights_only=True`, by torch.
+"""
+
+from __future__ import annotations
+
+import pickle
+from pathlib import Path, PurePath
+from typing import Any, Final, cast
+
+import torch
+from torch.distributed.checkpoint import filesystem, metadata
+from torch.distributed.checkpoint.metadata import Metadata, StorageMeta, TensorStorageMetadata
+
+_INDEX: Final = ".metadata"
+_ALLOWED: Final = frozenset({
+    *((metadata.__name__, one) for one in (
+        "BytesStorageMetadata", "ChunkStorageMetadata", "Metadata", "MetadataIndex", "StorageMeta",
+        "TensorProperties", "TensorStorageMetadata", "_MEM_FORMAT_ENCODING",
+    )),
+    (filesystem.__name__, "_StorageInfo"),
+    ("torch", "Size"),
+    ("torch.serialization", "_get_layout"),
+    ("pathlib", "PosixPath"),
+})  # fmt: skip
+"""Beside the types of tensors, all that torch's writer puts into an index. Each holds what it is given."""
+
+
+class StateReader(filesystem.FileSystemReader):
+    """Of the files in one folder. `read_metadata` raises UnpicklingError for an index that names anything
+    else, a file elsewhere, or more bytes than its files have."""
+
+    def __init__(self, directory: Path) -> None:
+        super().__init__(directory)
+        self._directory = directory
+
+    def read_metadata(self, *args: Any, **kwargs: Any) -> Metadata:
+        """As torch's, but allow-listed."""
+        with (self._directory / _INDEX).open("rb") as file:
+            try:
+                found = _AllowListed(file).load()
+                self._check(found)
+            except (AttributeError, LookupError, TypeError, ValueError) as error:
+                raise pickle.UnpicklingError(f"its index is damaged: {error}") from error
+        found.storage_meta = found.storage_meta or StorageMeta()
+        found.storage_meta.load_id = self.load_id
+        return cast(Metadata, found)
+
+    def _check(self, found: object) -> None:
+        if not isinstance(found, Metadata):
+            raise pickle.UnpicklingError(f"its index holds a {type(found).__name__}")
+        for one in found.storage_data.values():
+            if PurePath(one.relative_path).name != one.relative_path:
+                raise pickle.UnpicklingError(f"its index names the file {one.relative_path!r:.200}")
+        stored = sum(path.stat().st_size for path in self._directory.iterdir())
+        named = sum(map(_num_bytes, found.state_dict_metadata.values()))
+        if named > stored:
+            raise pickle.UnpicklingError(f"its index names {named} bytes, its files have {stored}")
+
+
+class _AllowListed(pickle.Unpickler):
+    def find_class(self, module: str, name: str) -> Any:
+        is_type = module == "torch" and isinstance(getattr(torch, name, None), torch.dtype)
+        if not is_type and (module, name) not in _ALLOWED:
+            raise pickle.UnpicklingError(f"its index names {module}.{name}, which no index holds")
+        return super().find_class(module, name)
+
+
+def _num_bytes(one: object) -> int:
+    if not isinstance(one, TensorStorageMetadata):
+        return 0
+    return int(one.size.numel() * one.properties.dtype.itemsize)

@@ -185,7 +185,7 @@ bench: $(VENV)/.dev ## every benchmark, one table
 	$(BIN)/python -m benchmarks
 
 .PHONY: study
-study: $(VENV)/.dev ## the ablation of one option of a run, five seeds, minutes (METHOD=turn_credit, task_sampler, warm_start, solved_groups, lr_schedule)
+study: $(VENV)/.dev ## the ablation of one option of a run, five seeds, minutes (METHOD=turn_credit, task_sampler, guidance, warm_start, solved_groups, lr_schedule)
 	$(BIN)/python -m benchmarks.study $(or $(METHOD),turn_credit)
 
 .PHONY: lock

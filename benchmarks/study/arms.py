@@ -13,9 +13,11 @@ from grpo_trainer.domain.signal import why_no_signal
 from grpo_trainer.domain.spec import TrainingSpec, training_spec
 from grpo_trainer.domain.trajectories import GradedTrajectory
 from scenario_runner.domain.task_sampler import TaskPast, added, draw_tasks
-from upcycle.run_config.names import UNIFORM
+from upcycle.run_config.names import ON_FAILURE, UNIFORM
 
 RATE: Final = 0.05
+HINT: Final = 3.0
+"""What guidance adds to the logits of the right actions."""
 _T95: Final = {2: 4.303, 4: 2.776}
 """Two-sided t at 95 %, by degrees of freedom: three seeds, five seeds."""
 _MOST_DRAWN: Final = 4
@@ -55,20 +57,38 @@ def draw(table: Table, past: list[TaskPast]) -> list[Group]:
     """A batch of groups that have a signal, of tasks that the run's sampler draws; shorter where none comes
     any more. past: of each kind, which grows."""
     found: list[Group] = []
+    failed: list[int] = []
     for _ in range(_MOST_DRAWN * table.spec.prompts_per_step):
         at = table.drawn
         table.drawn += 1
-        kind = _drawn_kind(table, past, at)
-        group = table.play(kind)
+        if failed:
+            group = _guided(table, failed.pop())
+        else:
+            kind = _drawn_kind(table, past, at)
+            group = table.play(kind)
         has_signal = why_no_signal(table.spec, _members(group)) is None
-        past[kind] = added(
-            dict(enumerate(past)), kind, trained=int(has_signal), flat=int(not has_signal), newest=at
-        )
+        if not group.hint:
+            past[kind] = added(
+                dict(enumerate(past)), kind, trained=int(has_signal), flat=int(not has_signal), newest=at
+            )
+            failed += [kind] if _is_to_be_guided(table, group) else []
         if has_signal:
             found.append(group)
         if len(found) == table.spec.prompts_per_step:
             break
     return found
+
+
+def _is_to_be_guided(table: Table, group: Group) -> bool:
+    """As the planner decides it of a group without a success, and so without spread."""
+    spec = table.spec
+    has_share = table.guided + 1 <= spec.guidance_max_share * (table.drawn + 1)
+    return spec.guidance == ON_FAILURE and not any(group.successes) and has_share
+
+
+def _guided(table: Table, kind: int) -> Group:
+    table.guided += 1
+    return table.play(kind, hint=HINT)
 
 
 def _drawn_kind(table: Table, past: Sequence[TaskPast], at: int) -> int:

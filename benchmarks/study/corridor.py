@@ -51,6 +51,8 @@ class Group:
     rewards: list[float]
     successes: list[bool]
     turn_rewards: list[tuple[float, ...]]
+    hint: float = 0.0
+    """Guidance in its prompt, with which it trains."""
 
 
 class Table:
@@ -69,7 +71,7 @@ class Table:
         self.objective: Objective = build_objective(spec.loss, aggregation=aggregation)
         self.random = np.random.default_rng(seed)
         self.seed = seed
-        self.done = self.drawn = 0
+        self.done = self.drawn = self.guided = 0
 
     def play(self, kind: int, *, hint: float = 0.0) -> Group:
         """One group. hint: added to the logits of the right actions, as guidance in the prompt would."""
@@ -84,7 +86,7 @@ class Table:
         cost = self.kinds.detour_cost * (actions == DETOUR).sum(1)
         rewards = np.where(success, np.maximum(1.0 - cost, 0.0), 0.0)
         right = [tuple(map(float, member == RIGHT)) for member in actions]
-        return Group(kind, actions, sampled, rewards.tolist(), success.tolist(), right)
+        return Group(kind, actions, sampled, rewards.tolist(), success.tolist(), right, hint)
 
     def success(self) -> float:
         """Exact mean success over the kinds."""
@@ -101,13 +103,12 @@ class Table:
             found.append(float(fine.prod() * (1 - self.kinds.detour_cost * detours)))
         return float(np.mean(found))
 
-    def learn(self, groups: Sequence[Group], *, hinted: float = 0.0) -> None:
-        """One optimizer step. hinted: the groups were played with this hint, and train with it in the
-        prompt."""
+    def learn(self, groups: Sequence[Group]) -> None:
+        """One optimizer step. Guided groups train with the guidance in their prompt."""
         rate = self.spec.peak_rate * self.schedule.factor(self.done)
         self.done += 1
         credits = self._credits(groups)
-        tokens = self._tokens(groups, credits, hinted)
+        tokens = self._tokens(groups, credits)
         rows = sum(len(group.rewards) for group in groups)
         totals = StepTotals(tokens.advantages.shape[0], rows, num_trajectories=float(rows))
         self._update(self.objective(tokens, totals), rate)
@@ -147,15 +148,13 @@ class Table:
             for reward, earned in zip(group.rewards, group.turn_rewards, strict=True)
         ]
 
-    def _tokens(
-        self, groups: Sequence[Group], credits: list[list[list[float]]], hinted: float
-    ) -> TrainedTokens:
+    def _tokens(self, groups: Sequence[Group], credits: list[list[list[float]]]) -> TrainedTokens:
         now, before, advantages, rows, turns = _Parts(), [], [], [], []
         row = 0
         for group, of_group in zip(groups, credits, strict=True):
             length = group.actions.shape[1]
             shift = torch.zeros(self.kinds.actions, dtype=torch.float64)
-            shift[RIGHT] = hinted
+            shift[RIGHT] = group.hint
             logprobs = torch.log_softmax(self.logits[group.kind, :length] + shift, -1)
             chosen = torch.from_numpy(group.actions)
             at = torch.arange(length).expand_as(chosen)

@@ -75,6 +75,22 @@ STUDIES: Final[Mapping[str, Study]] = {
             {"uniform (default)": {}, "spread": {"task_sampler": "spread"}, "age": {"task_sampler": "age"}},
         ),
     ),
+    "guidance": Study(
+        "guidance",
+        "guidance and re-attempt: Agent-RLVR, arXiv:2506.11425",
+        "success",
+        1,
+        _options(
+            HOPELESS,
+            60,
+            {
+                "off (default)": {},
+                "on_failure, share .1": {"guidance": "on_failure", "guidance_max_share": 0.1},
+                "on_failure (share .25)": {"guidance": "on_failure"},
+                "on_failure, share .5": {"guidance": "on_failure", "guidance_max_share": 0.5},
+            },
+        ),
+    ),
     "warm_start": Study(
         "upcycle train --sft before the run",
         "behaviour cloning before RL: WebAgent-R1, arXiv:2505.16421",

@@ -34,6 +34,8 @@ class OpenedEnvironment:
     """Seconds that a call may take, of the tools that say so themselves."""
     first_state: StateSnapshot | None = None
     """Of the environment at the prompt; None where it declares none."""
+    guidance: str = ""
+    """The end of the prompt of a guided episode."""
 
 
 @dataclass(frozen=True, slots=True)

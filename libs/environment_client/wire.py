@@ -41,6 +41,7 @@ def opened_from_wire(message: service_pb2.OpenResponse, default_address: str) ->
         source_digest=message.source_digest,
         tool_limits={tool.name: tool.timeout_s for tool in message.tools if tool.HasField("timeout_s")},
         first_state=message.first_state if message.HasField("first_state") else None,
+        guidance=message.guidance,
     )
 
 

@@ -48,7 +48,8 @@ CHANNEL_NUMBERS: Final = {channel: number for number, channel in CHANNELS.items(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EpisodeIdentity:
-    """See upcycle.api.common.v1.EpisodeIdentity. member: 0 .. group_size - 1."""
+    """See upcycle.api.common.v1.EpisodeIdentity. member: 0 .. group_size - 1. guided_after: the failed
+    episode whose task it attempts again with guidance in its prompt; empty: no guidance."""
 
     episode_id: str
     run_id: str
@@ -62,6 +63,7 @@ class EpisodeIdentity:
     task_digest: str
     family: str
     tenant: str = DEFAULT_TENANT
+    guided_after: str = ""
 
     @property
     def trajectory_id(self) -> str:
@@ -85,6 +87,7 @@ def identity_to_wire(identity: EpisodeIdentity) -> common_pb2.EpisodeIdentity:
         task_slug=identity.task_slug,
         task_digest=identity.task_digest,
         family=identity.family,
+        guided_after=identity.guided_after,
     )
 
 
@@ -107,6 +110,11 @@ def identity_from_wire(message: common_pb2.EpisodeIdentity) -> EpisodeIdentity:
             f"episode {message.episode_id} has purpose {message.purpose} and split {message.split}; "
             "both must be set to a known value"
         )
+    if message.guided_after and message.purpose != common_pb2.PURPOSE_TRAIN:
+        raise MalformedIdentity(
+            f"episode {message.episode_id} of an evaluation is guided, after {message.guided_after}: "
+            "guidance is for training alone"
+        )
     return EpisodeIdentity(
         episode_id=message.episode_id,
         run_id=message.run_id,
@@ -120,4 +128,5 @@ def identity_from_wire(message: common_pb2.EpisodeIdentity) -> EpisodeIdentity:
         task_digest=message.task_digest,
         family=message.family or "default",
         tenant=message.tenant,
+        guided_after=message.guided_after,
     )

@@ -13,6 +13,7 @@ from typing import Any
 
 from upcycle.environment.schema import CallSchema, call_schema
 from upcycle.errors import ArgumentsInvalid, DefinitionError, RewardInvalid, ScenarioError, UpcycleError
+from upcycle.guidance import GuidanceFunction, guidance_of
 from upcycle.images import Image, checked_images, images_in
 from upcycle.rewards import EvaluationResult, evaluation_result
 from upcycle.task_rows import EnvironmentRef, Task, canonical_json
@@ -45,6 +46,7 @@ class Scenario:
     schema: CallSchema
     environment: EnvironmentRef = field(repr=False, compare=False)
     _golds: list[ReferenceFunction] = field(default_factory=list, repr=False, compare=False)
+    _guides: list[GuidanceFunction] = field(default_factory=list, repr=False, compare=False)
 
     def __call__(self, *unnamed: Any, **arguments: Any) -> Task:
         return self.task(*unnamed, **arguments)
@@ -88,6 +90,38 @@ class Scenario:
             return None
         found = self._golds[0](**self.schema.check(arguments))
         return Reference(found) if isinstance(found, str) else found
+
+    def guidance(self, function: GuidanceFunction) -> GuidanceFunction:
+        """Declare what an agent reads in a second attempt at a task that it failed, in training runs with
+        guidance `on_failure`: a plan, what went wrong, a hint.
+
+        It takes the failed attempt, an Answer with its trajectory, and the scenario's arguments, plain or
+        async. The text ends the prompt; one attempt guides a whole group, so the same attempt must give the
+        same text.
+
+            @investigate.guidance
+            def hint(failed: Answer, seed: int) -> str: ...
+
+        Raises DefinitionError for a second one.
+        """
+        if self._guides:
+            raise DefinitionError(f"scenario {self.name!r} has two guidances", "declare one function")
+        self._guides.append(function)
+        return function
+
+    @property
+    def is_guided(self) -> bool:
+        """Whether it declares guidance."""
+        return bool(self._guides)
+
+    async def guide(self, failed: Answer, arguments: Mapping[str, Any]) -> str:
+        """The guidance after a failed attempt at the task with these arguments. Raises ArgumentsInvalid, and
+        ScenarioError where none is declared, and what is declared fails."""
+        if not self._guides:
+            raise ScenarioError(
+                f"scenario {self.name!r} declares no guidance", "write @scenario.guidance, or train without"
+            )
+        return await guidance_of(self._guides[0], self.name, failed, self.schema.check(arguments))
 
     def play(self, arguments: Mapping[str, Any]) -> "ScenarioPlay":
         """A new execution with these arguments. Raises ArgumentsInvalid."""

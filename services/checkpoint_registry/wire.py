@@ -276,7 +276,8 @@ def head_moved(
 
 
 def run_from_wire(response: taskset_service_pb2.GetRunResponse) -> EvaluationRun:
-    """A run with its results, if any."""
+    """A run with its results, if any. Guided episodes are left out: they are no evidence of what a policy can
+    do, in whatever reads results."""
     run = response.run
     spec = run.spec
     policy = spec.policy
@@ -293,7 +294,7 @@ def run_from_wire(response: taskset_service_pb2.GetRunResponse) -> EvaluationRun
         profile=profile_from_wire(spec.sampling),
         gate=gate_from_wire(spec.gate) if spec.HasField("gate") and spec.gate.taskset else None,
         finished_at=moment_of(run.finished_at) if run.HasField("finished_at") else None,
-        results=tuple(_result_from_wire(result) for result in response.results),
+        results=tuple(_result_from_wire(one) for one in response.results if not one.guided_after),
         taskset_revision=run.taskset_revision,
         source_digest=run.source_digest,
         episode_deadline_s=spec.episode_deadline_s,

@@ -73,6 +73,7 @@ def graded_from_wire(
         trace_headers=trace_headers(headers),
         num_tokens=message.num_sampled_tokens,
         turn_rewards=tuple(message.turn_rewards),
+        guided=bool(episode.guided_after),
         parts=tuple(RewardPart(one.name, one.weight, one.value) for one in message.subscores),
         **_sampled(message),
     )

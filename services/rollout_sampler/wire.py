@@ -90,6 +90,7 @@ def new_body(
         environment_address=environment.lease.address,
         source_digest=environment.source_digest,
         first_state=environment.first_state,
+        guidance=environment.guidance,
     )
 
 

@@ -44,7 +44,7 @@ from scenario_runner.usecases.references import FindReferences
 from scenario_runner.usecases.registering import RegisterTaskset, SourceRules
 from scenario_runner.usecases.retaining import RemoveRuns
 from scenario_runner.usecases.retaining_sources import RemoveSources
-from scenario_runner.usecases.run_sources import KeepSource
+from scenario_runner.usecases.run_sources import CheckGuidance, KeepSource
 from scenario_runner.usecases.submitting import Runs, SubmitRun
 from scenario_runner.usecases.task_claims import ClaimTasks
 from scenario_runner.usecases.tracking import TrackRuns
@@ -220,6 +220,7 @@ def _submit(
         new_id=new_id,
         wake=loop.wake,
         keep_source=keep,
+        check_guidance=CheckGuidance(hosts.describe),
         max_audits=settings.max_audits,
     )
 

@@ -33,6 +33,10 @@ class LiveEnvironment(Protocol):
         """What the scenario yielded first."""
 
     @property
+    def guidance(self) -> str:
+        """The end of the prompt of a guided episode; "" of any other."""
+
+    @property
     def tools(self) -> tuple[ToolSpec, ...]:
         """What the policy may call."""
 

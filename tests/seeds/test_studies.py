@@ -59,3 +59,24 @@ def test_a_study_ends_with_one_json_object(
     found = json.loads(last)
     assert set(found["arms"]) == {"uniform (default)", "spread", "age"}
     assert all(0 < arm["success"][0] <= 1 for arm in found["arms"].values())
+
+
+def test_guidance_lets_a_policy_begin_that_never_succeeds_and_is_measured_without() -> None:
+    kinds = Kinds(turns=(10,), actions=8, start=(0.0,))
+    alone = trained(kinds, 0, steps=25, prompts_per_step=2)
+    guided = trained(kinds, 0, steps=25, prompts_per_step=2, guidance="on_failure", guidance_max_share=0.5)
+    assert alone["success"] < 1e-4
+    assert guided["success"] > 20 * alone["success"]
+    table = Table(kinds, spec_of(), 0)
+    before = table.success()
+    table.play(0, hint=3.0)
+    assert table.success() == before, "a hint in a prompt is no part of the policy"
+
+
+def test_a_guided_group_trains_with_its_hint_in_the_prompt() -> None:
+    """On policy: what the trainer computes is what the sampler said, so that no ratio is far from 1."""
+    table = Table(Kinds(turns=(3,), actions=4), spec_of(), 0)
+    group = table.play(0, hint=2.0)
+    flat = [[[0.0] * 3] * 8]
+    tokens = table._tokens([group], flat)
+    assert tokens.trainer_logprobs.tolist() == pytest.approx(tokens.sampler_logprobs.tolist())

@@ -66,8 +66,9 @@ class SleepingChannel:
 
     is_closed = False
     first_state = None
+    guidance = ""
 
-    async def start(self, *_: Any, timeout_s: float) -> str:
+    async def start(self, *_: Any, failed: Any, timeout_s: float) -> str:
         return "Sleep well."
 
     async def call_tool(self, name: str, arguments: Any, *, timeout_s: float, max_bytes: int) -> ToolResult:
@@ -100,7 +101,7 @@ class Host:
             on_close=partial(nothing, 0),
             explain_loss=partial(nothing, 0),
         )
-        await environment.start(episode.scenario, {})
+        await environment.start(episode)
         environment.tools = (ToolSpec("nap", "Sleep.", {"type": "object", "properties": {}}, 3600.0),)
         return environment
 

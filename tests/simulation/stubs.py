@@ -62,6 +62,7 @@ class StubEnvironment:
     tools: tuple[ToolSpec, ...] = ()
     source_digest = ""
     first_state = None
+    guidance = ""
 
     def __init__(self, episode: EpisodeToPlay, rules: "Luck") -> None:
         self._episode = episode

@@ -62,6 +62,7 @@ def _heading(summary: "TrajectorySummary", body: "TrajectoryBody") -> Text:
     ended, episode = ledger_words(summary.ledger), body.episode
     text.append(f"\n{episode.task_slug} · {episode.model}{span} · {stop} · ledger: {ended}", style="not bold")
     text.append(f"\njudged by source {body.source_digest[:12]}" if body.source_digest else "", "not bold dim")
+    text.append(f"\nguided after {episode.guided_after}" if episode.guided_after else "", "not bold dim")
     text.append(f"\ntrace {summary.trace_id}" if summary.trace_id else "", style="not bold dim")
     return text
 

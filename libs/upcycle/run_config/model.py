@@ -35,6 +35,7 @@ from upcycle.run_config.names import (
     ALL_LINEAR,
     BY_EPISODE,
     CONSTANT,
+    GUIDANCE,
     KL_ESTIMATORS,
     KL_PLACEMENTS,
     LINEAR,
@@ -234,6 +235,11 @@ class Training:
     task_sampler: Annotated[str, OneOf(TASK_SAMPLERS)] = UNIFORM
     """`uniform`: each task once per epoch. `spread`: tasks whose groups had different rewards are drawn more
     often. `age`: tasks that were not played for long."""
+    guidance: Annotated[str, OneOf(GUIDANCE)] = OFF
+    """`on_failure`: a task that all failed, so that its group had no spread, is attempted once more by a
+    group with the scenario's guidance in its prompt; such episodes train and count as evidence nowhere."""
+    guidance_max_share: Annotated[Number, Limit(0, 1, above=True)] = 0.25
+    """with guidance `on_failure`: of the run's groups, those that are guided at most."""
     no_step_groups: Annotated[Whole, Limit(0, why="0 is max(8 * prompts_per_step, 64)")] = 0
     """groups in a row that may end without a step; then a run with a limit of steps ends, because its tasks
     teach it nothing. 0: max(8 * prompts_per_step, 64)."""

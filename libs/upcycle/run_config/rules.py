@@ -25,6 +25,7 @@ from upcycle.run_config.names import (
     CONSTANT,
     FADE,
     NORMALIZE_THEN_SUM,
+    ON_FAILURE,
     SCHEDULES,
     UNIFORM,
     Channel,
@@ -107,6 +108,14 @@ def _fading(training: Training, say: Say) -> Iterator[str]:
                 f"{say(name)} is set but {say('reward_schedule')} is {training.reward_schedule!r}: nothing "
                 f"reads it; set {say('reward_schedule')} to {FADE}, or leave it out"
             )
+
+
+def _guidance(training: Training, say: Say) -> Iterator[str]:
+    if training.guidance != ON_FAILURE and training.guidance_max_share != 0.25:
+        yield (
+            f"{say('guidance_max_share')} is set but {say('guidance')} is {training.guidance!r}: nothing "
+            f"reads it; set {say('guidance')} to {ON_FAILURE}, or leave it out"
+        )
 
 
 def _adapters(training: Training, say: Say) -> Iterator[str]:
@@ -224,6 +233,11 @@ def _sampler(spec: RunSpec, say: Say) -> Iterator[str]:
             f"{say('training.task_sampler')} is {spec.training.task_sampler!r} and {say('no_sampling')} is "
             "set: the run plays no task itself; leave one of them out"
         )
+    if spec.training is not None and spec.no_sampling and spec.training.guidance == ON_FAILURE:
+        yield (
+            f"{say('training.guidance')} is {ON_FAILURE!r} and {say('no_sampling')} is set: the run attempts "
+            "no task itself; leave one of them out"
+        )
 
 
 def _sources(spec: RunSpec, say: Say) -> Iterator[str]:
@@ -266,7 +280,15 @@ def _thinking(sampling: Sampling, say: Say) -> Iterator[str]:
 
 
 SAMPLING_RULES: Final[tuple[Rule, ...]] = (_thinking,)
-TRAINING_RULES: Final[tuple[Rule, ...]] = (_loss, _schedule, _staleness, _credit, _fading, _adapters)
+TRAINING_RULES: Final[tuple[Rule, ...]] = (
+    _loss,
+    _schedule,
+    _staleness,
+    _credit,
+    _fading,
+    _guidance,
+    _adapters,
+)
 POLICY_RULES: Final[tuple[Rule, ...]] = (_channel,)
 RUN_RULES: Final[tuple[Rule, ...]] = (
     _batch,

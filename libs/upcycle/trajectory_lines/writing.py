@@ -75,6 +75,7 @@ def line_of_record(record: Mapping[str, Any]) -> dict[str, Any]:
         "turns": _with_rewards([_turn(turn) for turn in turns], summary.get("turn_rewards", ())),
         "stop_reason": _word(body.get("stop_reason"), "STOP_REASON_"),
         "answer": body.get("answer", ""),
+        **_guided(episode, body),
         "reward": float(summary.get("reward", 0.0)) if graded else None,
         "success": bool(summary.get("success")) if graded else None,
         "subscores": [_subscore(one) for one in summary.get("subscores", [])] if graded else [],
@@ -84,6 +85,13 @@ def line_of_record(record: Mapping[str, Any]) -> dict[str, Any]:
         "completion_tokens": sum(len(turn.get("sampled_ids", ())) for turn in turns),
         "states": [asdict(state) for state in read_states(entries_of_record(body))],
     }
+
+
+def _guided(episode: Mapping[str, Any], body: Mapping[str, Any]) -> dict[str, str]:
+    """Of an episode whose prompt had guidance: after which attempt, and the text."""
+    if not episode.get("guided_after"):
+        return {}
+    return {"guided_after": episode["guided_after"], "guidance": body.get("guidance", "")}
 
 
 def _span(sampled_by: Mapping[str, Any]) -> dict[str, int] | None:

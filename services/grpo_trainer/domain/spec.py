@@ -24,6 +24,8 @@ _NOT_DIGESTED: Final = (
     "max_infra_failures",
     "drift_groups",
     "task_sampler",
+    "guidance",
+    "guidance_max_share",
 )
 """Hyperparameters on which no weights depend: the planner alone acts on them, or they only measure."""
 _WHEN_DIGESTED: Final = {"learning_rate": 1e-5, "lr_schedule": "constant"}
@@ -43,6 +45,8 @@ _LATER_THAN_0_3_0: Final = frozenset(
         "fade_steps",
         "process_rewards",
         "task_sampler",
+        "guidance",
+        "guidance_max_share",
     }
 )
 

@@ -13,7 +13,7 @@ from grpo_trainer.domain.alarms import DEFAULT_LIMITS, AlarmLimits, watched
 from grpo_trainer.domain.lengths import NOTHING_BESIDE, Drawn, length_metrics
 from grpo_trainer.domain.rewards import fade_metrics
 from grpo_trainer.domain.spec import TrainingSpec
-from grpo_trainer.domain.trajectories import CompleteGroup, Settlement
+from grpo_trainer.domain.trajectories import CompleteGroup, GradedTrajectory, Settlement
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,8 +107,7 @@ class StepPlan:
             **fade_metrics(self.spec, self.before, self.step, self.success),
             **({} if self.success is None else {"success_all": self.success}),
             **length_metrics(self.before, self.groups, self.drawn, counts=counts),
-            "reward_mean": sum(member.reward for member in members) / len(members),
-            "success_rate": sum(member.success for member in members) / len(members),
+            **_rates(members),
             "staleness_max": float(max(ages)),
             "staleness_mean": sum(ages) / len(ages),
             "no_eos_fraction": sum(member.cut_off for member in members) / len(members),
@@ -118,3 +117,18 @@ class StepPlan:
             "idle_s": self.idle_s,
             "idle_fraction": self.idle_s / max(self.idle_s + busy_s, 1e-9),
         }
+
+
+def _rates(members: Sequence[GradedTrajectory]) -> dict[str, float]:
+    """Reward and success of what the policy did by itself; of guided trajectories only where there are no
+    others."""
+    guided = [member for member in members if member.guided]
+    counted = [member for member in members if not member.guided] or guided
+    rates = {
+        "reward_mean": sum(member.reward for member in counted) / len(counted),
+        "success_rate": sum(member.success for member in counted) / len(counted),
+    }
+    if guided:
+        rates["guided_fraction"] = len(guided) / len(members)
+        rates["guided_success_rate"] = sum(member.success for member in guided) / len(guided)
+    return rates

@@ -41,6 +41,8 @@ class GradedTrajectory:
     """What its reward is made of; empty where that is not known."""
     offered: bool = False
     """An evaluation asked for it: run_id is the evaluation's."""
+    guided: bool = False
+    """Its prompt had guidance: it trains, and says nothing of what the policy can do without."""
     counts_as: int | None = None
     """The version that its oldest token counts as where staleness is measured; None: oldest_version."""
 

@@ -145,7 +145,7 @@ class GroupBuffer:
 
     @property
     def success(self) -> float | None:
-        """Share of the run's own episodes that succeeded, of those that ended since `step_taken`."""
+        """Share of the run's own unguided episodes that succeeded, of those that ended since `step_taken`."""
         return self._successes / self._ended if self._ended else None
 
     def step_taken(self) -> None:
@@ -189,8 +189,8 @@ class GroupBuffer:
     def _assembled(self, fact: GradedTrajectory | GroupShortened | OfferedGroup) -> Completion | None:
         match fact:
             case GradedTrajectory():
-                self._ended += 1
-                self._successes += fact.success
+                self._ended += not fact.guided
+                self._successes += fact.success and not fact.guided
                 return self.assembler.add(fact)
             case GroupShortened(group_id, expected_members, sequence):
                 return self.assembler.shorten(group_id, expected_members, sequence)

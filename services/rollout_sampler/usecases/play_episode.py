@@ -8,6 +8,7 @@ with its trajectory, which earns 0; an environment that the grader will not need
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import datetime
+from typing import Final
 
 from engine_client import ContextOverflow
 from environment_client import EnvironmentClient, EpisodeNotPlanned, OpenedEnvironment
@@ -21,6 +22,12 @@ from rollout_sampler.usecases.turns import EpisodePlayer, PlayLimits
 from service_kit.deadlines import DeadlineExceeded, deadline
 from upcycle.api.trajectory.v1.trajectory_pb2 import STOP_REASON_FAILED, TrajectoryBody
 from upcycle.retrying import retry
+
+_UNGUIDED: Final = (
+    "the episode is guided, and its environment opened without guidance: the fleet is of an older version; "
+    "upgrade it, or train without guidance"
+)
+"""Among guided members one without would be compared with others."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,6 +71,9 @@ class PlayEpisode:
             return NotWanted(str(error))
         except EpisodeBroken as error:
             return Failed(error.kind, error.detail)
+        if task.identity.guided_after and not environment.guidance:
+            await self._deps.environments.close(environment.lease)
+            return Failed(EpisodeFailure.ENVIRONMENT_BROKEN, _UNGUIDED)
         body = wire.new_body(task, environment, asked_at, telemetry.current_traceparent())
         return await self._play_opened(task, environment, form, body)
 

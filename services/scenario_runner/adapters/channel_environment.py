@@ -1,6 +1,7 @@
 """An environment that is reached over a control channel; translates the channel's errors."""
 
 import asyncio
+import json
 import time
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
@@ -15,6 +16,7 @@ from scenario_runner.domain.environments import (
     EpisodeFault,
     EpisodeTimeout,
     EpisodeTimeouts,
+    EpisodeToPlay,
     Grade,
     Message,
     PolicyFault,
@@ -88,9 +90,14 @@ class ChannelEnvironment:
         self._closed = False
         self._was_called = False
 
-    async def start(self, scenario: str, arguments: Mapping[str, Any]) -> None:
+    async def start(self, episode: EpisodeToPlay) -> None:
         """Play the scenario to its prompt. Raises EpisodeFault, EpisodeTimeout, EnvironmentLost."""
-        self.prompt = await self._guarded("start", self._started(scenario, arguments))
+        self.prompt = await self._guarded("start", self._started(episode))
+
+    @property
+    def guidance(self) -> str:
+        """The end of the prompt of a guided episode; "" of any other."""
+        return self._channel.guidance
 
     async def list_tools(self) -> None:
         """Ask the environment for its tools."""
@@ -185,8 +192,11 @@ class ChannelEnvironment:
             finally:
                 await self._channel.close()
 
-    async def _started(self, scenario: str, arguments: Mapping[str, Any]) -> tuple[Message, ...]:
-        prompt = await self._channel.start(scenario, arguments, timeout_s=self._timeouts.start_s)
+    async def _started(self, episode: EpisodeToPlay) -> tuple[Message, ...]:
+        arguments, limit_s = json.loads(episode.args_json), self._timeouts.start_s
+        prompt = await self._channel.start(
+            episode.scenario, arguments, failed=episode.failed, timeout_s=limit_s
+        )
         with understood("the prompt"):
             rows = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else prompt
             return tuple(map(_message, rows))
@@ -256,7 +266,10 @@ def _message(row: Mapping[str, Any]) -> Message:
 def description_from(row: Mapping[str, Any]) -> EnvironmentDescription:
     """The description that a zygote wrote of its environment."""
     tools = tuple(map(ToolSpec.from_row, row["tools"]))
-    return EnvironmentDescription(row["name"], row["version"], row["scenarios"], tools, row["source_digest"])
+    guided = frozenset(row["guided"])
+    return EnvironmentDescription(
+        row["name"], row["version"], row["scenarios"], tools, row["source_digest"], guided
+    )
 
 
 def fault_text(error: str, traceback: str, printed: str) -> str:

@@ -1,7 +1,6 @@
 """Environments as processes forked from one zygote per environment file and source."""
 
 import asyncio
-import json
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -73,7 +72,7 @@ class ForkedHost:
             process=EpisodeProcess(partial(end_of_output, forked.folder), forked.child.ended.done),
         )
         try:
-            await environment.start(episode.scenario, json.loads(episode.args_json))
+            await environment.start(episode)
             if zygote.description["attaches_tools"]:
                 await environment.list_tools()
             else:

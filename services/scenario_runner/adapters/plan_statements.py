@@ -140,7 +140,7 @@ LOSSES = (
 
 # `opened_at` has a statement of its own.
 EPISODE_PROGRESS = _all_but(
-    EpisodeRow, "episode_id run_id group_id member attempt task_position taskset split opened_at"
+    EpisodeRow, "episode_id run_id group_id member attempt task_position taskset split opened_at guided_after"
 )
 WRITE_EPISODE = _write(EPISODE, "episode_id", EPISODE_PROGRESS)
 NOTE_OPENED = (

@@ -5,6 +5,7 @@ from datetime import datetime, timedelta
 
 import sqlalchemy as sa
 
+from blob_store import BlobRef
 from scenario_runner.adapters.sql_plan import PLANNING, PlanUnit
 from scenario_runner.adapters.tables import EPISODE, RUN, TASK, TASKSET
 from scenario_runner.domain.environments import EnvironmentSource, EpisodeNotOpen, EpisodeToPlay
@@ -13,13 +14,22 @@ from scenario_runner.wire import runs as wire
 from sql_store import Database, owned, take_turn
 from upcycle.run_config import RunSpec
 
+_FAILED = EPISODE.alias("failed")
 _WANTED = (
     sa.select(
-        EPISODE.c.state, TASK.c.scenario, TASK.c.args_json, TASKSET.c.source, RUN.c.spec, RUN.c.source_digest
+        EPISODE.c.state,
+        EPISODE.c.guided_after,
+        TASK.c.scenario,
+        TASK.c.args_json,
+        TASKSET.c.source,
+        RUN.c.spec,
+        RUN.c.source_digest,
+        *(_FAILED.c[name] for name in ("body_key", "body_sha256", "body_size")),
     )
     .join_from(EPISODE, RUN, EPISODE.c.run_id == RUN.c.run_id)
     .join(TASK, owned(TASK, taskset=EPISODE.c.taskset, position=EPISODE.c.task_position))
     .join(TASKSET, owned(TASKSET, storage_key=EPISODE.c.taskset))
+    .outerjoin(_FAILED, _FAILED.c.episode_id == EPISODE.c.guided_after)
     .where(EPISODE.c.episode_id == sa.bindparam("episode_id"))
 )
 
@@ -42,9 +52,15 @@ class SqlPlannedEpisodes:
             raise EpisodeNotOpen(f"episode {episode_id!r} is {row.state}: no run waits for it")
         source, spec = self._parse(row.source, row.spec)
         deadline = self._now() + timedelta(seconds=spec.episode_deadline_s)
-        missing = spec.failures_are_missing
         return EpisodeToPlay(
-            episode_id, source, row.scenario, row.args_json, deadline, missing, row.source_digest
+            episode_id,
+            source,
+            row.scenario,
+            row.args_json,
+            deadline,
+            spec.failures_are_missing,
+            row.source_digest,
+            BlobRef(row.body_key, row.body_sha256, row.body_size) if row.guided_after else None,
         )
 
     async def opened(self, episode_ids: Sequence[str]) -> None:

@@ -18,10 +18,11 @@ GRADED_OF_GROUPS = (
         sa.func.count(EPISODE.c.episode_id),
         sa.func.coalesce(sa.func.sum(sa.cast(EPISODE.c.success, sa.Integer)), 0),
         sa.func.coalesce(sa.func.sum(EPISODE.c.reward), 0.0),
+        GROUP.c.guided_after,
     )
     .join_from(GROUP, EPISODE, _IS_MEMBER & _WAS_GRADED, isouter=True)
     .where(_OF_GROUPS)
-    .group_by(GROUP.c.group_id, GROUP.c.num_graded)
+    .group_by(GROUP.c.group_id, GROUP.c.num_graded, GROUP.c.guided_after)
 )
 _NUM_GRADED = sa.select(sa.func.count()).where(_IS_MEMBER, _WAS_GRADED).correlate(GROUP).scalar_subquery()
 CORRECT_GROUPS = (
@@ -32,12 +33,14 @@ CORRECT_GROUPS = (
 def with_groups(sql: sa.Connection, recount: Recount, group_ids: Sequence[str]) -> Recount:
     """A recount that these groups, the next ones of the run, were added to. Nothing is written."""
     for start in range(0, len(group_ids), _CHUNK):
-        for said, graded, successes, reward_sum in sql.execute(
+        for said, graded, successes, reward_sum, guided_after in sql.execute(
             GRADED_OF_GROUPS, {"group_ids": group_ids[start : start + _CHUNK]}
         ):
+            recount = replace(recount, num_wrong=recount.num_wrong + (said != graded))
+            if guided_after:
+                continue
             recount = replace(
                 recount,
-                num_wrong=recount.num_wrong + (said != graded),
                 num_graded=recount.num_graded + graded,
                 num_successes=recount.num_successes + successes,
                 reward_sum=recount.reward_sum + reward_sum,

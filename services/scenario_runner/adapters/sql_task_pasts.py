@@ -11,7 +11,7 @@ _FLAT = f"{GroupOutcome.EXCLUDED.value}({GroupReason.ZERO_SPREAD.value})"
 _PASTS = (
     sa.select(GROUP.c.task_position, GROUP.c.outcome, sa.func.count(), sa.func.max(GROUP.c.position))
     .where(GROUP.c.run_id == sa.bindparam("run_id_"), GROUP.c.taskset == sa.bindparam("taskset_"))
-    .where(GROUP.c.position >= sa.bindparam("since"))
+    .where(GROUP.c.position >= sa.bindparam("since"), GROUP.c.guided_after == "")
     .group_by(GROUP.c.task_position, GROUP.c.outcome)
 )
 
@@ -23,7 +23,8 @@ class TaskPasts:
         self._sql = connection
 
     def of(self, run: RunRecord, since: int) -> dict[int, TaskPast]:
-        """By task of the run's taskset, of its groups from this position on, open ones included."""
+        """By task of the run's taskset, of its groups from this position on, open ones included.
+        What a task taught with guidance says nothing of it without: guided groups are left out."""
         found: dict[int, TaskPast] = {}
         wanted = {"run_id_": run.run_id, "taskset_": run.taskset, "since": since}
         for task, outcome, count, newest in self._sql.execute(_PASTS, wanted):

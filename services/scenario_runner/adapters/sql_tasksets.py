@@ -105,6 +105,11 @@ class SqlTasksets:
         wanted = sa.select(TASK.c.family).where(owned(TASK, taskset=key)).distinct()
         return sorted(self._sql.execute(wanted).scalars())
 
+    def scenarios(self, key: str) -> list[str]:
+        """That the tasks of the revision with this key play, by name."""
+        wanted = sa.select(TASK.c.scenario).where(owned(TASK, taskset=key)).distinct()
+        return sorted(self._sql.execute(wanted).scalars())
+
     def splits(self, digests: Collection[str]) -> Mapping[str, Split]:
         """Which side each of these tasks is on."""
         found = dict.fromkeys(digests, Split.UNASSIGNED)

@@ -4,7 +4,6 @@ One connection per episode. An environment that speaks `tools.*` is asked for it
 them as MCP servers among its bindings, reached through the channel's tunnel.
 """
 
-import json
 from contextlib import AsyncExitStack
 from functools import partial
 from typing import Any
@@ -41,7 +40,7 @@ class TcpHost:
             channel = await _connected(url)
             stack.push_async_callback(channel.close)
             environment = await self._environment(channel, url, stack)
-            await environment.start(episode.scenario, json.loads(episode.args_json))
+            await environment.start(episode)
             stack.pop_all()
         return environment
 
@@ -53,16 +52,16 @@ class TcpHost:
             raise EnvironmentBroken(str(error)) from error
         try:
             with understood("the answer to tasks.list"):
-                scenarios = {
-                    str(row["id"]): dict(row.get("args") or {}) for row in await channel.list_tasks()
-                }
+                rows = {str(row["id"]): row for row in await channel.list_tasks()}
+                scenarios = {name: dict(row.get("args") or {}) for name, row in rows.items()}
         except (ChannelError, ChannelClosed, ChannelTimeout) as error:
             raise EnvironmentBroken(f"{source.url} does not list its tasks: {error}") from error
         finally:
             await channel.close()
         welcome = channel.welcome
         assert welcome is not None  # noqa: S101 - _connected said hello
-        return EnvironmentDescription(welcome.name, welcome.version, scenarios, ())
+        guided = frozenset(name for name, row in rows.items() if row.get("guidance") is True)
+        return EnvironmentDescription(welcome.name, welcome.version, scenarios, (), guided=guided)
 
     async def _environment(
         self, channel: ControlChannel, url: str, stack: AsyncExitStack

@@ -91,6 +91,7 @@ def describe(environment: Environment, digest: str, sandbox: Sandbox) -> dict[st
         "name": environment.name,
         "version": environment.version,
         "scenarios": scenarios,
+        "guided": [name for name, scenario in environment.scenarios.items() if scenario.is_guided],
         "tools": [tool.spec.to_row() for tool in environment.tools.values()],
         "attaches_tools": environment.attaches_tools,
         "isolation": sandbox.isolation,

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
+from blob_store import BlobRef
 from episodes import EpisodeFailure
 from upcycle.environment.tools import ToolSpec
 from upcycle.judge_calls import JudgeQuestion, JudgeReply
@@ -132,12 +133,16 @@ class EnvironmentDescription:
     scenarios: Mapping[str, Mapping[str, Any]]
     tools: tuple[ToolSpec, ...]
     source_digest: str = ""
+    guided: frozenset[str] = frozenset()
+    """Names of the scenarios that declare guidance."""
 
 
 @dataclass(frozen=True, slots=True)
 class EpisodeToPlay:
     """Everything needed to start an episode's environment. failures_are_missing: in its run a failure that
-    the policy caused is no 0. source_digest: of the code that judges its run; "": what lies there now."""
+    the policy caused is no 0. source_digest: of the code that judges its run; "": what lies there now.
+    guided_after: the stored attempt after which the scenario guides; None: it does not. failed: what the
+    scenario sees of it, `{"answer", "trajectory"}`, once it was read."""
 
     episode_id: str
     source: EnvironmentSource
@@ -146,6 +151,8 @@ class EpisodeToPlay:
     deadline: datetime
     failures_are_missing: bool = False
     source_digest: str = ""
+    guided_after: BlobRef | None = None
+    failed: Mapping[str, Any] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -209,7 +216,8 @@ Message = Mapping[str, str]
 @dataclass(frozen=True, slots=True)
 class Opened:
     """A lease: who holds lease_id may call tools and grade until expires_at. source_digest: of the code that
-    runs; "" where it is not known. first_state: at the prompt; None where the environment declares none."""
+    runs; "" where it is not known. first_state: at the prompt; None where the environment declares none.
+    guidance: the end of the prompt of a guided episode."""
 
     lease_id: str
     prompt: tuple[Message, ...]
@@ -217,3 +225,4 @@ class Opened:
     expires_at: datetime
     source_digest: str = ""
     first_state: StateEntry | None = None
+    guidance: str = ""

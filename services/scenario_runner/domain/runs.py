@@ -107,10 +107,13 @@ class RunRecord:
     policy_version: int = 0
     next_position: int = 0
     """Groups planned so far."""
+    num_guided: int = 0
+    """Of them, those that are guided."""
     recent_ends: str = ""
     """How its last 64 episodes that were graded or failed ended, newest last: FAILED for a failure that was
     not the policy's doing, LOST when the process that played it went. Empty again when it is resumed."""
     num_graded: int = 0
+    """Episodes; guided ones are not among these, the successes and the rewards."""
     num_successes: int = 0
     reward_sum: float = 0.0
     engine_s: float = 0.0
@@ -183,7 +186,8 @@ class RunView:
 @dataclass(frozen=True, slots=True)
 class GroupRow:
     """One task's rollouts. expected_members: without those that failed for good. taskset: key of the revision
-    that the task is of. at_step: when it ended."""
+    that the task is of. at_step: when it ended. guided_after: the failed episode that the guidance in its
+    prompt is made of; "": it is not guided."""
 
     group_id: str
     run_id: str
@@ -196,6 +200,7 @@ class GroupRow:
     outcome: str = ""
     settled_at: datetime | None = None
     at_step: int = 0
+    guided_after: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -233,6 +238,8 @@ class EpisodeRow:
     engine_s: float = 0.0
     environment_s: float = 0.0
     """Seconds, from the first fact of the episode that names them; 0 before. The same holds for engine_s."""
+    guided_after: str = ""
+    """Of its group."""
 
     @property
     def is_unsettled(self) -> bool:

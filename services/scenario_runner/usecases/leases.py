@@ -11,7 +11,7 @@ import asyncio
 import logging
 from collections import deque
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 
 from blob_store import BlobRef
@@ -115,7 +115,7 @@ class Leases:
             )
         self._starting += 1
         try:
-            episode = await self._episodes.to_play(episode_id)
+            episode = await self._with_failed(await self._episodes.to_play(episode_id))
             environment = await self._started(episode)
         finally:
             self._starting -= 1
@@ -126,8 +126,15 @@ class Leases:
         self._leases[lease.lease_id] = lease
         self._opened.append(episode_id)
         await self._limit_leases_of(episode_id, lease.lease_id)
-        source, state = environment.source_digest, environment.first_state
-        return Opened(lease.lease_id, environment.prompt, environment.tools, expires_at, source, state)
+        return Opened(
+            lease.lease_id,
+            environment.prompt,
+            environment.tools,
+            expires_at,
+            environment.source_digest,
+            environment.first_state,
+            environment.guidance,
+        )
 
     async def call_tool(
         self, lease_id: str, call_id: str, name: str, arguments_json: str, *, limit_s: float | None = None
@@ -224,6 +231,13 @@ class Leases:
         """Episodes opened since the last call, to be noted in one transaction."""
         opened, self._opened = self._opened, []
         return opened
+
+    async def _with_failed(self, episode: EpisodeToPlay) -> EpisodeToPlay:
+        """With the attempt after which its scenario guides. Raises BodyUnreadable, Unavailable."""
+        if episode.guided_after is None:
+            return episode
+        read = await self._transcripts.read(episode.guided_after)
+        return replace(episode, failed={"answer": read.answer, "trajectory": read.trajectory})
 
     async def _started(self, episode: EpisodeToPlay) -> LiveEnvironment:
         """The scenario at its prompt. One that fails before it is started once more, at once.

@@ -31,12 +31,15 @@ def num_groups(unit: PlanUnit, spec: RunSpec, taskset: RegisteredTaskset) -> int
 
 
 def next_tasks(unit: PlanUnit, run: RunRecord, count: int) -> Iterable[tuple[int, int]]:
-    """(position of the group, position of its task in the taskset) of the next `count` groups."""
+    """(position of the group, position of its task in the taskset) of the next `count` groups.
+
+    Guided groups have positions too, and take no turn in the order of the tasks."""
     seed, at = plan.run_seed(run), run.next_position
     if run.spec.training is not None and run.spec.training.task_sampler != UNIFORM:
         return _drawn(unit, run, run.spec.training.task_sampler, range(at, at + count))
     if not run.spec.families and run.spec.draws is None:
-        return plan.tasks_from(seed, run.num_tasks, at, count)
+        turns = plan.tasks_from(seed, run.num_tasks, at - run.num_guided, count)
+        return [(turn + run.num_guided, task) for turn, task in turns]
     chosen = unit.positions_of(run.taskset, run.spec.families)
     pick = plan.tasks_from if run.spec.draws is None else plan.draws_from
     return [(position, chosen[index]) for position, index in pick(seed, len(chosen), at, count)]

@@ -11,7 +11,7 @@ from datetime import datetime, timedelta
 from typing import Final, TypeVar
 
 from episodes import GroupOutcome, Purpose
-from identities.entities import episode_id, group_id
+from identities.entities import group_id
 from scenario_runner.adapters.sql_plan import PlanUnit
 from scenario_runner.domain import plan
 from scenario_runner.domain.explain import UNSETTLED_S
@@ -36,7 +36,6 @@ from scenario_runner.domain.runs import (
     RunRecord,
     RunState,
 )
-from scenario_runner.domain.source_groups import NO_SOURCES
 from scenario_runner.domain.sources import with_body
 from scenario_runner.usecases.completed_steps import believed_step, note_tracked, refuse_false_step
 from scenario_runner.usecases.ending import (
@@ -57,6 +56,8 @@ from scenario_runner.usecases.futile_runs import (
     pause_if_failing,
     settled_without_step,
 )
+from scenario_runner.usecases.guiding import guide_after
+from scenario_runner.usecases.new_groups import add_groups, episode_of, num_wanted
 from scenario_runner.usecases.next_tasks import next_tasks
 from scenario_runner.usecases.offering import add_waiting, settle_offer
 from scenario_runner.usecases.overdue import OVERDUE, dispatched_too_long_ago
@@ -87,22 +88,10 @@ def plan_more(unit: PlanUnit, run_id: str, rules: PlanRules) -> int:
     run = unit.run(run_id)
     if run is None:
         return 0
-    sources = NO_SOURCES if run.spec.purpose is Purpose.EVAL else unit.source_groups.load(run_id)
-    num_open = unit.num_open_groups(run_id)
-    limit = open_limit(unit, run, num_open, rules.eval_episodes_in_flight)
-    count = min(plan.groups_wanted(run, num_open, limit, sources), rules.groups_per_transaction)
+    count = min(num_wanted(unit, run, rules.eval_episodes_in_flight), rules.groups_per_transaction)
     if count:
         _add_groups(unit, take_revision(unit, run), count)
     return count
-
-
-def open_limit(unit: PlanUnit, run: RunRecord, num_open: int, eval_episodes_in_flight: int) -> int:
-    """Groups that a run may have open now, offers included."""
-    limit = plan.open_group_limit(run, eval_episodes_in_flight)
-    if run.spec.training is None:
-        return limit
-    needed = plan.groups_to_finish(run, num_open, unit.num_in_step(run.run_id, run.step))
-    return limit if needed is None else min(limit, needed)
 
 
 def apply_facts(unit: PlanUnit, facts: Iterable[Fact]) -> set[str]:
@@ -231,15 +220,7 @@ def _add_groups(unit: PlanUnit, run: RunRecord, count: int) -> None:
         )
         for position, task_position in next_tasks(unit, run, count)
     ]
-    unit.add_groups(groups)
-    members = range(run.spec.group_size)
-    unit.add_episodes(run, [_episode(group, member, 0) for group in groups for member in members])
-    unit.update_run(replace(run, next_position=run.next_position + count))
-
-
-def _episode(group: GroupRow, member: int, attempt: int) -> EpisodeRow:
-    name = episode_id(group.group_id, member, attempt)
-    return EpisodeRow(name, group.run_id, group.group_id, member, attempt, group.task_position, group.taskset)
+    add_groups(unit, run, groups)
 
 
 def _with_usage(unit: PlanUnit, run: RunRecord, fact: Graded | Failed) -> RunRecord:
@@ -290,14 +271,15 @@ def _grade(unit: PlanUnit, run: RunRecord, episode: EpisodeRow, fact: Graded) ->
     if fact.body is not None:
         graded = with_body(graded, fact.body, fact.stop_reason)
     unit.update_episode(graded)
-    unit.update_run(
-        replace(
-            run.ended(ENDED),
+    ended = run.ended(ENDED)
+    if not episode.guided_after:  # what is done with guidance is not what the policy can do
+        ended = replace(
+            ended,
             num_graded=run.num_graded + 1,
             num_successes=run.num_successes + fact.success,
             reward_sum=run.reward_sum + fact.reward,
         )
-    )
+    unit.update_run(ended)
     group = unit.group(episode.group_id)
     if group is not None:
         unit.update_group(replace(group, num_graded=group.num_graded + 1))
@@ -340,7 +322,7 @@ def _fail(unit: PlanUnit, run: RunRecord, episode: EpisodeRow, failure: str, det
     attempt = plan.MAX_ATTEMPTS if failure in plan.PLAYED_ONCE else episode.attempt
     match plan.after_failure(attempt, run.state, group_is_open=group.is_open):
         case plan.Refill(attempt):
-            unit.add_episodes(run, [_episode(group, episode.member, attempt)])
+            unit.add_episodes(run, [episode_of(group, episode.member, attempt)])
         case plan.Shorten():
             shortened = replace(group, expected_members=group.expected_members - 1)
             unit.update_group(shortened)
@@ -382,6 +364,7 @@ def _on_group_settled(unit: PlanUnit, run: RunRecord, fact: GroupSettled) -> Non
     close_group(unit, run, group, outcome, at_step=fact.step - 1 if is_trained else None)
     if not group.num_graded:
         end_if_only_failures(unit, run.run_id)
+    guide_after(unit, group, fact)
     if is_trained:
         end_with_last_step(unit, unit.run(run.run_id) or run)
 

@@ -1,16 +1,20 @@
-"""The code that judges a run: kept at submit, refused where a tool needs more time than an episode has."""
+"""The code that judges a run: kept at submit, refused where a tool needs more time than an episode has, or
+where it gives no guidance that the run asks for."""
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Final
 
 from scenario_runner.domain.environments import EnvironmentDescription, EnvironmentSource
 from service_kit.errors import InvalidRequest
 from upcycle.environment.source_files import SourceFiles
+from upcycle.run_config.names import ON_FAILURE
 
 FilesNow = Callable[[EnvironmentSource], Awaitable[SourceFiles | None]]
 Describe = Callable[[EnvironmentSource], Awaitable[EnvironmentDescription]]
 KeepRunSource = Callable[[EnvironmentSource, int], Awaitable[str]]
 """Of an environment and the episodes' deadline in seconds: the digest of the kept source."""
+GuidanceCheck = Callable[[EnvironmentSource, Sequence[str]], Awaitable[None]]
+"""Of an environment and the scenarios that a run plays."""
 
 _DECLARES_A_LIMIT: Final = b"timeout_s"
 
@@ -37,6 +41,28 @@ class KeepSource:
             _refuse_long_tools(await self._describe(source), deadline_s)
         await self._keep(files)
         return files.digest
+
+
+class CheckGuidance:
+    """Refuse a run with guidance over an environment of which a scenario declares none."""
+
+    def __init__(self, describe: Describe) -> None:
+        self._describe = describe
+
+    async def __call__(self, source: EnvironmentSource, scenarios: Sequence[str]) -> None:
+        """scenarios: that the run plays. Raises EnvironmentBroken, InvalidRequest."""
+        environment = await self._describe(source)
+        without = sorted(set(scenarios) - environment.guided)
+        if without:
+            raise InvalidRequest(
+                f"spec.training.guidance is {ON_FAILURE!r}, and of environment {environment.name!r} the "
+                f"scenario {without[0]!r} declares none: write @{without[0]}.guidance in its file, or leave "
+                "the option out"
+            )
+
+
+async def unknown_guidance(source: EnvironmentSource, scenarios: Sequence[str]) -> None:
+    """In place of CheckGuidance for a planner that cannot load environments."""
 
 
 async def unknown_source(source: EnvironmentSource, deadline_s: int) -> str:

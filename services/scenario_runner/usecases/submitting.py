@@ -25,11 +25,17 @@ from scenario_runner.usecases.gates import check_gate
 from scenario_runner.usecases.next_tasks import num_groups
 from scenario_runner.usecases.planning import pause, resume
 from scenario_runner.usecases.registering import no_such_taskset
-from scenario_runner.usecases.run_sources import KeepRunSource, unknown_source
+from scenario_runner.usecases.run_sources import (
+    GuidanceCheck,
+    KeepRunSource,
+    unknown_guidance,
+    unknown_source,
+)
 from scenario_runner.usecases.source_runs import take_sources
 from scenario_runner.usecases.views import RunViews, find_run, view_of
 from service_kit.errors import InvalidRequest
 from upcycle.run_config import RunSpec, reasons_of
+from upcycle.run_config.names import ON_FAILURE
 from upcycle.tracking import parse_tracked
 
 log = logging.getLogger(__name__)
@@ -58,8 +64,8 @@ class _Asked:
 
 
 class SubmitRun:
-    """Accept a run, once per request id. keep_source: see KeepSource.
-    wake: called when there is something to plan."""
+    """Accept a run, once per request id. keep_source: see KeepSource. check_guidance: see
+    CheckGuidance. wake: called when there is something to plan."""
 
     def __init__(
         self,
@@ -69,6 +75,7 @@ class SubmitRun:
         new_id: Callable[[str], str],
         wake: Callable[[], None],
         keep_source: KeepRunSource = unknown_source,
+        check_guidance: GuidanceCheck = unknown_guidance,
         max_audits: int = 20,
     ) -> None:
         """max_audits: runs on one taskset of split audit."""
@@ -76,6 +83,7 @@ class SubmitRun:
         self._plan = plan
         self._registry = registry
         self._keep_source = keep_source
+        self._check_guidance = check_guidance
         self._new_id = new_id
         self._wake = wake
 
@@ -101,6 +109,9 @@ class SubmitRun:
     async def _kept_source(self, spec: RunSpec) -> str:
         taskset = await self._plan.read(lambda unit: check_tasksets(unit, spec))
         try:
+            if spec.training is not None and spec.training.guidance == ON_FAILURE:
+                scenarios = await self._plan.read(lambda unit: unit.scenarios(taskset.key))
+                await self._check_guidance(taskset.source, scenarios)
             return await self._keep_source(taskset.source, spec.episode_deadline_s)
         except EnvironmentBroken as error:
             raise InvalidRequest(

@@ -14,8 +14,9 @@ from scenario_runner.domain.runs import FINAL_RUN_STATES, Counts, RunRecord, Run
 from scenario_runner.domain.source_groups import SourceGroupState, SourceLoad, SourceReport, SourceTally
 from scenario_runner.domain.sources import in_words, may_train_on, outcomes, reports
 from scenario_runner.usecases.ending import conclude, end_run, stop_early
+from scenario_runner.usecases.new_groups import open_limit
 from scenario_runner.usecases.offering import offer
-from scenario_runner.usecases.planning import PlanRules, open_limit
+from scenario_runner.usecases.planning import PlanRules
 
 STOPPED_BECAUSE = "its evaluations are used up"
 

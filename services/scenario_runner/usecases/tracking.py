@@ -139,8 +139,10 @@ def _ended(unit: PlanUnit, row: TrackedRow, played: RunRecord) -> TrackedRow:
 
 
 def _outcomes(unit: PlanUnit, played: RunRecord) -> dict[str, tuple[str, int, int]]:
-    """Family, successes and attempts by task, of what was graded; what infrastructure lost is missing."""
-    rows = [row for row in unit.results(played.run_id) if row.state is EpisodeState.EVALUATED]
+    """Family, successes and attempts by task, of what was graded; what infrastructure lost is missing, and a
+    guided attempt shows nothing."""
+    results = [row for row in unit.results(played.run_id) if not row.guided_after]
+    rows = [row for row in results if row.state is EpisodeState.EVALUATED]
     tasks = unit.tasks(played.taskset, [row.task_position for row in rows])
     found: dict[str, tuple[str, int, int]] = {}
     for row in rows:

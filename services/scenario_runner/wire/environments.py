@@ -32,6 +32,7 @@ def opened_to_wire(opened: Opened, address: str) -> pb.OpenResponse:
         limits_calls=True,
         source_digest=opened.source_digest,
         first_state=state_to_wire(opened.first_state),
+        guidance=opened.guidance,
     )
 
 

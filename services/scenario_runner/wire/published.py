@@ -46,6 +46,7 @@ def episode_identity(run: RunRecord, episode: EpisodeRow, task: RunnableTask) ->
             task_digest=task.digest,
             family=task.family,
             tenant=run.tenant,
+            guided_after=episode.guided_after,
         )
     )
 

@@ -208,6 +208,7 @@ def result_to_wire(row: EpisodeRow, task: RunnableTask) -> taskset_pb2.EpisodeRe
         failure_kind=row.reason if has_failure else "",
         failure_detail=row.detail if has_failure else "",
         num_turns=row.num_turns,
+        guided_after=row.guided_after,
         sampled_by=common_pb2.VersionSpan(oldest=row.oldest_version, newest=row.newest_version),
         usage=common_pb2.Usage(engine_s=row.engine_s, environment_s=row.environment_s),
     )

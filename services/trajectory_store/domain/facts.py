@@ -56,6 +56,11 @@ def _rank(identity: Identity) -> int:
     return 2 if isinstance(identity, EpisodeIdentity) else int(bool(identity.group_id))
 
 
+def is_guided(identity: Identity) -> bool:
+    """Whether its policy was told what to do: that is for training, and evidence of nothing."""
+    return isinstance(identity, EpisodeIdentity) and bool(identity.guided_after)
+
+
 @dataclass(frozen=True, slots=True)
 class TrajectoryRecord:
     """The stored trajectory of an episode. Moments are microseconds since 1970."""

@@ -1,4 +1,5 @@
 """WatchRewards: shows every ended episode to the monitors of its run, and keeps their alarms and quarantines.
+Guided episodes are left out: a policy that is told what to do needs no evidence for its answer.
 
 Here and not in the grader, whose replicas see a share of a run each: the store has all episodes of a run, in
 one order, with the failed ones, and reads each body anyway.
@@ -15,6 +16,7 @@ from service_kit.loops import until_stopped
 from trajectory_store import telemetry
 from trajectory_store.adapters.sql_monitors import FreshEpisodes, RunWatch, SqlMonitors
 from trajectory_store.domain.errors import BodyCorrupt, BodyRemoved, UnknownTrajectory
+from trajectory_store.domain.facts import is_guided
 from trajectory_store.domain.hacks import KeptAlarm, SeenEpisode, followed
 from trajectory_store.domain.ledger import Episode
 from trajectory_store.usecases.reading import ReadBody
@@ -68,7 +70,7 @@ class WatchRewards:
             return False
         seen: list[SeenEpisode] = []
         runs: dict[str, tuple[RunMonitors, dict[str, KeptAlarm], str]] = {}
-        for episode in fresh.episodes:
+        for episode in (one for one in fresh.episodes if not is_guided(one.identity)):
             run_id = episode.identity.run_id
             if run_id not in runs:
                 runs[run_id] = (*await self._monitors.monitors(run_id), episode.identity.model)

@@ -171,6 +171,8 @@ TRAINING_OPTIONS = (
     "drift_groups",
     "fade_at",
     "fade_steps",
+    "guidance",
+    "guidance_max_share",
     "min_spread",
     "process_rewards",
     "reward_schedule",

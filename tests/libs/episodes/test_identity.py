@@ -12,12 +12,13 @@ IDENTITY = EpisodeIdentity(
     member=3,
     group_size=4,
     model="incident",
-    purpose=Purpose.EVAL,
-    split=Split.HELD_OUT,
+    purpose=Purpose.TRAIN,
+    split=Split.TRAIN,
     task_slug="disk",
     task_digest="d" * 64,
     family="storage",
     tenant="acme",
+    guided_after="run-1-g00001-e000-a0",
 )
 
 
@@ -37,6 +38,11 @@ def test_every_field_crosses_the_wire() -> None:
         ("member", 4, "member is 4 of a group of 4"),
         ("member", -1, "member is -1"),
         ("purpose", common_pb2.PURPOSE_UNSPECIFIED, "purpose 0"),
+        (
+            "purpose",
+            common_pb2.PURPOSE_EVAL,
+            "episode e1 of an evaluation is guided, after run-1-g00001-e000-a0: guidance is for training",
+        ),
         ("split", common_pb2.SPLIT_UNSPECIFIED, "split 0"),
     ],
 )

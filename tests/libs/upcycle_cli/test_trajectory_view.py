@@ -106,6 +106,13 @@ def test_an_ungraded_trajectory_says_so() -> None:
     )
 
 
+def test_a_guided_trajectory_says_after_which_attempt() -> None:
+    summary = pb.TrajectorySummary(episode=EpisodeIdentity(trajectory_id="t"))
+    assert "guided" not in shown(summary, pb.TrajectoryBody())
+    guided = pb.TrajectoryBody(episode=EpisodeIdentity(guided_after="run-1-g00000-e000-a0"))
+    assert "guided after run-1-g00000-e000-a0" in shown(summary, guided)
+
+
 def test_colours_follow_probability() -> None:
     assert [sureness_style(logprob) for logprob in (0.0, -0.5, -1.2, -2.5, -9.0)] == [
         "green",

@@ -168,6 +168,7 @@ class EnvironmentDouble(service_pb2_grpc.EnvironmentServiceServicer):
         """At the prompt, after each call, before the grade; none: it declares none."""
         self.last_state_sleeps_s = 0.0
         self.is_frozen = False
+        self.guidance = ""
         self.open_leases: dict[str, str] = {}
         self.opened: list[str] = []
         self.closed: list[str] = []
@@ -226,6 +227,7 @@ class EnvironmentDouble(service_pb2_grpc.EnvironmentServiceServicer):
             prompt=prompt,
             tools=specs,
             first_state=self._next_state(),
+            guidance=self.guidance,
         )
 
     def _next_state(self) -> trajectory_pb2.StateSnapshot | None:

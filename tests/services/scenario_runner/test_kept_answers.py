@@ -35,6 +35,7 @@ class Playing:
     tools = ()
     source_digest = "d"
     first_state = None
+    guidance = ""
 
     def __init__(self, *, raises: bool) -> None:
         self.raises = raises

@@ -26,7 +26,13 @@ def trajectory(number: int) -> str:
 
 
 async def play(
-    store: Store, number: int, *, shadow: float, success: bool = True, written: bool = False
+    store: Store,
+    number: int,
+    *,
+    shadow: float,
+    success: bool = True,
+    written: bool = False,
+    guided_after: str = "",
 ) -> None:
     """One graded episode. shadow: the value of the shadow grader; written: it changed what graders read."""
     body = body_of(number)
@@ -36,6 +42,8 @@ async def play(
     fact = events.graded(number, reward=1.0 if success else 0.0, body=ref)
     fact.subscores.append(trajectory_pb2.Subscore(name="shadow_exact", weight=0.0, value=shadow))
     messages: list[Message] = [events.requested(number), events.recorded(number, body=ref), fact]
+    for message in messages:
+        message.episode.guided_after = guided_after  # type: ignore[attr-defined]
     await store.publish(*messages)
 
 
@@ -90,6 +98,18 @@ async def test_a_shadow_that_agrees_raises_nothing(store: Store) -> None:
     await play(store, 9, shadow=0.0, written=True)
     await raised(store, "state_tampered")
     assert [one.kind for one in await alarms(store)] == ["state_tampered"]
+
+
+async def test_guided_episodes_are_shown_as_such_and_watched_by_no_monitor(store: Store) -> None:
+    """A policy that was told the answer needs none of the evidence that a monitor asks for."""
+    for number in range(6):
+        await play(store, number, shadow=0.0, guided_after=events.episode_id(40))
+    for number in (6, 7):  # the last ones are seen: those before them are, too
+        await play(store, number, shadow=1.0, written=True)
+    await raised(store, "state_tampered")
+    assert [one.kind for one in await alarms(store)] == ["state_tampered"]
+    assert (await summary(store, 1)).episode.guided_after == events.episode_id(40)
+    assert (await summary(store, 6)).episode.guided_after == ""
 
 
 async def test_what_a_monitor_is_sure_of_is_quarantined_published_and_shown(store: Store) -> None:

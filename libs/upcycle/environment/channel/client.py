@@ -69,6 +69,8 @@ class ControlChannel:
         self._tool_limits: dict[str, float] = {}
         self.first_state: StateEntry | None = None
         """Of the task that was started last, at its prompt; None where its environment declares no state."""
+        self.guidance = ""
+        """The end of its prompt, where its start named a failed attempt."""
         self._shuts_down = False
         self._num_unasked = 0
 
@@ -128,15 +130,28 @@ class ControlChannel:
             return [dict(row) for row in reply["tasks"]]
 
     async def start(
-        self, task_id: str, args: Mapping[str, Any], *, timeout_s: float = CALL_TIMEOUT_S
+        self,
+        task_id: str,
+        args: Mapping[str, Any],
+        *,
+        failed: Mapping[str, Any] | None = None,
+        timeout_s: float = CALL_TIMEOUT_S,
     ) -> str | list[dict[str, Any]]:
-        """Start a task; returns its prompt, a text or messages."""
+        """Start a task; returns its prompt, a text or messages. failed: an attempt `{"answer", "trajectory"}`
+        after which the scenario guides; ChannelError where it cannot."""
         params: dict[str, Any] = {"id": task_id, "args": dict(args)}
         if self._speaks_tools:
             params["timeout_s"] = timeout_s
+        if failed is not None:
+            params["failed"] = dict(failed)
         reply = await self.call("tasks.start", params, timeout_s=timeout_s)
         with understood("the answer to tasks.start"):
             prompt: str | list[dict[str, Any]] = reply["prompt"]
+            self.guidance = str(reply.get("guidance") or "")
+            if failed is not None and not self.guidance:
+                raise ValueError(
+                    f"task {task_id!r} was to be guided, and no guidance came; its server is older"
+                )
             self.first_state = state_of(reply)
             self._shuts_down = reply.get("shuts_down") is True
             return prompt

@@ -45,13 +45,19 @@ class ForkedSession:
         self._margin_s = WEDGED_MARGIN_S
 
     async def start(
-        self, name: str, arguments: Mapping[str, Any], *, timeout_s: float | None = None
+        self,
+        name: str,
+        arguments: Mapping[str, Any],
+        *,
+        failed: Mapping[str, Any] | None = None,
+        timeout_s: float | None = None,
     ) -> dict[str, Any]:
         """In the process of the session, or a new one where that ended."""
         self._refuse_if_busy()
         self.is_unused, self.has_task, self._lost = False, False, ""
         limit_s = min(self._limits.call_s, timeout_s or self._limits.call_s)
         params = {"id": name, "args": dict(arguments), "timeout_s": limit_s}
+        params |= {} if failed is None else {"failed": dict(failed)}
         reply = await self._while_busy("tasks.start", params)
         self.has_task = True
         self._margin_s = WEDGED_MARGIN_S + STATE_S if "state" in reply else WEDGED_MARGIN_S

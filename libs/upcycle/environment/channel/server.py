@@ -173,14 +173,21 @@ class Connection:
 
     async def _tasks_list(self, _params: Frame) -> Frame:
         rows = [
-            {"id": name, "description": scenario.schema.description, "args": scenario.schema.parameters}
+            {
+                "id": name,
+                "description": scenario.schema.description,
+                "args": scenario.schema.parameters,
+                **({"guidance": True} if scenario.is_guided else {}),
+            }
             for name, scenario in self._environment.scenarios.items()
         ]
         return {"tasks": rows}
 
     async def _tasks_start(self, params: Frame) -> Frame:
         name, arguments = text_param(params, "id"), arguments_of(params, "args")
-        return await self._current().start(name, arguments, timeout_s=seconds_param(params, "timeout_s"))
+        failed = arguments_of(params, "failed") if "failed" in params else None
+        timeout_s = seconds_param(params, "timeout_s")
+        return await self._current().start(name, arguments, failed=failed, timeout_s=timeout_s)
 
     async def _tasks_grade(self, params: Frame) -> Frame:
         if "answer" not in params:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Final, Protocol
 from upcycle.environment.channel.frames import INVALID_PARAMS, INVALID_REQUEST, SERVER_ERROR, ChannelError
 from upcycle.environment.tools import ToolResult, bounded_text, no_result_within
 from upcycle.errors import InfrastructureError, ScenarioError, UnknownName, UpcycleError
+from upcycle.guidance import failed_attempt, guided_prompt
 from upcycle.judge_calls import JUDGE_CALLS, JudgeCalls
 from upcycle.scenario import ScenarioPlay
 from upcycle.states import StateEntry, StateLog
@@ -48,10 +49,16 @@ class Session(Protocol):
         ...
 
     async def start(
-        self, name: str, arguments: Mapping[str, Any], *, timeout_s: float | None = None
+        self,
+        name: str,
+        arguments: Mapping[str, Any],
+        *,
+        failed: Mapping[str, Any] | None = None,
+        timeout_s: float | None = None,
     ) -> dict[str, Any]:
-        """Play a scenario to its prompt; a task already held is dropped. timeout_s: how long the caller
-        waits, so that what does not answer in time is named."""
+        """Play a scenario to its prompt; a task already held is dropped. failed: an attempt `{"answer",
+        "trajectory"}` after which the scenario guides. timeout_s: how long the caller waits, so that what
+        does not answer in time is named."""
         ...
 
     async def grade(
@@ -124,13 +131,18 @@ class LocalSession:
         return self._running is not None or self._grading is not None
 
     async def start(
-        self, name: str, arguments: Mapping[str, Any], *, timeout_s: float | None = None
+        self,
+        name: str,
+        arguments: Mapping[str, Any],
+        *,
+        failed: Mapping[str, Any] | None = None,
+        timeout_s: float | None = None,
     ) -> dict[str, Any]:
         """Play a scenario to its prompt; a task already held is dropped. Raises ChannelError."""
         self._refuse_if_busy()
         self.is_unused = False
         open_s = None if timeout_s is None else max(timeout_s - _NAMING_S, timeout_s / 2)
-        return await self._interruptible(self._start(name, arguments, open_s))
+        return await self._interruptible(self._start(name, arguments, failed, open_s))
 
     async def grade(
         self, answer: Any, trajectory: Mapping[str, Any] | None, *, judges: bool = False
@@ -209,11 +221,14 @@ class LocalSession:
                 await asyncio.wait([task])
         self._grading = None
 
-    async def _start(self, name: str, arguments: Mapping[str, Any], open_s: float | None) -> dict[str, Any]:
+    async def _start(
+        self, name: str, arguments: Mapping[str, Any], failed: Mapping[str, Any] | None, open_s: float | None
+    ) -> dict[str, Any]:
         await self._drop()
         await self._environment.open(limit_s=open_s)
         try:
-            return await self._played_to_prompt(name, arguments)
+            reply = await self._played_to_prompt(name, arguments)
+            return reply if failed is None else await self._guided(reply, name, arguments, failed)
         except BaseException:
             if self._environment.shuts_down:  # its caller ends the process, and has nothing to wait for
                 await self._environment.close()
@@ -238,6 +253,17 @@ class LocalSession:
         self._play, self._states = play, states
         shuts_down = {"shuts_down": True} if self._environment.shuts_down else {}
         return {"prompt": prompt, **_state_row(first), **shuts_down}
+
+    async def _guided(
+        self, reply: dict[str, Any], name: str, arguments: Mapping[str, Any], failed: Mapping[str, Any]
+    ) -> dict[str, Any]:
+        """The reply to a start, its prompt with what the scenario says after a failed attempt."""
+        try:
+            guidance = await self._environment.scenario_named(name).guide(failed_attempt(failed), arguments)
+        except BaseException:
+            await self._drop()
+            raise
+        return {**reply, "prompt": guided_prompt(reply["prompt"], guidance), "guidance": guidance}
 
     async def _grade(
         self, answer: Any, trajectory: Mapping[str, Any] | None, judges: JudgeCalls | None = None

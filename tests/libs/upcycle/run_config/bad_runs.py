@@ -53,6 +53,15 @@ BAD_TRAININGS: list[tuple[dict[str, Any], str]] = [
     ({"fade_at": 0.5}, "spec.training.fade_at is set but spec.training.reward_schedule is 'constant'"),
     ({"process_rewards": ["evidence"]}, "spec.training.process_rewards is set but"),
     ({"task_sampler": "oldest"}, "spec.training.task_sampler 'oldest' does not exist"),
+    ({"guidance": "always"}, "spec.training.guidance 'always' does not exist"),
+    (
+        {"guidance_max_share": 0.5},
+        "spec.training.guidance_max_share is set but spec.training.guidance is 'off'",
+    ),
+    (
+        {"guidance": "on_failure", "guidance_max_share": 1.5},
+        "spec.training.guidance_max_share must be > 0 and",
+    ),
     ({"stale_after": -1}, "spec.training.stale_after must be >= 0 and <= 8000"),
     ({"max_staleness": -1}, "spec.training.max_staleness must be >= 0 and <= 1000"),
     ({"adam_beta1": 1.0}, "spec.training.adam_beta1 must be >= 0 and < 1, got 1"),

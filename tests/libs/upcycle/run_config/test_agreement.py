@@ -123,6 +123,8 @@ USUAL_AND_ODD: dict[str, tuple[list[Any], list[Any]]] = {
     "fade_at": ([0.8], [0.5, 0.0, 1.1]),
     "fade_steps": ([10], [5, 0]),
     "task_sampler": (["uniform", "spread", "age"], ["", "oldest"]),
+    "guidance": (["off", "on_failure"], ["", "always"]),
+    "guidance_max_share": ([0.25], [0.5, 0.0, 1.1]),
     "process_rewards": ([[]], [["style"]]),
     "learning_rate": ([1e-5, 10.0], [0.0, -1e-5, 10.1, float("nan"), float("inf")]),
     "max_grad_norm": ([1.0], [0.0, float("inf")]),

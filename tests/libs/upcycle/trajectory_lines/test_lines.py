@@ -120,6 +120,15 @@ def test_what_turns_earn_stands_beside_them() -> None:
     assert all("reward" not in turn for turn in line_of_record(rewarded)["turns"])
 
 
+def test_a_guided_record_says_after_which_attempt_and_with_which_words() -> None:
+    plain = record()
+    assert not {"guided_after", "guidance"} & set(line_of_record(plain))
+    plain["summary"]["episode"] |= {"guided_after": "ep-0"}
+    plain["body"]["guidance"] = "Look in the drawer."
+    line = line_of_record(plain)
+    assert (line["guided_after"], line["guidance"]) == ("ep-0", "Look in the drawer.")
+
+
 def test_reasoning_and_states_of_a_record_are_apart_in_its_line(tmp_path: Path) -> None:
     row = record()
     first, second = row["body"]["turns"]

@@ -155,6 +155,23 @@ def test_metrics_are_those_of_the_learner_and_means_over_trajectories() -> None:
     assert {name: metrics[name] for name in measured} == measured
 
 
+def test_rates_are_those_of_what_the_policy_did_without_guidance() -> None:
+    """By hand: rewards 0 and 1 by itself; 1, 1, 0.5 with guidance, two of them successes."""
+    itself = group("c", 7, 7)
+    rewards = enumerate((1.0, 1.0, 0.5))
+    told = [member(n, 1, group_id="d", reward=reward, guided=True) for n, reward in rewards]
+    told = [dataclasses.replace(one, success=one.reward == 1.0) for one in told]
+    guided = dataclasses.replace(group("d", 7), members=tuple(told))
+    metrics = record(groups=(itself, guided)).metrics
+    assert (metrics["reward_mean"], metrics["success_rate"]) == (0.5, 0.5)
+    assert metrics["guided_fraction"] == 3 / 5
+    assert metrics["guided_success_rate"] == pytest.approx(2 / 3)
+    assert metrics["trajectories"] == 5.0, "all of them train"
+    alone = record(groups=(guided,)).metrics
+    assert (alone["success_rate"], alone["guided_fraction"]) == (pytest.approx(2 / 3), 1.0)
+    assert "guided_fraction" not in record(groups=(itself,)).metrics
+
+
 def test_a_trainer_that_measured_no_time_of_the_learner_was_idle_throughout_or_not_at_all() -> None:
     assert record(idle_s=0.5).metrics["idle_fraction"] == 1.0
     assert record(idle_s=0.0).metrics["idle_fraction"] == 0.0

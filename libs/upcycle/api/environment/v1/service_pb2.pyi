@@ -85,6 +85,7 @@ class OpenResponse(_message.Message):
     LIMITS_CALLS_FIELD_NUMBER: _builtins.int
     SOURCE_DIGEST_FIELD_NUMBER: _builtins.int
     FIRST_STATE_FIELD_NUMBER: _builtins.int
+    GUIDANCE_FIELD_NUMBER: _builtins.int
     lease_id: _builtins.str
     environment_address: _builtins.str
     """host:port of the fleet replica that holds the lease"""
@@ -92,6 +93,8 @@ class OpenResponse(_message.Message):
     """CallTool takes limit_s; a fleet of 0.3.0 refuses a request that has it"""
     source_digest: _builtins.str
     """of the code that answers and judges; empty: not known"""
+    guidance: _builtins.str
+    """what the scenario says after a failed attempt, the end of the prompt; empty: the episode is not guided"""
     @_builtins.property
     def prompt(self) -> _containers.RepeatedCompositeFieldContainer[_trajectory_pb2.Message]: ...
     @_builtins.property
@@ -113,10 +116,11 @@ class OpenResponse(_message.Message):
         limits_calls: _builtins.bool = ...,
         source_digest: _builtins.str = ...,
         first_state: _trajectory_pb2.StateSnapshot | None = ...,
+        guidance: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["expires_at", b"expires_at", "first_state", b"first_state"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["environment_address", b"environment_address", "expires_at", b"expires_at", "first_state", b"first_state", "lease_id", b"lease_id", "limits_calls", b"limits_calls", "prompt", b"prompt", "source_digest", b"source_digest", "tools", b"tools"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["environment_address", b"environment_address", "expires_at", b"expires_at", "first_state", b"first_state", "guidance", b"guidance", "lease_id", b"lease_id", "limits_calls", b"limits_calls", "prompt", b"prompt", "source_digest", b"source_digest", "tools", b"tools"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

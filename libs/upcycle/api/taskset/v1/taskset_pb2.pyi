@@ -451,6 +451,8 @@ class TrainingConfig(_message.Message):
     FADE_STEPS_FIELD_NUMBER: _builtins.int
     PROCESS_REWARDS_FIELD_NUMBER: _builtins.int
     TASK_SAMPLER_FIELD_NUMBER: _builtins.int
+    GUIDANCE_FIELD_NUMBER: _builtins.int
+    GUIDANCE_MAX_SHARE_FIELD_NUMBER: _builtins.int
     steps: _builtins.int
     """optimizer steps, default 100; 0: until the run is stopped"""
     prompts_per_step: _builtins.int
@@ -530,6 +532,12 @@ class TrainingConfig(_message.Message):
     """steps in a row with it, and steps of the fall, default 10"""
     task_sampler: _builtins.str
     """which task is played next: "uniform", "spread" or "age", default "uniform" """
+    guidance: _builtins.str
+    """"on_failure": a task whose group settled without a success and without spread is attempted once more, by a group with
+    the scenario's guidance in its prompt. "off": never. Default "off".
+    """
+    guidance_max_share: _builtins.float
+    """of the run's groups, those that are guided at most, default 0.25"""
     @_builtins.property
     def loss_config(self) -> _containers.ScalarMap[_builtins.str, _builtins.float]:
         """e.g. clip_low 0.2, clip_high 0.28"""
@@ -579,10 +587,12 @@ class TrainingConfig(_message.Message):
         fade_steps: _builtins.int | None = ...,
         process_rewards: _abc.Iterable[_builtins.str] | None = ...,
         task_sampler: _builtins.str | None = ...,
+        guidance: _builtins.str | None = ...,
+        guidance_max_share: _builtins.float | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_adam_beta1", b"_adam_beta1", "_adam_beta2", b"_adam_beta2", "_advantage", b"_advantage", "_aggregation", b"_aggregation", "_checkpoint_every_steps", b"_checkpoint_every_steps", "_drift_groups", b"_drift_groups", "_epochs", b"_epochs", "_fade_at", b"_fade_at", "_fade_steps", b"_fade_steps", "_kl_estimator", b"_kl_estimator", "_kl_placement", b"_kl_placement", "_learning_rate", b"_learning_rate", "_lora_alpha", b"_lora_alpha", "_lora_rank", b"_lora_rank", "_lora_targets", b"_lora_targets", "_loss", b"_loss", "_lr_schedule", b"_lr_schedule", "_max_grad_norm", b"_max_grad_norm", "_max_infra_failures", b"_max_infra_failures", "_max_staleness", b"_max_staleness", "_min_lr_fraction", b"_min_lr_fraction", "_min_spread", b"_min_spread", "_no_step_groups", b"_no_step_groups", "_prompts_per_step", b"_prompts_per_step", "_reward_schedule", b"_reward_schedule", "_score_failures", b"_score_failures", "_seed", b"_seed", "_solved_groups", b"_solved_groups", "_stale_after", b"_stale_after", "_steps", b"_steps", "_task_sampler", b"_task_sampler", "_turn_credit", b"_turn_credit", "_turn_discount", b"_turn_discount", "_turn_reward_weight", b"_turn_reward_weight", "_warmup_steps", b"_warmup_steps", "_weight_decay", b"_weight_decay", "adam_beta1", b"adam_beta1", "adam_beta2", b"adam_beta2", "advantage", b"advantage", "aggregation", b"aggregation", "checkpoint_every_steps", b"checkpoint_every_steps", "drift_groups", b"drift_groups", "epochs", b"epochs", "fade_at", b"fade_at", "fade_steps", b"fade_steps", "kl_estimator", b"kl_estimator", "kl_placement", b"kl_placement", "learning_rate", b"learning_rate", "lora_alpha", b"lora_alpha", "lora_rank", b"lora_rank", "lora_targets", b"lora_targets", "loss", b"loss", "lr_schedule", b"lr_schedule", "max_grad_norm", b"max_grad_norm", "max_infra_failures", b"max_infra_failures", "max_staleness", b"max_staleness", "min_lr_fraction", b"min_lr_fraction", "min_spread", b"min_spread", "no_step_groups", b"no_step_groups", "prompts_per_step", b"prompts_per_step", "reward_schedule", b"reward_schedule", "score_failures", b"score_failures", "seed", b"seed", "solved_groups", b"solved_groups", "stale_after", b"stale_after", "steps", b"steps", "task_sampler", b"task_sampler", "turn_credit", b"turn_credit", "turn_discount", b"turn_discount", "turn_reward_weight", b"turn_reward_weight", "warmup_steps", b"warmup_steps", "weight_decay", b"weight_decay"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_adam_beta1", b"_adam_beta1", "_adam_beta2", b"_adam_beta2", "_advantage", b"_advantage", "_aggregation", b"_aggregation", "_checkpoint_every_steps", b"_checkpoint_every_steps", "_drift_groups", b"_drift_groups", "_epochs", b"_epochs", "_fade_at", b"_fade_at", "_fade_steps", b"_fade_steps", "_guidance", b"_guidance", "_guidance_max_share", b"_guidance_max_share", "_kl_estimator", b"_kl_estimator", "_kl_placement", b"_kl_placement", "_learning_rate", b"_learning_rate", "_lora_alpha", b"_lora_alpha", "_lora_rank", b"_lora_rank", "_lora_targets", b"_lora_targets", "_loss", b"_loss", "_lr_schedule", b"_lr_schedule", "_max_grad_norm", b"_max_grad_norm", "_max_infra_failures", b"_max_infra_failures", "_max_staleness", b"_max_staleness", "_min_lr_fraction", b"_min_lr_fraction", "_min_spread", b"_min_spread", "_no_step_groups", b"_no_step_groups", "_prompts_per_step", b"_prompts_per_step", "_reward_schedule", b"_reward_schedule", "_score_failures", b"_score_failures", "_seed", b"_seed", "_solved_groups", b"_solved_groups", "_stale_after", b"_stale_after", "_steps", b"_steps", "_task_sampler", b"_task_sampler", "_turn_credit", b"_turn_credit", "_turn_discount", b"_turn_discount", "_turn_reward_weight", b"_turn_reward_weight", "_warmup_steps", b"_warmup_steps", "_weight_decay", b"_weight_decay", "adam_beta1", b"adam_beta1", "adam_beta2", b"adam_beta2", "advantage", b"advantage", "aggregation", b"aggregation", "checkpoint_every_steps", b"checkpoint_every_steps", "drift_groups", b"drift_groups", "epochs", b"epochs", "fade_at", b"fade_at", "fade_steps", b"fade_steps", "guidance", b"guidance", "guidance_max_share", b"guidance_max_share", "kl_estimator", b"kl_estimator", "kl_placement", b"kl_placement", "learning_rate", b"learning_rate", "lora_alpha", b"lora_alpha", "lora_rank", b"lora_rank", "lora_targets", b"lora_targets", "loss", b"loss", "lr_schedule", b"lr_schedule", "max_grad_norm", b"max_grad_norm", "max_infra_failures", b"max_infra_failures", "max_staleness", b"max_staleness", "min_lr_fraction", b"min_lr_fraction", "min_spread", b"min_spread", "no_step_groups", b"no_step_groups", "prompts_per_step", b"prompts_per_step", "reward_schedule", b"reward_schedule", "score_failures", b"score_failures", "seed", b"seed", "solved_groups", b"solved_groups", "stale_after", b"stale_after", "steps", b"steps", "task_sampler", b"task_sampler", "turn_credit", b"turn_credit", "turn_discount", b"turn_discount", "turn_reward_weight", b"turn_reward_weight", "warmup_steps", b"warmup_steps", "weight_decay", b"weight_decay"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_adam_beta1", b"_adam_beta1", "_adam_beta2", b"_adam_beta2", "_advantage", b"_advantage", "_aggregation", b"_aggregation", "_checkpoint_every_steps", b"_checkpoint_every_steps", "_drift_groups", b"_drift_groups", "_epochs", b"_epochs", "_fade_at", b"_fade_at", "_fade_steps", b"_fade_steps", "_kl_estimator", b"_kl_estimator", "_kl_placement", b"_kl_placement", "_learning_rate", b"_learning_rate", "_lora_alpha", b"_lora_alpha", "_lora_rank", b"_lora_rank", "_lora_targets", b"_lora_targets", "_loss", b"_loss", "_lr_schedule", b"_lr_schedule", "_max_grad_norm", b"_max_grad_norm", "_max_infra_failures", b"_max_infra_failures", "_max_staleness", b"_max_staleness", "_min_lr_fraction", b"_min_lr_fraction", "_min_spread", b"_min_spread", "_no_step_groups", b"_no_step_groups", "_prompts_per_step", b"_prompts_per_step", "_reward_schedule", b"_reward_schedule", "_score_failures", b"_score_failures", "_seed", b"_seed", "_solved_groups", b"_solved_groups", "_stale_after", b"_stale_after", "_steps", b"_steps", "_task_sampler", b"_task_sampler", "_turn_credit", b"_turn_credit", "_turn_discount", b"_turn_discount", "_turn_reward_weight", b"_turn_reward_weight", "_warmup_steps", b"_warmup_steps", "_weight_decay", b"_weight_decay", "adam_beta1", b"adam_beta1", "adam_beta2", b"adam_beta2", "advantage", b"advantage", "aggregation", b"aggregation", "checkpoint_every_steps", b"checkpoint_every_steps", "drift_groups", b"drift_groups", "epochs", b"epochs", "fade_at", b"fade_at", "fade_steps", b"fade_steps", "kl_estimator", b"kl_estimator", "kl_placement", b"kl_placement", "learning_rate", b"learning_rate", "lora_alpha", b"lora_alpha", "lora_rank", b"lora_rank", "lora_targets", b"lora_targets", "loss", b"loss", "loss_config", b"loss_config", "lr_schedule", b"lr_schedule", "max_grad_norm", b"max_grad_norm", "max_infra_failures", b"max_infra_failures", "max_staleness", b"max_staleness", "min_lr_fraction", b"min_lr_fraction", "min_spread", b"min_spread", "no_step_groups", b"no_step_groups", "process_rewards", b"process_rewards", "prompts_per_step", b"prompts_per_step", "reward_schedule", b"reward_schedule", "score_failures", b"score_failures", "seed", b"seed", "solved_groups", b"solved_groups", "stale_after", b"stale_after", "steps", b"steps", "task_sampler", b"task_sampler", "turn_credit", b"turn_credit", "turn_discount", b"turn_discount", "turn_reward_weight", b"turn_reward_weight", "warmup_steps", b"warmup_steps", "weight_decay", b"weight_decay"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_adam_beta1", b"_adam_beta1", "_adam_beta2", b"_adam_beta2", "_advantage", b"_advantage", "_aggregation", b"_aggregation", "_checkpoint_every_steps", b"_checkpoint_every_steps", "_drift_groups", b"_drift_groups", "_epochs", b"_epochs", "_fade_at", b"_fade_at", "_fade_steps", b"_fade_steps", "_guidance", b"_guidance", "_guidance_max_share", b"_guidance_max_share", "_kl_estimator", b"_kl_estimator", "_kl_placement", b"_kl_placement", "_learning_rate", b"_learning_rate", "_lora_alpha", b"_lora_alpha", "_lora_rank", b"_lora_rank", "_lora_targets", b"_lora_targets", "_loss", b"_loss", "_lr_schedule", b"_lr_schedule", "_max_grad_norm", b"_max_grad_norm", "_max_infra_failures", b"_max_infra_failures", "_max_staleness", b"_max_staleness", "_min_lr_fraction", b"_min_lr_fraction", "_min_spread", b"_min_spread", "_no_step_groups", b"_no_step_groups", "_prompts_per_step", b"_prompts_per_step", "_reward_schedule", b"_reward_schedule", "_score_failures", b"_score_failures", "_seed", b"_seed", "_solved_groups", b"_solved_groups", "_stale_after", b"_stale_after", "_steps", b"_steps", "_task_sampler", b"_task_sampler", "_turn_credit", b"_turn_credit", "_turn_discount", b"_turn_discount", "_turn_reward_weight", b"_turn_reward_weight", "_warmup_steps", b"_warmup_steps", "_weight_decay", b"_weight_decay", "adam_beta1", b"adam_beta1", "adam_beta2", b"adam_beta2", "advantage", b"advantage", "aggregation", b"aggregation", "checkpoint_every_steps", b"checkpoint_every_steps", "drift_groups", b"drift_groups", "epochs", b"epochs", "fade_at", b"fade_at", "fade_steps", b"fade_steps", "guidance", b"guidance", "guidance_max_share", b"guidance_max_share", "kl_estimator", b"kl_estimator", "kl_placement", b"kl_placement", "learning_rate", b"learning_rate", "lora_alpha", b"lora_alpha", "lora_rank", b"lora_rank", "lora_targets", b"lora_targets", "loss", b"loss", "loss_config", b"loss_config", "lr_schedule", b"lr_schedule", "max_grad_norm", b"max_grad_norm", "max_infra_failures", b"max_infra_failures", "max_staleness", b"max_staleness", "min_lr_fraction", b"min_lr_fraction", "min_spread", b"min_spread", "no_step_groups", b"no_step_groups", "process_rewards", b"process_rewards", "prompts_per_step", b"prompts_per_step", "reward_schedule", b"reward_schedule", "score_failures", b"score_failures", "seed", b"seed", "solved_groups", b"solved_groups", "stale_after", b"stale_after", "steps", b"steps", "task_sampler", b"task_sampler", "turn_credit", b"turn_credit", "turn_discount", b"turn_discount", "turn_reward_weight", b"turn_reward_weight", "warmup_steps", b"warmup_steps", "weight_decay", b"weight_decay"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__adam_beta1: _TypeAlias = _typing.Literal["adam_beta1"]  # noqa: Y015
     _WhichOneofArgType__adam_beta1: _TypeAlias = _typing.Literal["_adam_beta1", b"_adam_beta1"]  # noqa: Y015
@@ -602,6 +612,10 @@ class TrainingConfig(_message.Message):
     _WhichOneofArgType__fade_at: _TypeAlias = _typing.Literal["_fade_at", b"_fade_at"]  # noqa: Y015
     _WhichOneofReturnType__fade_steps: _TypeAlias = _typing.Literal["fade_steps"]  # noqa: Y015
     _WhichOneofArgType__fade_steps: _TypeAlias = _typing.Literal["_fade_steps", b"_fade_steps"]  # noqa: Y015
+    _WhichOneofReturnType__guidance: _TypeAlias = _typing.Literal["guidance"]  # noqa: Y015
+    _WhichOneofArgType__guidance: _TypeAlias = _typing.Literal["_guidance", b"_guidance"]  # noqa: Y015
+    _WhichOneofReturnType__guidance_max_share: _TypeAlias = _typing.Literal["guidance_max_share"]  # noqa: Y015
+    _WhichOneofArgType__guidance_max_share: _TypeAlias = _typing.Literal["_guidance_max_share", b"_guidance_max_share"]  # noqa: Y015
     _WhichOneofReturnType__kl_estimator: _TypeAlias = _typing.Literal["kl_estimator"]  # noqa: Y015
     _WhichOneofArgType__kl_estimator: _TypeAlias = _typing.Literal["_kl_estimator", b"_kl_estimator"]  # noqa: Y015
     _WhichOneofReturnType__kl_placement: _TypeAlias = _typing.Literal["kl_placement"]  # noqa: Y015
@@ -674,6 +688,10 @@ class TrainingConfig(_message.Message):
     def WhichOneof(self, oneof_group: _WhichOneofArgType__fade_at) -> _WhichOneofReturnType__fade_at | None: ...
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__fade_steps) -> _WhichOneofReturnType__fade_steps | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__guidance) -> _WhichOneofReturnType__guidance | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__guidance_max_share) -> _WhichOneofReturnType__guidance_max_share | None: ...
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__kl_estimator) -> _WhichOneofReturnType__kl_estimator | None: ...
     @_typing.overload
@@ -1278,6 +1296,7 @@ class EpisodeResult(_message.Message):
     TRAJECTORY_ID_FIELD_NUMBER: _builtins.int
     USAGE_FIELD_NUMBER: _builtins.int
     FAILURE_DETAIL_FIELD_NUMBER: _builtins.int
+    GUIDED_AFTER_FIELD_NUMBER: _builtins.int
     episode_id: _builtins.str
     task_slug: _builtins.str
     family: _builtins.str
@@ -1293,6 +1312,8 @@ class EpisodeResult(_message.Message):
     """of its record"""
     failure_detail: _builtins.str
     """of failure_kind: the error, its traceback and what the episode printed, each cut"""
+    guided_after: _builtins.str
+    """the failed episode after which it was guided; empty: not guided"""
     @_builtins.property
     def sampled_by(self) -> _common_pb2.VersionSpan: ...
     @_builtins.property
@@ -1315,10 +1336,11 @@ class EpisodeResult(_message.Message):
         trajectory_id: _builtins.str = ...,
         usage: _common_pb2.Usage | None = ...,
         failure_detail: _builtins.str = ...,
+        guided_after: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["sampled_by", b"sampled_by", "usage", b"usage"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["episode_id", b"episode_id", "failure_detail", b"failure_detail", "failure_kind", b"failure_kind", "family", b"family", "member", b"member", "num_turns", b"num_turns", "reward", b"reward", "sampled_by", b"sampled_by", "status", b"status", "success", b"success", "task_slug", b"task_slug", "trajectory_id", b"trajectory_id", "usage", b"usage"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["episode_id", b"episode_id", "failure_detail", b"failure_detail", "failure_kind", b"failure_kind", "family", b"family", "guided_after", b"guided_after", "member", b"member", "num_turns", b"num_turns", "reward", b"reward", "sampled_by", b"sampled_by", "status", b"status", "success", b"success", "task_slug", b"task_slug", "trajectory_id", b"trajectory_id", "usage", b"usage"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -419,6 +419,7 @@ class TrajectoryBody(_message.Message):
     SOURCE_DIGEST_FIELD_NUMBER: _builtins.int
     FIRST_STATE_FIELD_NUMBER: _builtins.int
     LAST_STATE_FIELD_NUMBER: _builtins.int
+    GUIDANCE_FIELD_NUMBER: _builtins.int
     stop_reason: Global___StopReason.ValueType
     answer: _builtins.str
     temperature: _builtins.float
@@ -431,6 +432,8 @@ class TrajectoryBody(_message.Message):
     environment_address: _builtins.str
     source_digest: _builtins.str
     """of the environment's code, which judges it; empty: not known"""
+    guidance: _builtins.str
+    """of a guided episode: the end of its prompt, which the scenario made of the attempt guided_after"""
     @_builtins.property
     def episode(self) -> _common_pb2.EpisodeIdentity: ...
     @_builtins.property
@@ -483,10 +486,11 @@ class TrajectoryBody(_message.Message):
         source_digest: _builtins.str = ...,
         first_state: Global___StateSnapshot | None = ...,
         last_state: Global___StateSnapshot | None = ...,
+        guidance: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["ended_at", b"ended_at", "episode", b"episode", "failure", b"failure", "first_state", b"first_state", "last_state", b"last_state", "sampled_by", b"sampled_by", "started_at", b"started_at", "usage", b"usage"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["answer", b"answer", "ended_at", b"ended_at", "engine_id", b"engine_id", "environment_address", b"environment_address", "episode", b"episode", "failure", b"failure", "first_state", b"first_state", "last_state", b"last_state", "lease_id", b"lease_id", "prompt", b"prompt", "sampled_by", b"sampled_by", "source_digest", b"source_digest", "started_at", b"started_at", "stop_reason", b"stop_reason", "temperature", b"temperature", "tools_json", b"tools_json", "traceparent", b"traceparent", "turns", b"turns", "usage", b"usage"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["answer", b"answer", "ended_at", b"ended_at", "engine_id", b"engine_id", "environment_address", b"environment_address", "episode", b"episode", "failure", b"failure", "first_state", b"first_state", "guidance", b"guidance", "last_state", b"last_state", "lease_id", b"lease_id", "prompt", b"prompt", "sampled_by", b"sampled_by", "source_digest", b"source_digest", "started_at", b"started_at", "stop_reason", b"stop_reason", "temperature", b"temperature", "tools_json", b"tools_json", "traceparent", b"traceparent", "turns", b"turns", "usage", b"usage"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -115,8 +115,8 @@ class Leases:
             )
         self._starting += 1
         try:
-            episode = await self._with_failed(await self._episodes.to_play(episode_id))
-            environment = await self._started(episode)
+            episode = await self._episodes.to_play(episode_id)
+            environment = await self._started(await self._with_failed(episode))
         finally:
             self._starting -= 1
         self._alive += 1
@@ -233,7 +233,8 @@ class Leases:
         return opened
 
     async def _with_failed(self, episode: EpisodeToPlay) -> EpisodeToPlay:
-        """With the attempt after which its scenario guides. Raises BodyUnreadable, Unavailable."""
+        """With the attempt after which its scenario guides; no lease keeps that. Raises BodyUnreadable,
+        Unavailable."""
         if episode.guided_after is None:
             return episode
         read = await self._transcripts.read(episode.guided_after)

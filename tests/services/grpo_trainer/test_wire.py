@@ -107,6 +107,14 @@ async def test_a_budget_of_turns_cuts_an_episode_off_as_one_of_tokens_does(
     assert (graded.cut_off, graded.num_tokens) == (is_cut_off, 17)
 
 
+async def test_a_guided_trajectory_trains_and_is_known_as_guided(world: World) -> None:
+    fact = await Episodes(world).fact(0, 0, 1.0)
+    assert not wire.graded_from_wire(fact, 1, {}).guided
+    fact.episode.guided_after = "run-1-g00000-e000-a0"
+    graded = wire.graded_from_wire(fact, 1, {})
+    assert (graded.guided, graded.may_train) == (True, True)
+
+
 def test_versions_span_all_sampled_tokens() -> None:
     spans = [TokenVersions(version=4, num_tokens=1), TokenVersions(version=5, num_tokens=2)]
     mixed = tokens(turn(1, 3, versions=spans), turn(1, 1, versions=spans[:1]))

@@ -232,5 +232,5 @@ async def test_an_evaluation_never_guides_nor_counts_what_was_guided(planner: Pl
 async def _requested(planner: PlannerHarness, episode: str) -> EpisodeRequested:
     query = sa.text("SELECT payload FROM outbox WHERE event_id = :id")
     wanted = {"id": f"episode.requested/{episode}"}
-    payload = await planner.database.run(lambda sql: sql.execute(query, wanted).scalars().first())
+    payload = await planner.database.run(lambda sql: sql.execute(query, wanted).scalars().one())
     return json_format.Parse(payload, EpisodeRequested())

@@ -55,6 +55,8 @@ async def test_the_second_attempt_reads_what_the_scenario_makes_of_the_first(fle
         {"role": "user", "content": f"Where is it?\n\n{HINT}", "name": ""}
     ]
     assert opened.guidance == opened_to_wire(opened, "x").guidance == HINT
+    (lease,) = fleet.leases._leases.values()
+    assert lease.episode.failed is None, "a lease that has ended is kept for long, an attempt is large"
     assert (await fleet.grade(opened, "cellar")).reward == 1.0
 
 

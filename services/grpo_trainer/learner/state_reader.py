@@ -50,7 +50,7 @@ class StateReader(filesystem.FileSystemReader):
 
     def _check(self, found: object) -> None:
         if not isinstance(found, Metadata):
-            raise pickle.UnpicklingError(f"its index holds a {type(found).__name__}")
+            raise pickle.UnpicklingError(f"its index is of type {type(found).__name__}")
         for one in found.storage_data.values():
             if PurePath(one.relative_path).name != one.relative_path:
                 raise pickle.UnpicklingError(f"its index names the file {one.relative_path!r:.200}")

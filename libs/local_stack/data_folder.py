@@ -28,8 +28,7 @@ def make_private(folder: Path) -> str:
 
     A folder that holds other things too (`--data-dir .`) stays as it is, and so do they."""
     if not folder.exists():
-        folder.parent.mkdir(parents=True, exist_ok=True)
-        folder.mkdir(mode=_FOLDER_MODE)
+        folder.mkdir(mode=_FOLDER_MODE, parents=True)
         return ""
     status = folder.stat()
     if status.st_uid != os.geteuid():  # who could change what runs as us

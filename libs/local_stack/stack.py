@@ -211,7 +211,7 @@ class Stack:
             closed = make_private(self._data_dir)
         except OSError as error:
             raise StackRefused(
-                f"the data folder {self._data_dir} cannot be made its user's alone: {error.strerror}",
+                f"the data folder {self._data_dir} cannot be used: {error.strerror}",
                 "name another: --data-dir FOLDER",
             ) from error
         settings = self.settings

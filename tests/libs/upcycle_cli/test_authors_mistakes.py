@@ -225,4 +225,4 @@ def test_files_that_cannot_be_written_are_named_with_their_flag(
     assert "--trajectories mine.py/x/f.jsonl: its folder cannot be made: Not a directory; name a file" in said
     assert run(["up", "--data-dir", "mine.py/x"]) == 2
     said = capsys.readouterr().err
-    assert "mine.py/x cannot be made: Not a directory; name another: --data-dir FOLDER" in said
+    assert "mine.py/x cannot be used: Not a directory; name another: --data-dir FOLDER" in said

@@ -8,6 +8,7 @@ from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from local_stack.importing import import_policy
 from local_stack.stack import Stack, StackSettings
@@ -15,12 +16,17 @@ from service_kit.leash import leashed
 from upcycle.api.common.v1.common_pb2 import CHANNEL_LATEST, PURPOSE_EVAL, PolicySelector
 from upcycle.api.registry.v1.registry_pb2 import ENGINE_STATE_READY, EngineLease
 from upcycle.api.registry.v1.service_pb2 import GetModelRequest, RenewEngineLeaseRequest
+from upcycle.api.registry.v1.service_pb2_grpc import RegistryServiceStub
 from upcycle.api.taskset.v1.service_pb2 import RegisterTasksetRequest
 from upcycle.api.taskset.v1.taskset_pb2 import RUN_STATE_COMPLETED, Run, RunSpec, SamplingConfig
 from upcycle.platform import Addresses, Platform
+from upcycle.rpc import connect
 from upcycle.run_client import follow_run, submit_run
 from upcycle.tasks import Taskset
 from upcycle.wire import taskset_to_wire
+
+if TYPE_CHECKING:  # only the stubs know the asynchronous classes
+    from upcycle.api.registry.v1.service_pb2_grpc import RegistryServiceAsyncStub
 
 REPOSITORY = Path(__file__).resolve().parents[1]
 POLICY_DIR = REPOSITORY / "examples" / "incident" / "policy"
@@ -71,7 +77,12 @@ async def bench(
             extra_env=extra_env or {},
         )
         async with Stack(settings) as stack:
-            addresses = Addresses(stack.peers, "the benchmark's stack", stack.gateway_key_file)
+            addresses = Addresses(
+                stack.peers,
+                "the benchmark's stack",
+                stack.gateway_key_file,
+                operator_key_file=stack.operator_key_file,
+            )
             async with Platform(addresses) as platform:
                 yield Bench(stack, platform, addresses)
 
@@ -80,10 +91,18 @@ async def bench(
 async def instant_bench(**extra_env: str) -> AsyncIterator[Bench]:
     """The platform with the engine that answers at once on channel `latest`."""
     async with bench(extra_env=extra_env) as running:
-        await import_policy(running.stack.peers["registry"], MODEL, POLICY_DIR, timeout_s=60)
-        async with _instant_engine() as url:
-            await _renew(running.platform, url)
-            renewing = asyncio.create_task(_keep_renewing(running.platform, url))
+        await import_policy(
+            running.stack.peers["registry"],
+            MODEL,
+            POLICY_DIR,
+            key=running.addresses.platform_key(),
+            timeout_s=60,
+        )
+        as_service = connect(running.stack.peers["registry"], api_key=running.stack.service_key)
+        async with _instant_engine() as url, as_service as channel:
+            registry: RegistryServiceAsyncStub = RegistryServiceStub(channel)
+            await _renew(registry, url)
+            renewing = asyncio.create_task(_keep_renewing(registry, url))
             try:
                 yield running
             finally:
@@ -118,14 +137,14 @@ async def _instant_engine() -> AsyncIterator[str]:
         await process.wait()
 
 
-async def _keep_renewing(platform: Platform, url: str) -> None:
+async def _keep_renewing(registry: "RegistryServiceAsyncStub", url: str) -> None:
     while True:
         await asyncio.sleep(_RENEW_S)
-        await _renew(platform, url)
+        await _renew(registry, url)
 
 
-async def _renew(platform: Platform, url: str) -> None:
-    base = (await platform.registry.GetModel(GetModelRequest(model=MODEL), timeout=10)).base
+async def _renew(registry: "RegistryServiceAsyncStub", url: str) -> None:
+    base = (await registry.GetModel(GetModelRequest(model=MODEL), timeout=10)).base
     lease = EngineLease(
         engine_id="instant",
         base_url=url,
@@ -137,4 +156,4 @@ async def _renew(platform: Platform, url: str) -> None:
         engine_kind="instant",
         manifest=base.manifest,
     )
-    await platform.registry.RenewEngineLease(RenewEngineLeaseRequest(lease=lease, ttl_s=_TTL_S), timeout=10)
+    await registry.RenewEngineLease(RenewEngineLeaseRequest(lease=lease, ttl_s=_TTL_S), timeout=10)

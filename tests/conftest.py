@@ -21,6 +21,9 @@ default on a large disk, are fewer than there are modules with a bucket."""
 # No test reads the profile of the person who runs it.
 os.environ["XDG_CONFIG_HOME"] = f"{tempfile.gettempdir()}/upcycle-tests-without-a-profile"
 
+# A service that a test starts alone serves it without a key; stacks make keys of their own, and drop this.
+os.environ["UPCYCLE_ACCESS_OPEN"] = "true"
+
 
 def pytest_report_header() -> str:
     """What the SQL suites run on, since that depends on the machine."""
@@ -98,9 +101,12 @@ def postgres_server() -> Iterator[PostgresServer]:
 
 
 @pytest.fixture(params=BACKENDS)
-def sql_url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
-    """URL of a fresh, empty database: SQLite always, Postgres too where this machine has it."""
+def sql_url(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
+    """URL of an empty database: SQLite always, Postgres too where this machine has it."""
     if request.param == "sqlite":
-        return f"sqlite:///{tmp_path / 'test.sqlite'}"
+        yield f"sqlite:///{tmp_path / 'test.sqlite'}"
+        return
     server: PostgresServer = request.getfixturevalue("postgres_server")
-    return server.database()
+    url = server.database()
+    yield url
+    server.give_back(url)

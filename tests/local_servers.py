@@ -149,14 +149,17 @@ class NatsServer(LocalServer):
         port: int = 0,
         *,
         login: NatsLogin | None = None,
+        accounts: str = "",
         member: NatsMember | None = None,
     ) -> None:
-        """port: of clients; 0: a free one, chosen at the first start. member: of a cluster."""
+        """port: of clients; 0: a free one, chosen at the first start. accounts: see nats_command. member: of
+        a cluster."""
         super().__init__(data_dir)
         self._member = member
         self._port = port
         self._http_port = 0
         self._login = login
+        self._accounts = accounts
 
     @property
     def url(self) -> str:
@@ -175,9 +178,13 @@ class NatsServer(LocalServer):
         # A killed server leaves its own; pids come again.
         for stale in (self._data_dir / "ports").glob("*.ports"):
             stale.unlink()
-        login, member = self._login, self._member
         argv = nats_command(
-            self._data_dir, port=self._port, http_port=self._http_port, login=login, member=member
+            self._data_dir,
+            port=self._port,
+            http_port=self._http_port,
+            login=self._login,
+            accounts=self._accounts,
+            member=self._member,
         )
         return argv, {}
 

@@ -94,7 +94,7 @@ def _guided(table: Table, kind: int) -> Group:
 def _drawn_kind(table: Table, past: Sequence[TaskPast], at: int) -> int:
     if table.spec.task_sampler == UNIFORM:
         return int(table.random.integers(len(past)))
-    ((_, kind),) = draw_tasks(table.spec.task_sampler, table.seed, past, range(at, at + 1))
+    (kind,) = draw_tasks(table.spec.task_sampler, table.seed, past, range(at, at + 1))
     return kind
 
 

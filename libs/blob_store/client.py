@@ -17,7 +17,13 @@ def make_client(
     settings: S3Settings, *, timeout: urllib3.Timeout = TRANSFER_TIMEOUT, connections: int = 1
 ) -> tuple[Minio, urllib3.PoolManager]:
     """A client and its connection pool, to be cleared in the end. Connects at the first request."""
-    pool = urllib3.PoolManager(maxsize=connections, timeout=timeout, retries=False)
+    pool = urllib3.PoolManager(
+        maxsize=connections,
+        timeout=timeout,
+        retries=False,
+        cert_reqs="CERT_REQUIRED",
+        ca_certs=None if settings.ca is None else str(settings.ca),
+    )
     client = Minio(
         settings.endpoint,
         access_key=settings.access_key.get_secret_value(),

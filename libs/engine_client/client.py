@@ -28,10 +28,13 @@ PauseMode = Literal["keep", "wait", "abort"]
 class EngineClient:
     """Client of one engine process. Create it anywhere, use it in one event loop, `close` it."""
 
-    def __init__(self, base_url: str, *, new_seed: Callable[[], int] | None = None) -> None:
-        """`base_url`: origin without /v1. `new_seed`: seeds for requests without one, 0 .. 2**63 - 1."""
+    def __init__(
+        self, base_url: str, *, new_seed: Callable[[], int] | None = None, admin_key: str = ""
+    ) -> None:
+        """`base_url`: origin without /v1. `new_seed`: seeds for requests without one, 0 .. 2**63 - 1.
+        `admin_key`: of an engine that lets its supervisor alone steer it."""
         self.base_url = base_url.rstrip("/")
-        self._http = Transport(base_url)
+        self._http = Transport(base_url, admin_key)
         self._new_seed = new_seed or (lambda: secrets.randbelow(_MAX_SEED))
         self._has_generate = True
 

@@ -22,8 +22,10 @@ _RETRIABLE = frozenset({408, 425, 429})
 class Transport:
     """Owns the connection pool. Not safe to share between event loops."""
 
-    def __init__(self, base_url: str) -> None:
+    def __init__(self, base_url: str, key: str = "") -> None:
+        """key: sent with each request, where there is one."""
         self.base_url = base_url.rstrip("/")
+        self._key = {"authorization": f"Bearer {key}"} if key else {}
         self._session: aiohttp.ClientSession | None = None
 
     async def close(self) -> None:
@@ -75,7 +77,7 @@ class Transport:
         self, method: str, path: str, data: bytes | None, timeout: aiohttp.ClientTimeout
     ) -> tuple[int, bytes]:
         async with self._open().request(
-            method, self.base_url + path, data=data, headers=_headers(), timeout=timeout
+            method, self.base_url + path, data=data, headers={**_headers(), **self._key}, timeout=timeout
         ) as reply:
             return reply.status, await reply.read()
 

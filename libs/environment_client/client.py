@@ -45,9 +45,13 @@ class EnvironmentTimeouts:
 class EnvironmentClient:
     """The first call connects, `stop` closes all channels."""
 
-    def __init__(self, address: str = "", timeouts: EnvironmentTimeouts | None = None) -> None:
-        """address: where episodes are opened; each lease then names the replica that holds it."""
+    def __init__(
+        self, address: str = "", timeouts: EnvironmentTimeouts | None = None, *, api_key: str | None = None
+    ) -> None:
+        """address: where episodes are opened; each lease then names the replica that holds it. api_key: of a
+        service."""
         self._address = address
+        self._api_key = api_key
         self._timeouts = timeouts or EnvironmentTimeouts()
         self._channels: dict[str, grpc.aio.Channel] = {}
         self._stubs: dict[str, EnvironmentServiceAsyncStub] = {}
@@ -171,6 +175,6 @@ class EnvironmentClient:
 
     def _stub(self, address: str) -> "EnvironmentServiceAsyncStub":
         if address not in self._stubs:
-            self._channels[address] = connect(address)
+            self._channels[address] = connect(address, api_key=self._api_key)
             self._stubs[address] = EnvironmentServiceStub(self._channels[address])
         return self._stubs[address]

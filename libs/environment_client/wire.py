@@ -17,6 +17,8 @@ from upcycle.judge_calls import JudgeQuestion
 from upcycle.rpc.errors import DETAILS_KEY, failure_kind, trailing
 
 _NOT_PLANNED: Final = "not_planned"
+_KEY_REFUSED: Final = (grpc.StatusCode.UNAUTHENTICATED, grpc.StatusCode.PERMISSION_DENIED)
+"""The keys of the deployment are being replaced, or wrong: no episode's fault."""
 _KINDS: Final[Mapping[grpc.StatusCode, str]] = {
     grpc.StatusCode.ABORTED: EpisodeFailure.SCENARIO_ERROR,
     grpc.StatusCode.RESOURCE_EXHAUSTED: EpisodeFailure.SCENARIO_ERROR,
@@ -91,6 +93,8 @@ def open_error(error: grpc.aio.AioRpcError, what: str) -> Exception:
     match error.code():
         case grpc.StatusCode.UNAVAILABLE:
             return Unavailable("the environment service")
+        case code if code in _KEY_REFUSED:
+            return Unavailable(f"the environment service ({error.details()})")
         case grpc.StatusCode.RESOURCE_EXHAUSTED:
             return Unavailable(f"a free environment slot ({error.details()})")
         case grpc.StatusCode.FAILED_PRECONDITION | grpc.StatusCode.NOT_FOUND if failure_kind(error) in (
@@ -106,6 +110,8 @@ def lease_error(
     error: grpc.aio.AioRpcError, what: str, lease: Lease, kinds: Mapping[grpc.StatusCode, str] = _KINDS
 ) -> Exception:
     """Why an opened environment did not answer: by the kind that it sent, else by the status."""
+    if error.code() in _KEY_REFUSED:
+        return Unavailable(f"{lease.address} ({error.details()})")
     if error.code() is grpc.StatusCode.UNAVAILABLE:
         # Our services send details with every status that they choose; a lost connection has none.
         if trailing(error, DETAILS_KEY) is not None or failure_kind(error) is not None:

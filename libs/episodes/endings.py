@@ -98,6 +98,7 @@ class GroupReason(StrEnum):
     GROUP_OF_ONE = "group_of_one"
     NO_TOKENS = "no_tokens"
     ALREADY_TRAINED = "already_trained"
+    BEYOND_BOUNDS = "beyond_bounds"
 
 
 class SessionFailure(StrEnum):

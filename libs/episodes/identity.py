@@ -49,7 +49,8 @@ CHANNEL_NUMBERS: Final = {channel: number for number, channel in CHANNELS.items(
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EpisodeIdentity:
     """See upcycle.api.common.v1.EpisodeIdentity. member: 0 .. group_size - 1. guided_after: the failed
-    episode whose task it attempts again with guidance in its prompt; empty: no guidance."""
+    episode whose task it attempts again with guidance in its prompt; empty: no guidance. taskset: that
+    its task is of, with the revision; empty: not known."""
 
     episode_id: str
     run_id: str
@@ -64,6 +65,7 @@ class EpisodeIdentity:
     family: str
     tenant: str = DEFAULT_TENANT
     guided_after: str = ""
+    taskset: str = ""
 
     @property
     def trajectory_id(self) -> str:
@@ -88,6 +90,7 @@ def identity_to_wire(identity: EpisodeIdentity) -> common_pb2.EpisodeIdentity:
         task_digest=identity.task_digest,
         family=identity.family,
         guided_after=identity.guided_after,
+        taskset=identity.taskset,
     )
 
 
@@ -129,4 +132,5 @@ def identity_from_wire(message: common_pb2.EpisodeIdentity) -> EpisodeIdentity:
         family=message.family or "default",
         tenant=message.tenant,
         guided_after=message.guided_after,
+        taskset=message.taskset,
     )

@@ -64,7 +64,12 @@ class EventBus:
         self._publisher = Publisher(self._connection.jetstream, self._timings)
         self._connection.on_reconnect(self._publisher.try_again_now)
         self._decisions = Decisions(
-            self._connection.jetstream, self._publisher, self._topology, self._timings
+            self._connection.jetstream,
+            self._publisher,
+            self._topology,
+            self._timings,
+            rights=self._connection.rights,
+            provision=self._connection.provision,
         )
         notes = AttemptNotes(self._connection.jetstream)
         self._deps = ConsumerDeps(self._publisher, notes, InFlight(), self._timings)
@@ -77,7 +82,7 @@ class EventBus:
         self.on_facts_lost: Callable[[int, int], None] = lambda after, first: None
         """What `replay` calls where facts after the cursor are gone: (cursor, first sequence there is)."""
         self._durables: list[ConsumerSpec] = []
-        self._given_up = unread.GivenUp()
+        self._given_up = unread.GivenUp(self._connection.open_reader)
         self._batches: list[BatchConsumer] = []
         self._loops: list[tuple[str, Callable[[], Awaitable[None]]]] = []
         self._tasks: list[asyncio.Task[None]] = []

@@ -3,26 +3,30 @@
 import asyncio
 import logging
 import os
+import ssl
 import time
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping
 from contextlib import asynccontextmanager, suppress
 from typing import Any, Final
 
 import nats
-from faststream.nats.security import NatsUserPassword
+from faststream.nats.security import NatsNKey, NatsSecurity, NatsUserPassword
 from nats.aio.client import Client
 from nats.errors import Error as NatsError
 from nats.js import JetStreamContext
 from nats.js.api import ConsumerConfig
 from nats.js.errors import NotFoundError
 
-from event_bus import metrics
+from event_bus import keys, metrics
 from event_bus.delivery import BusTimings
 from event_bus.errors import NotProvisioned, OutdatedDurable
 from event_bus.faststream_ext.broker import EventBroker
+from event_bus.readers import ProvisionClient, made_here
+from event_bus.rights import JETSTREAM_PREFIX, SERVICE_PREFIX, rights_of, service_of
 from event_bus.topology import ConsumerSpec, StreamSpec
 from service_kit.groups import BusSettings
 from upcycle.errors import Unavailable
+from upcycle.tls import TlsFilesUnusable, load_pair
 
 _LOG = logging.getLogger(__name__)
 EXIT_CONNECTION_CLOSED: Final = 70
@@ -56,17 +60,24 @@ class BusConnection:
         self._closing = False
         self.missing: str | None = None
         """What a start waits for: a stream or durable that is not provisioned."""
+        self._last_error: Exception | None = None
         self._on_reconnect: list[Callable[[], None]] = []
         self._client: Client | None = None
         self._jetstream: JetStreamContext | None = None
+        service = service_of(client_name) if settings.nkey is not None else None
+        self.rights = None if service is None else rights_of(service)
+        """None: the server does not know this process as one of a service, and bounds it to nothing."""
+        self.provision = None if service is None else ProvisionClient(self.client, service)
+        self.open_reader = made_here(self.jetstream) if self.provision is None else self.provision.open_reader
         self.broker = EventBroker(
             settings.servers,
             close_s=timings.close_s,
             name=client_name,
-            security=NatsUserPassword(*login) if (login := _login(settings)) else None,
+            security=_security(settings),
             max_reconnect_attempts=-1,
             reconnect_time_wait=0.5,  # seconds
             **pings(timings.silence_s),
+            js_options={"prefix": _prefix(is_service=service is not None)},
             error_cb=self._on_error,
             disconnected_cb=self._on_disconnected,
             reconnected_cb=self._on_reconnected,
@@ -83,6 +94,12 @@ class BusConnection:
         """Whether NATS answers now."""
         return self._client is not None and self._client.is_connected
 
+    def client(self) -> Client:
+        """The client of NATS. Raises Unavailable before `open`."""
+        if self._client is None:
+            raise Unavailable(f"{self._client_name} is not connected to NATS: start the EventBus first")
+        return self._client
+
     def jetstream(self) -> JetStreamContext:
         """The JetStream API. Raises Unavailable before `open` and after `close`."""
         if self._jetstream is None:
@@ -98,17 +115,19 @@ class BusConnection:
         return self._epoch
 
     async def open(self) -> None:
-        """Connect within the bound. Raises Unavailable."""
+        """Connect within the bound. Raises Unavailable, BusKeyRefused."""
+        _check_key(self._settings)
         try:
             async with asyncio.timeout(self._timings.connect_s):
                 await self.broker.connect()
         except (TimeoutError, NatsError, OSError) as error:
             raise Unavailable(
-                f"no NATS at {self._settings.url} within {self._timings.connect_s:g} s ({error!r}): "
-                "is nats-server up, is UPCYCLE_BUS_URL right?"
+                f"no NATS at {self._settings.url} within {self._timings.connect_s:g} s "
+                f"({self._last_error or error!r}): is nats-server up, is UPCYCLE_BUS_URL right?"
             ) from error
         self._client = self.broker.connection
-        self._jetstream = self._client.jetstream(timeout=_API_TIMEOUT_S)
+        prefix = _prefix(is_service=self.provision is not None)
+        self._jetstream = self._client.jetstream(prefix=prefix, timeout=_API_TIMEOUT_S)
 
     async def await_provisioned(
         self, streams: Iterable[StreamSpec], durables: Mapping[ConsumerSpec, frozenset[str]]
@@ -162,6 +181,7 @@ class BusConnection:
         self._jetstream = None
 
     async def _on_error(self, error: Exception) -> None:
+        self._last_error = error
         level = logging.DEBUG if self._closing else logging.WARNING
         _LOG.log(level, "nats_error", extra={"client": self._client_name, "error": repr(error)})
 
@@ -193,14 +213,62 @@ def _login(settings: BusSettings) -> tuple[str, str] | None:
     return settings.user, settings.password.get_secret_value() if settings.password else ""
 
 
+def _prefix(*, is_service: bool) -> str:
+    """Where JetStream is asked: a service with a key has what it may ask under another name."""
+    return SERVICE_PREFIX if is_service else JETSTREAM_PREFIX
+
+
+def jetstream_of_service(client: Client, settings: BusSettings, timeout_s: float) -> JetStreamContext:
+    """JetStream for a plain client of a service."""
+    prefix = _prefix(is_service=settings.nkey is not None)
+    return client.jetstream(prefix=prefix, timeout=timeout_s)
+
+
+def _security(settings: BusSettings) -> NatsSecurity:
+    """How FastStream's client says who it is, and in what it says it."""
+    tls: dict[str, Any] = {"ssl_context": tls_of(settings), "tls_handshake_first": settings.ca is not None}
+    if settings.nkey is not None:
+        return NatsNKey.from_file(str(settings.nkey), **tls)
+    login = _login(settings)
+    return NatsSecurity(**tls) if login is None else NatsUserPassword(*login, **tls)
+
+
+def _check_key(settings: BusSettings) -> None:
+    if settings.nkey is not None:
+        keys.public_key(settings.nkey)
+
+
+def tls_of(settings: BusSettings) -> ssl.SSLContext | None:
+    """None: in the clear. Raises Unavailable for files that cannot be used.
+
+    Connections begin in TLS: a client that waits for what the server says first, in the clear, could be told
+    by anybody on the way that this server speaks no TLS.
+    """
+    if settings.ca is None:
+        return None
+    try:
+        context = ssl.create_default_context(cafile=str(settings.ca))
+        if settings.certificate is not None and settings.key is not None:
+            load_pair(context, settings.certificate, settings.key)
+    except (OSError, ssl.SSLError, TlsFilesUnusable) as error:
+        named = [str(file) for file in (settings.ca, settings.certificate, settings.key) if file is not None]
+        raise Unavailable(f"no TLS to NATS with {', '.join(named)}: {error}") from error
+    return context
+
+
 async def plain_client(settings: BusSettings, name: str, **options: Any) -> Client:
-    """A client without handlers, which connects again for as long as it is open. The caller sets a bound."""
+    """A client without handlers, which connects again for as long as it is open. The caller sets a bound.
+    Raises BusKeyRefused."""
+    _check_key(settings)
     user, password = _login(settings) or (None, None)
     return await nats.connect(
         settings.servers,
         name=name,
         user=user,
         password=password,
+        nkeys_seed=None if settings.nkey is None else str(settings.nkey),
+        tls=tls_of(settings),
+        tls_handshake_first=settings.ca is not None,
         max_reconnect_attempts=-1,
         error_cb=_quietly,
         **pings(BusTimings().silence_s),
@@ -219,7 +287,7 @@ async def connected(settings: BusSettings, name: str) -> AsyncIterator[Client]:
     except (TimeoutError, NatsError, OSError) as error:
         raise Unavailable(
             f"no NATS at {settings.url} within {_CONNECT_S:g} s ({error!r}): "
-            "is nats-server up, are UPCYCLE_BUS_URL, _USER and _PASSWORD right?"
+            "is nats-server up, are UPCYCLE_BUS_URL and _NKEY, or _USER and _PASSWORD, right?"
         ) from error
     try:
         yield client

@@ -15,7 +15,6 @@ from typing import Final, Self
 
 from nats.aio.msg import Msg
 from nats.js import JetStreamContext
-from nats.js.api import AckPolicy, ConsumerConfig, DeliverPolicy
 from nats.js.errors import APIError, BadRequestError, NotFoundError
 
 from event_bus import codec, gaps, replays
@@ -24,7 +23,8 @@ from event_bus.dead_letters import CONSUMER, DELIVERIES, ORIGINAL_ID, REASON, SE
 from event_bus.errors import DeadLetterHandled, DeadLetterUndeliverable, UnknownDeadLetter
 from event_bus.publisher import WRONG_LAST_SEQUENCE
 from event_bus.pulls import fetched, unsubscribe
-from event_bus.topology import DLQ
+from event_bus.readers import OpenReader, Wanted, made_here
+from event_bus.topology import DLQ, TASKS
 from identities import subjects
 from service_kit.groups import BusSettings
 from upcycle.errors import Unavailable
@@ -72,8 +72,10 @@ class Content:
 class DeadLetterBox:
     """Reads the dead letters of a platform and replays them; see `opened`."""
 
-    def __init__(self, jetstream: JetStreamContext) -> None:
+    def __init__(self, jetstream: JetStreamContext, open_reader: OpenReader | None = None) -> None:
+        """open_reader: for a process that may not make readers."""
         self._jetstream = jetstream
+        self._open_reader = open_reader or made_here(lambda: jetstream)
 
     @classmethod
     @asynccontextmanager
@@ -130,6 +132,7 @@ class DeadLetterBox:
                 f"upcycle bus dead accept {number}, when you know what it cost",
             )
         await self._check_reader(letter)
+        await self._check_original(content)
         subject = subjects.again(letter.stream, letter.reader, letter.subject)
         headers = {**content.headers, codec.EVENT_ID: codec.again_id(number, letter.event_id)}
         try:
@@ -170,6 +173,30 @@ class DeadLetterBox:
                 "run the upcycle-provision of this version",
             )
 
+    async def _check_original(self, content: Content) -> None:
+        """Each reader may write dead letters, also of facts that only another service may publish: what goes
+        on as a fact is one that the stream has. A command is gone from its stream once it was given up; only
+        the samplers, who read commands, write dead letters of them."""
+        letter = content.letter
+        if letter.stream == TASKS:
+            return
+        try:
+            raw = await self._jetstream.get_msg(letter.stream, letter.sequence)
+        except (NotFoundError, BadRequestError) as error:
+            raise DeadLetterUndeliverable(
+                f"stream {letter.stream} has no message {letter.sequence} any more: nothing says that "
+                f"dead letter {letter.number} is what was published",
+                f"upcycle bus dead accept {letter.number}, when you know what it cost",
+            ) from error
+        subject, headers = raw.subject or "", raw.headers or {}
+        stored = (subjects.first_time(subject), codec.event_id_of(subject, headers), raw.data or b"")
+        if stored != (letter.subject, letter.event_id, content.payload):
+            raise DeadLetterUndeliverable(
+                f"dead letter {letter.number} is not message {letter.sequence} of stream {letter.stream}, "
+                "as it says: its writer changed or invented it",
+                f"look at it: upcycle bus dead show {letter.number}; then accept it",
+            )
+
     async def _mark(self, letter: DeadLetter) -> None:
         subject = subjects.handled(letter.number, subjects.tenant_of(letter.subject))
         only_once = {"Nats-Expected-Last-Subject-Sequence": "0"}
@@ -185,18 +212,12 @@ class DeadLetterBox:
 
     async def _headers_after(self, sequence: int) -> AsyncIterator[Msg]:
         """Dead letters after `sequence`, without their bodies. Raises Unavailable."""
-        consumer = ConsumerConfig(
-            deliver_policy=DeliverPolicy.BY_START_SEQUENCE,
-            opt_start_seq=sequence + 1,
-            ack_policy=AckPolicy.NONE,
-            filter_subjects=[subjects.all_dead_letters()],
-            headers_only=True,
-            inactive_threshold=_FORGOTTEN_AFTER_S,
-            mem_storage=True,
+        letters = (subjects.all_dead_letters(),)
+        reader = await self._open_reader(
+            Wanted(DLQ, letters, sequence, _FORGOTTEN_AFTER_S, headers_only=True, description="dead letters")
         )
-        info = await self._jetstream.add_consumer(DLQ, consumer)
-        left = info.num_pending or 0
-        subscription = await self._jetstream.pull_subscribe_bind(str(info.name), stream=DLQ)
+        left = reader.num_pending
+        subscription = await self._jetstream.pull_subscribe_bind(reader.name, stream=DLQ)
         try:
             while left > 0:
                 batch = await fetched(subscription, min(_BATCH, left), _FETCH_S)

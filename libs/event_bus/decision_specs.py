@@ -55,6 +55,7 @@ class DecisionSpec:
 DECISION_SPECS: Mapping[type[Message], DecisionSpec] = {
     trajectory.TrajectoryGraded: DecisionSpec("outcome", ("graded",)),
     taskset.EpisodeFailed: DecisionSpec("outcome", ("failed",)),
+    trajectory.RecordedSessionExpired: DecisionSpec("outcome", ("expired",)),
     training.GroupSettled: DecisionSpec("settled", ("trainer", "planner")),
     # Stands or falls with the groups that it trained, and no other trainer takes the same step.
     training.StepCompleted: DecisionSpec("step", ("trainer",)),

@@ -21,8 +21,10 @@ from nats.js.errors import NotFoundError
 from event_bus import codec, metrics
 from event_bus.codec import Encoded
 from event_bus.delivery import BusTimings, PubAck
-from event_bus.errors import AlreadyDecided, MalformedEvent
+from event_bus.errors import AlreadyDecided, MalformedEvent, NotOurDecision
 from event_bus.publisher import Outgoing, Publisher
+from event_bus.readers import ProvisionClient
+from event_bus.rights import Rights
 from event_bus.topology import DECISIONS, EVENTS, Topology
 from identities import subjects
 from identities.tenants import DEFAULT_TENANT
@@ -71,7 +73,13 @@ class Decisions:
         publisher: Publisher,
         topology: Topology,
         timings: BusTimings,
+        *,
+        rights: Rights | None = None,
+        provision: ProvisionClient | None = None,
     ) -> None:
+        """rights: of this process, where it has a key of a service. provision: who copies then."""
+        self._rights = rights
+        self._provision = provision
         self._jetstream = jetstream
         self._publisher = publisher
         self._topology = topology
@@ -83,6 +91,8 @@ class Decisions:
         again: publish the stored decision to EVENTS once more, because EVENTS may have lost its copy. So is
         another author's decision that came first: this author may not have read it.
         """
+        if self._rights is not None and not self._rights.may_publish(subject):
+            return await self._copied(subject, self._rights.service)
         deadline = time.monotonic() + self._timings.publish_budget_s
         outgoing = _outgoing(message, subject, event_id)
         while True:
@@ -95,6 +105,16 @@ class Decisions:
                     metrics.DECIDED_BEFORE.labels(subjects.template_of(subject)).inc()
                     return PubAck(DECISIONS, stored.seq or 0, duplicate=True)
                 await _pause(deadline, error)
+
+    async def _copied(self, subject: str, service: str) -> PubAck:
+        """Of what only another service may decide. Raises NotOurDecision where nothing is decided."""
+        if (stored := await self._newest(subject)) is None:
+            raise NotOurDecision(
+                f"{DECISIONS} holds no decision about what {subject} decides, and {service} may only have a "
+                "stored one copied: the service that decides it has to publish it"
+            )
+        await self._copy(stored)
+        return PubAck(DECISIONS, stored.seq or 0, duplicate=True)
 
     async def decide(self, decisions: Sequence[Decision]) -> list[Message | None]:
         """Publish all or, where one of them is decided already, none. Returns the stored decision for each,
@@ -124,7 +144,12 @@ class Decisions:
     async def repeat(self, decision: Decision) -> bool:
         """Copy the stored decision about the same thing, of any author, to the facts again. Returns False
         where there is none. Raises Unavailable."""
-        stored = await self._newest(self._addressed(decision).subject)
+        return await self.repeat_about(self._addressed(decision).subject)
+
+    async def repeat_about(self, decided: str) -> bool:
+        """`repeat`, of what the subject `decided` is about. Raises UnknownEvent, Unavailable."""
+        self._topology.decided_by(decided)
+        stored = await self._newest(decided)
         if stored is not None:
             await self._copy(stored)
         return stored is not None
@@ -152,9 +177,17 @@ class Decisions:
     async def _copy(self, stored: RawStreamMsg) -> None:
         """As the server copies it; while the stream of facts remembers its id, that adds nothing."""
         decided, headers = stored.subject or "", stored.headers or {}
+        if self._provision is not None:
+            return await self._copied_by(self._provision, decided)
         subject = subjects.copied(decided, self._topology.verb_of(self._topology.decided_by(decided)))
         own = {name: text for name, text in headers.items() if not _is_of_server(name)}
         await self._publisher.publish(subject, stored.data or b"", own, stream=EVENTS)
+
+    async def _copied_by(self, provision: ProvisionClient, decided: str) -> None:
+        try:
+            await provision.copy(decided)
+        except NatsError as error:
+            raise Unavailable(f"provisioning, to copy the decision {decided}: {error!r}") from error
 
     def _addressed(self, decision: Decision) -> Outgoing:
         event, model, event_id = decision.event, decision.model, decision.event_id

@@ -51,6 +51,14 @@ class CursorBeyondStream(BusError):
     """
 
 
+class RequestRefused(BusError):
+    """Provisioning does not do what a service asked it for; a bug of the service, or more than its rights."""
+
+
+class NotOurDecision(BusError):
+    """Only another service may decide this, and nothing is decided yet."""
+
+
 class NewerEvent(BusError, Unavailable):
     """A durable brought a type that only a newer version of this service knows; it waits for that version."""
 

@@ -87,6 +87,7 @@ usage: upcycle-provision [--replicas N]
 
 settings (environment):
   UPCYCLE_BUS_URL        NATS address (default nats://127.0.0.1:4222)
+  UPCYCLE_BUS_NKEY       file with the key of provision (upcycle bus keys), instead of user and password
   UPCYCLE_BUS_USER       user name, when the server asks for one
   UPCYCLE_BUS_PASSWORD   password of the user
   UPCYCLE_PEERS_REGISTRY host:port of checkpoint_registry, for --watch and --remove-model

@@ -17,6 +17,7 @@ from event_bus import metrics
 from event_bus.errors import ProvisionRefused
 from event_bus.model_queues import QueuesApplied, apply_queues, remove_model
 from event_bus.provision import apply_topology, provisioning, sized
+from event_bus.service_requests import ServiceRequests
 from event_bus.settings import ProvisionSettings
 from event_bus.topology import UPCYCLE
 from grpc_edge import Peer
@@ -131,15 +132,17 @@ _WAY_OUT: Final = "import the model again, or drop its commands: upcycle-provisi
 def build_app(settings: ProvisionSettings) -> Service:
     """The whole process. Needs a running event loop; connects at start."""
     service = Service("provision", settings)
-    registry = service.add(Peer("registry", settings.peers.registry))
+    registry = service.add(Peer("registry", settings.peers.registry, api_key=settings.access.sent))
     loop = ProvisionLoop(settings, Models(registry))
     service.add(Worker("provision", loop.run, ready=loop.ready))
+    requests = ServiceRequests(settings.bus)
+    service.add(Worker("requests", requests.run, ready=requests.ready))
     return service
 
 
 async def remove(settings: ProvisionSettings, model: str) -> int:
     """Remove a model that is gone. Raises ProvisionRefused, Unavailable."""
-    registry = Peer("registry", settings.peers.registry)
+    registry = Peer("registry", settings.peers.registry, api_key=settings.access.sent)
     try:
         models = await Models(registry)()
         async with provisioning(settings.bus) as jetstream:

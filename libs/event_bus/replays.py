@@ -17,7 +17,7 @@ from typing import Any, Final
 from nats.aio.msg import Msg
 from nats.errors import Error as NatsError
 from nats.js import JetStreamContext
-from nats.js.api import AckPolicy, ConsumerConfig, ConsumerInfo, DeliverPolicy, StreamInfo
+from nats.js.api import StreamInfo
 
 from event_bus import dead_letters, metrics, tracing
 from event_bus.connection import BusConnection
@@ -27,6 +27,7 @@ from event_bus.errors import CursorBeyondStream, MalformedEvent, PoisonMessage
 from event_bus.incoming import Decoder, retry_after_s, retry_delay_s
 from event_bus.publisher import Publisher
 from event_bus.pulls import fetched, unsubscribe
+from event_bus.readers import Wanted
 from event_bus.topology import EVENTS
 from service_kit.errors import as_errors
 from upcycle.errors import Unavailable
@@ -145,7 +146,7 @@ async def _one_consumer(
     subscription: JetStreamContext.PullSubscription | None = None
     try:
         jetstream = connection.jetstream()
-        name = str((await _create(reading, cursor, jetstream)).name)
+        name = (await connection.open_reader(_wanted(reading, cursor))).name
         subscription = await jetstream.pull_subscribe_bind(name, stream=EVENTS)
         # Made on a stream that came between, the consumer would wait there for `cursor` to be reached again.
         if (await jetstream.stream_info(EVENTS)).created != created:
@@ -164,18 +165,9 @@ async def _one_consumer(
             await unsubscribe(subscription)
 
 
-async def _create(reading: Reading, cursor: int, jetstream: JetStreamContext) -> ConsumerInfo:
-    return await jetstream.add_consumer(
-        EVENTS,
-        ConsumerConfig(
-            description=f"replay of {reading.reader}",
-            deliver_policy=DeliverPolicy.BY_START_SEQUENCE,
-            opt_start_seq=cursor + 1,
-            ack_policy=AckPolicy.NONE,
-            filter_subjects=list(reading.filters),
-            inactive_threshold=_FORGOTTEN_AFTER_S,
-            mem_storage=True,
-        ),
+def _wanted(reading: Reading, cursor: int) -> Wanted:
+    return Wanted(
+        EVENTS, reading.filters, cursor, _FORGOTTEN_AFTER_S, description=f"replay of {reading.reader}"
     )
 
 
@@ -186,7 +178,7 @@ async def stored(
     deadline = time.monotonic() + timings.publish_budget_s
     while True:
         try:
-            found = await _all_pending(reading, after_sequence, connection.jetstream(), timings)
+            found = await _all_pending(reading, after_sequence, connection, timings)
         except (NatsError, Unavailable) as error:
             if time.monotonic() > deadline:
                 raise Unavailable(
@@ -205,12 +197,12 @@ async def stored(
 
 
 async def _all_pending(
-    reading: Reading, after_sequence: int, jetstream: JetStreamContext, timings: BusTimings
+    reading: Reading, after_sequence: int, connection: BusConnection, timings: BusTimings
 ) -> list[Msg]:
     """As many messages as the server counts when it makes the consumer. Raises Unavailable for fewer."""
-    info = await _create(reading, after_sequence, jetstream)
-    wanted, found = info.num_pending or 0, list[Msg]()
-    subscription = await jetstream.pull_subscribe_bind(str(info.name), stream=EVENTS)
+    reader = await connection.open_reader(_wanted(reading, after_sequence))
+    wanted, found = reader.num_pending, list[Msg]()
+    subscription = await connection.jetstream().pull_subscribe_bind(reader.name, stream=EVENTS)
     try:
         while len(found) < wanted:
             batch = await fetched(subscription, min(_BATCH, wanted - len(found)), timings.pull_s)
@@ -222,7 +214,8 @@ async def _all_pending(
                 raise Unavailable(f"{len(found)} of {wanted} facts came within {timings.pull_s:g} s")
     finally:
         await unsubscribe(subscription)
-        await _forget(str(info.name), jetstream)
+        if connection.provision is None:  # without the right to, the server does it by itself
+            await _forget(reader.name, connection.jetstream())
     return found
 
 

@@ -3,7 +3,7 @@
 from pydantic import Field
 from pydantic_settings import SettingsConfigDict
 
-from service_kit.groups import BusSettings, PeerSettings
+from service_kit.groups import AccessSettings, BusSettings, PeerSettings
 from service_kit.settings import ServiceSettings
 
 
@@ -22,3 +22,4 @@ class ProvisionSettings(ServiceSettings):
     """Copies of each stream in a NATS cluster."""
     bus: BusSettings = Field(default_factory=BusSettings)
     peers: PeerSettings = Field(default_factory=PeerSettings)
+    access: AccessSettings = Field(default_factory=AccessSettings)

@@ -211,6 +211,8 @@ EVENT_SUBJECTS: Mapping[type[Message], str] = {
     trajectory.TrajectoryRecorded: "trajectory.recorded",
     trajectory.TrajectoryGraded: "trajectory.graded",
     trajectory.TrajectoryQuarantined: "trajectory.quarantined",
+    trajectory.RecordedSessionOpened: "recorded_session.opened",
+    trajectory.RecordedSessionExpired: "recorded_session.expired",
     training.GroupSettled: "group.settled",
     training.StepCompleted: "step.completed",
     training.PolicyPublished: "policy.published",
@@ -220,10 +222,10 @@ EVENT_SUBJECTS: Mapping[type[Message], str] = {
     registry.CheckpointPromoted: "checkpoint.promoted",
     registry.CheckpointHeld: "checkpoint.held",
     registry.CheckpointRolledBack: "checkpoint.rolled_back",
+    registry.CanaryReleaseChanged: "canary_release.changed",
     registry.EngineReady: "engine.ready",
     registry.EngineReloaded: "engine.reloaded",
     registry.EngineReloadFailed: "engine.reload_failed",
-    registry.GatewaySampled: "gateway.sampled",
 }
 """Fact type -> `entity.verb`."""
 
@@ -231,7 +233,7 @@ COMMAND_SUBJECTS: Mapping[type[Message], str] = {taskset.EpisodeRequested: "epis
 """Command type -> kind."""
 
 _PLANNER, _SAMPLER, _GRADER, _TRAINER = "scenario_runner", "rollout_sampler", "reward_grader", "grpo_trainer"
-_REGISTRY, _ENGINE = "checkpoint_registry", "policy_engine"
+_REGISTRY, _ENGINE, _GATEWAY = "checkpoint_registry", "policy_engine", "model_gateway"
 OWNERS: Mapping[type[Message], tuple[str, ...]] = {
     taskset.RunSubmitted: (_PLANNER,),
     taskset.RunStopping: (_PLANNER,),
@@ -242,10 +244,13 @@ OWNERS: Mapping[type[Message], tuple[str, ...]] = {
     taskset.EpisodeCancelled: (_PLANNER,),
     taskset.GroupShortened: (_PLANNER,),
     taskset.GroupOffered: (_PLANNER,),
-    trajectory.TrajectoryRecorded: (_SAMPLER,),
+    # The gateway records the sessions of clients.
+    trajectory.TrajectoryRecorded: (_SAMPLER, _GATEWAY),
     # The planner publishes it again when the trainer does not have it.
     trajectory.TrajectoryGraded: (_GRADER, _PLANNER),
     trajectory.TrajectoryQuarantined: ("trajectory_store",),
+    trajectory.RecordedSessionOpened: (_GATEWAY,),
+    trajectory.RecordedSessionExpired: (_GATEWAY,),
     # The planner settles the groups of a trainer that missed its deadline.
     training.GroupSettled: (_TRAINER, _PLANNER),
     training.StepCompleted: (_TRAINER,),
@@ -256,10 +261,10 @@ OWNERS: Mapping[type[Message], tuple[str, ...]] = {
     registry.CheckpointPromoted: (_REGISTRY,),
     registry.CheckpointHeld: (_REGISTRY,),
     registry.CheckpointRolledBack: (_REGISTRY,),
+    registry.CanaryReleaseChanged: (_REGISTRY,),
     registry.EngineReady: (_ENGINE,),
     registry.EngineReloaded: (_ENGINE,),
     registry.EngineReloadFailed: (_ENGINE,),
-    registry.GatewaySampled: ("model_gateway",),
 }
 """Fact or command type -> the services that publish it."""
 
@@ -374,6 +379,8 @@ TRAJECTORY_STORE_LEDGER = ConsumerSpec(
         taskset.GroupShortened,
         trajectory.TrajectoryRecorded,
         trajectory.TrajectoryGraded,
+        trajectory.RecordedSessionOpened,
+        trajectory.RecordedSessionExpired,
         training.GroupSettled,
         training.StepCompleted,
     ),

@@ -9,6 +9,7 @@ from nats.js import JetStreamContext
 from nats.js.errors import NotFoundError
 
 from event_bus.dead_letter_box import LOOKED_AT, DeadLetter, DeadLetterBox
+from event_bus.readers import OpenReader
 from event_bus.topology import DLQ, ConsumerSpec, Topology
 from upcycle.errors import Unavailable
 from upcycle.wording import amount
@@ -21,7 +22,9 @@ class GivenUp:
     """What readers gave up, as the stream of dead letters says. It is listed again only once it has changed:
     who removes asks before each batch."""
 
-    def __init__(self) -> None:
+    def __init__(self, open_reader: OpenReader | None = None) -> None:
+        """open_reader: see DeadLetterBox."""
+        self._open_reader = open_reader
         self._seen: tuple[object, ...] | None = None
         self._letters: Sequence[DeadLetter] = ()
 
@@ -33,7 +36,7 @@ class GivenUp:
         if not info.state.messages:
             return None
         if seen != self._seen:
-            self._letters = await DeadLetterBox(jetstream).letters(limit=LOOKED_AT)
+            self._letters = await DeadLetterBox(jetstream, self._open_reader).letters(limit=LOOKED_AT)
             self._seen = seen
         mine = [letter for letter in self._letters if letter.reader in readers]
         if not mine:

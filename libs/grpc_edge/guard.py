@@ -1,16 +1,23 @@
-"""Server interceptor around every handler: API key, unknown fields, a default deadline, no raw exceptions."""
+"""Server interceptor around every handler: key, role, unknown fields, default deadline, no raw exceptions.
+
+A stream in either direction ends with its key: before each message the key is looked up again.
+"""
 
 import asyncio
-import hmac
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 import grpc
 import grpc.aio
-from google.protobuf.message import Message
+from google.protobuf.message import DecodeError, Message
 from google.protobuf.unknown_fields import UnknownFieldSet
 
-from grpc_edge.status import StatusTable, abort, domain_errors_as_status
+from grpc_edge.access import Access, Caller, KeyEnded, callers_of, current_caller, set_caller
+from grpc_edge.issued_keys import PLATFORM
+from grpc_edge.status import MalformedRequest, StatusTable, abort, domain_errors_as_status
+from upcycle.api.common.v1.access_pb2 import Role
+from upcycle.errors import Unavailable
 
 if TYPE_CHECKING:  # generic in the stubs only
     Handler = grpc.RpcMethodHandler[Any, Any]
@@ -18,69 +25,108 @@ Context = grpc.aio.ServicerContext[Any, Any]
 
 OPEN_SERVICES: Final = ("/grpc.health.v1.Health/", "/grpc.reflection.")
 """Methods that need no key and get no span."""
+_NO_KEY: Final = (
+    "this call needs a key that the server knows, as metadata `authorization: Bearer <key>`; commands read "
+    "it from UPCYCLE_OPERATOR_KEY, UPCYCLE_USER_KEY or operator.key in the data folder of `upcycle up`"
+)
+_NO_SCOPE: Final = (
+    "{name} lacks the scope `platform`; it has {scopes}: an operator makes another one with "
+    "`upcycle keys create`"
+)
+_NOT_ALLOWED: Final = "a key of a {role} was sent, and {method} is for the key of: {roles}"
 
 
 class Guard(grpc.aio.ServerInterceptor):
     """What no servicer has to think about."""
 
     def __init__(
-        self,
-        *,
-        default_deadline_s: float,
-        api_keys: tuple[str, ...] = (),
-        statuses: Mapping[str, StatusTable] | None = None,
+        self, access: Access, *, default_deadline_s: float, statuses: Mapping[str, StatusTable] | None = None
     ) -> None:
-        """`default_deadline_s` bounds unary calls that bring no deadline. No `api_keys`: open to all.
+        """`default_deadline_s` bounds unary calls that bring no deadline.
 
         statuses: full name of a service -> the statuses of the errors that its methods raise.
         """
         self._statuses = {} if statuses is None else statuses
         self._default_deadline_s = default_deadline_s
-        self._api_keys = api_keys
+        self._access = access
 
     async def intercept_service(
         self,
         continuation: Callable[[grpc.HandlerCallDetails], Awaitable["Handler | None"]],
         handler_call_details: grpc.HandlerCallDetails,
     ) -> "Handler | None":
-        """Wrap the handler that the call will reach."""
-        handler = await continuation(handler_call_details)
-        if handler is None or handler_call_details.method.startswith(OPEN_SERVICES):
+        """Wrap the handler that the call will reach. A call that is not admitted gets one that reads no
+        request: what strangers send is neither kept nor decoded."""
+        handler, method = await continuation(handler_call_details), handler_call_details.method
+        if handler is None or method.startswith(OPEN_SERVICES):
             return handler
-        service = handler_call_details.method.strip("/").rpartition("/")[0]
-        return self._guarded(handler, self._statuses.get(service, {}))
+        try:
+            caller = self._access.caller(handler_call_details.invocation_metadata)
+        except Unavailable as error:
+            return _refusing(grpc.StatusCode.UNAVAILABLE, "UNAVAILABLE", str(error))
+        if caller is None:
+            return _refusing(grpc.StatusCode.UNAUTHENTICATED, "WRONG_API_KEY", _NO_KEY)
+        if PLATFORM not in caller.scopes:
+            message = _NO_SCOPE.format(name=caller.name, scopes=", ".join(sorted(caller.scopes)))
+            return _refusing(grpc.StatusCode.PERMISSION_DENIED, "SCOPE_NOT_ALLOWED", message)
+        if not self._access.admits(caller, method):
+            message = _NOT_ALLOWED.format(
+                role=_named(caller.role), method=method, roles=" or ".join(map(_named, callers_of(method)))
+            )
+            return _refusing(grpc.StatusCode.PERMISSION_DENIED, "ROLE_NOT_ALLOWED", message)
+        set_caller(caller, method)  # gRPC asks, and runs what it gets, in the one task of the call
+        return self._guarded(handler, method)
 
-    def _guarded(self, handler: "Handler", table: StatusTable) -> "Handler":
-        codecs = {
-            "request_deserializer": handler.request_deserializer,
-            "response_serializer": handler.response_serializer,
-        }
+    def _guarded(self, handler: "Handler", method: str) -> "Handler":
+        """Requests are decoded here, where what cannot be is refused as all else is."""
+        codec, decode = {"response_serializer": handler.response_serializer}, handler.request_deserializer
+        one, each = partial(_decoded, decode), partial(_each_decoded, decode)
         if handler.unary_unary:
-            return grpc.unary_unary_rpc_method_handler(self._unary(handler.unary_unary, table), **codecs)
+            return grpc.unary_unary_rpc_method_handler(self._unary(handler.unary_unary, method, one), **codec)
         if handler.unary_stream:
-            return grpc.unary_stream_rpc_method_handler(self._stream(handler.unary_stream, table), **codecs)
+            stream = self._stream(handler.unary_stream, method, one)
+            return grpc.unary_stream_rpc_method_handler(stream, **codec)
         if handler.stream_unary:
-            return grpc.stream_unary_rpc_method_handler(self._unary(handler.stream_unary, table), **codecs)
-        return grpc.stream_stream_rpc_method_handler(self._stream(handler.stream_stream, table), **codecs)
+            unary = self._unary(handler.stream_unary, method, each)
+            return grpc.stream_unary_rpc_method_handler(unary, **codec)
+        stream = self._stream(handler.stream_stream, method, each)
+        return grpc.stream_stream_rpc_method_handler(stream, **codec)
 
-    def _unary(self, behavior: Any, table: StatusTable) -> Any:
-        async def guarded(request: Any, context: Context) -> Any:
-            async with domain_errors_as_status(context, table):
-                await self._admit(request, context)
+    def _unary(self, behavior: Any, method: str, decode: Callable[[Any], Any]) -> Any:
+        async def guarded(encoded: Any, context: Context) -> Any:
+            async with domain_errors_as_status(context, self._table(method)):
+                request = decode(encoded)
+                await _refuse_unknown_fields(request, context)
+                request = self._watched(request, current_caller())
                 if context.time_remaining() is not None:
                     return await behavior(request, context)
                 return await self._bounded(behavior(request, context), context)
 
         return guarded
 
-    def _stream(self, behavior: Any, table: StatusTable) -> Any:
-        async def guarded(request: Any, context: Context) -> AsyncIterator[Any]:
-            async with domain_errors_as_status(context, table):
-                await self._admit(request, context)
-                async for response in behavior(request, context):
+    def _stream(self, behavior: Any, method: str, decode: Callable[[Any], Any]) -> Any:
+        async def guarded(encoded: Any, context: Context) -> AsyncIterator[Any]:
+            async with domain_errors_as_status(context, self._table(method)):
+                request = decode(encoded)
+                await _refuse_unknown_fields(request, context)
+                caller = current_caller()
+                responses = behavior(self._watched(request, caller), context)
+                async for response in self._watched(responses, caller):
                     yield response
 
         return guarded
+
+    def _watched(self, messages: Any, caller: Caller) -> Any:
+        """A request as it is, and so the messages of a caller whose key has no end."""
+        ends = caller.key_id and not isinstance(messages, Message)
+        return self._while_valid(messages, caller) if ends else messages
+
+    async def _while_valid(self, messages: AsyncIterator[Any], caller: Caller) -> AsyncIterator[Any]:
+        """The messages of a stream. Raises KeyEnded at the first one after the key's end."""
+        async for message in messages:
+            if not self._access.stands(caller):
+                raise KeyEnded(caller)
+            yield message
 
     async def _bounded(self, work: Awaitable[Any], context: Context) -> Any:
         scope = asyncio.timeout(self._default_deadline_s)
@@ -93,19 +139,45 @@ class Guard(grpc.aio.ServerInterceptor):
         message = f"no deadline was set, and the default of {self._default_deadline_s:g} s passed"
         await abort(context, grpc.StatusCode.DEADLINE_EXCEEDED, "DEFAULT_DEADLINE", message)
 
-    async def _admit(self, request: Any, context: Context) -> None:
-        if self._api_keys and not self._has_key(context):
-            message = "send a valid API key as metadata `authorization: Bearer <key>`"
-            await abort(context, grpc.StatusCode.UNAUTHENTICATED, "WRONG_API_KEY", message)
-        unknown = unknown_field(request) if isinstance(request, Message) else None
-        if unknown is not None:
-            message = f"the request has {unknown}, which this server does not know; is the client newer?"
-            await abort(context, grpc.StatusCode.INVALID_ARGUMENT, "UNKNOWN_FIELD", message)
+    def _table(self, method: str) -> StatusTable:
+        return self._statuses.get(method.strip("/").rpartition("/")[0], {})
 
-    def _has_key(self, context: Context) -> bool:
-        metadata = dict(context.invocation_metadata() or ())
-        given = str(metadata.get("authorization", "")).removeprefix("Bearer ").encode()
-        return any([hmac.compare_digest(given, key.encode()) for key in self._api_keys])
+
+def _decoded(decode: Callable[[bytes], Any] | None, body: Any) -> Any:
+    """Raises MalformedRequest."""
+    try:
+        return body if decode is None else decode(body)
+    except DecodeError as error:
+        raise MalformedRequest(f"the request is no message that this rpc takes: {error}") from error
+
+
+async def _each_decoded(
+    decode: Callable[[bytes], Any] | None, bodies: AsyncIterator[Any]
+) -> AsyncIterator[Any]:
+    async for body in bodies:
+        yield _decoded(decode, body)
+
+
+async def _refuse_unknown_fields(request: Any, context: Context) -> None:
+    unknown = unknown_field(request) if isinstance(request, Message) else None
+    if unknown is not None:
+        message = f"the request has {unknown}, which this server does not know; is the client newer?"
+        await abort(context, grpc.StatusCode.INVALID_ARGUMENT, "UNKNOWN_FIELD", message)
+
+
+def _refusing(code: grpc.StatusCode, reason: str, message: str) -> "Handler":
+    """A handler for a call of any kind: gRPC reads a stream of requests only as far as it is asked for."""
+
+    async def refuse(_: Any, context: Context) -> AsyncIterator[Any]:
+        await abort(context, code, reason, message)
+        yield  # what makes it a stream of answers
+
+    return grpc.stream_stream_rpc_method_handler(refuse)
+
+
+def _named(role: Role.ValueType) -> str:
+    """`operator` of ROLE_OPERATOR."""
+    return Role.Name(role).removeprefix("ROLE_").lower()
 
 
 def unknown_field(message: Message, path: str = "") -> str | None:

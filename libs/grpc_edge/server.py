@@ -8,9 +8,11 @@ import grpc.aio
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
+from grpc_edge.access import Access
 from grpc_edge.guard import Guard
 from grpc_edge.limits import server_options
 from grpc_edge.status import StatusTable
+from grpc_edge.tls import ServerCertificates, ServerTls
 from grpc_edge.tracing import tracing
 from service_kit.deadlines import deadline
 from upcycle.rpc.limits import MAX_MESSAGE_BYTES
@@ -38,28 +40,29 @@ class _ServiceNames:
 
 
 class GrpcServer:
-    """`GrpcServer(host, port).add(add_XServicer_to_server, servicer)`, then start it with the service."""
+    """`GrpcServer(host, port, access).add(add_XServicer_to_server, servicer)`; the service starts it."""
 
     def __init__(
         self,
         host: str,
         port: int,
+        access: Access,
         *,
+        tls: ServerTls | None = None,
         default_deadline_s: float = 60.0,
         grace_s: float = 10.0,
         max_message_bytes: int = MAX_MESSAGE_BYTES,
-        api_keys: Sequence[str] = (),
     ) -> None:
-        """`port` 0: the system chooses. `grace_s`: how long calls in flight may go on after stop."""
+        """`port` 0: the system chooses. access: who may call. tls: None: in the clear.
+        `grace_s`: how long calls in flight may go on after stop."""
         self.name = "grpc"
         self._host = host
         self._port = port
+        self._tls = tls
         self._grace_s = grace_s
         self._options = server_options(max_message_bytes)
         self._statuses: dict[str, StatusTable] = {}
-        self._guard = Guard(
-            default_deadline_s=default_deadline_s, api_keys=tuple(api_keys), statuses=self._statuses
-        )
+        self._guard = Guard(access, default_deadline_s=default_deadline_s, statuses=self._statuses)
         self._registrations: list[Callable[[Any], None]] = []
         self._server: grpc.aio.Server | None = None
         self._health = health.aio.HealthServicer()
@@ -88,7 +91,7 @@ class GrpcServer:
         return f"{self._host}:{self._port}"
 
     async def start(self) -> None:
-        """Listen. Raises CannotListen."""
+        """Listen. Raises CannotListen, TlsFilesUnusable."""
         names = _ServiceNames()
         server = grpc.aio.server(interceptors=[tracing(), self._guard], options=self._options)
         for register in self._registrations:
@@ -99,13 +102,18 @@ class GrpcServer:
             [*names.names, health.SERVICE_NAME, reflection.SERVICE_NAME], server
         )
         try:
-            self._port = server.add_insecure_port(self.address)
+            self._port = self._add_port(server)
         except RuntimeError as error:
             raise CannotListen(f"cannot listen on {self.address}: {error}; {_BIND_HINT}") from error
         for name in names.names:
             await self._health.set(name, health_pb2.HealthCheckResponse.SERVING)
         await server.start()
         self._server = server
+
+    def _add_port(self, server: grpc.aio.Server) -> int:
+        if self._tls is None:
+            return server.add_insecure_port(self.address)
+        return server.add_secure_port(self.address, ServerCertificates(self._tls).credentials())
 
     async def stop(self) -> None:
         """Tell health watchers, refuse new calls, let calls in flight finish within the grace period."""

@@ -17,6 +17,7 @@ import grpc.aio
 from google.protobuf import any_pb2
 from google.rpc import error_details_pb2, status_pb2
 
+from grpc_edge.access import KeyEnded
 from grpc_edge.limits import MAX_STATUS_MESSAGE_CHARS
 from service_kit.deadlines import DeadlineExceeded
 from upcycle.errors import Unavailable
@@ -27,9 +28,16 @@ log = logging.getLogger(__name__)
 StatusTable = Mapping[type[Exception], grpc.StatusCode]
 """Domain error class -> status; a subclass uses its nearest ancestor's entry."""
 
+
+class MalformedRequest(ValueError):
+    """What was sent is no message of the contract."""
+
+
 EVERYWHERE: Final[StatusTable] = {
+    MalformedRequest: grpc.StatusCode.INVALID_ARGUMENT,
     DeadlineExceeded: grpc.StatusCode.DEADLINE_EXCEEDED,
     Unavailable: grpc.StatusCode.UNAVAILABLE,
+    KeyEnded: grpc.StatusCode.UNAUTHENTICATED,
 }
 
 

@@ -85,6 +85,22 @@ def batch(rewards: Tensor, *, epsilon: float = STD_EPSILON) -> Tensor:
     return group.centred() / (spread + epsilon)
 
 
+def with_batch_baseline(rewards: Tensor, advantages: Tensor) -> Tensor:
+    """Advantages in which groups of one member have reward - mean of the other groups, each of which counts
+    once, by its mean. [P, G], [P, G] -> [P, G]. Its own reward is not in its baseline, which would bias the
+    gradient. All other groups stay as they are; where all groups have one mean, or there is no other group,
+    it is exactly 0."""
+    group = _group(rewards)
+    known = group.count > 0
+    others = known.sum() - known.long()
+    baseline = (group.mean[known].sum() - group.mean) / others.clamp(min=1)
+    means = group.mean[known]
+    tied = bool((means == means[:1]).all())
+    single = group.present & (group.count == 1)
+    credit = torch.zeros_like(group.rewards) if tied else group.rewards - baseline
+    return torch.where(single & (others > 0), credit, advantages)
+
+
 def max_rl(rewards: Tensor) -> Tensor:
     """(reward - mean) / mean, 0 where the mean is 0: weight ~1/p on hard tasks. [P, G] -> [P, G].
 

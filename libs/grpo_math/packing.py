@@ -81,6 +81,7 @@ class Microbatch:
     input_ids, position_ids: [1, U]. The rest is per trained token [N], row after row: `source` is the index
     in U of the token before it, whose hidden state predicts it.
     row_shares [R]: see TrainingRow.trajectory_share.
+    row_ids: for each row, TrainingRow.row_id.
     paths: for each row [L], where its tokens lie in U; positions [N]: where each trained token lies in its
     row.
     """
@@ -91,6 +92,7 @@ class Microbatch:
     num_rows: int
     num_row_tokens: int
     paths: tuple[Tensor, ...]
+    row_ids: tuple[str, ...]
     positions: Tensor
     source: Tensor
     labels: Tensor
@@ -185,6 +187,7 @@ def pack(rows: Sequence[TrainingRow], *, share_prefixes: bool = True) -> Microba
         num_rows=len(rows),
         num_row_tokens=sum(row.token_ids.shape[0] for row in rows),
         paths=tuple(paths),
+        row_ids=tuple(row.row_id for row in rows),
         positions=torch.cat(trained),
         source=torch.cat([path[at - 1] for path, at in zip(paths, trained, strict=True)]),
         labels=torch.cat([row.token_ids[at] for row, at in zip(rows, trained, strict=True)]),

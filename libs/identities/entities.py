@@ -1,6 +1,8 @@
 """Ids of groups, episodes, trajectories, checkpoints and sessions. Equal inputs give equal ids."""
 
+import hashlib
 import re
+from collections.abc import Iterable
 from typing import Final, NamedTuple
 from urllib.parse import quote
 
@@ -16,6 +18,19 @@ SLUG_RULE: Final = (
 """SLUG for people."""
 _TRAJECTORY: Final = "traj-"
 _INTERACTIVE: Final = "interactive-"
+_PAIR, _WATCH, _TRACK = "pair", "watch", "track"
+RECORDED_GROUP: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:-]{0,39}")
+"""What the owner of recorded sessions may call a group of them."""
+RECORDED_GROUP_RULE: Final = (
+    "1 to 40 of letters, digits, '.', '_', ':' and '-', with a letter or a digit first"
+)
+"""RECORDED_GROUP for people."""
+RECORDED_RUN: Final = "sessions-"
+"""What the run ids of recorded sessions begin with."""
+RECORDED_DIGEST_CHARS: Final = 16
+"""Of the digest of the first prompt, in the id of a group of recorded sessions."""
+_RECORDED: Final = "session-"
+_OFFERED: Final = "session-group-"
 _CLIENT_RUN: Final = re.compile(r"here-[0-9a-f]{12,32}")
 _CHECKPOINT: Final = re.compile(r"ckpt-(?P<model>.+)-v(?P<version>\d{8,18})")
 _GROUP: Final = re.compile(r"(?P<run>.+)-g(?P<index>\d{5,})")
@@ -91,19 +106,24 @@ def parse_checkpoint_id(text: str) -> CheckpointName | None:
 def pair_request_id(checkpoint: str, head_revision: int, number: int) -> str:
     """Of the run that a gate asks for, the number-th that plays a candidate beside the head of a revision:
     the same run, also after a crash before the registry's commit."""
-    return f"pair/{checkpoint}/r{head_revision}/{number}"
+    return f"{_PAIR}/{checkpoint}/r{head_revision}/{number}"
 
 
 def watch_request_id(model: str, head_revision: int, number: int) -> str:
     """Of the number-th run that plays a head beside its predecessor after head moved: the same run, also
     after a crash before the registry's commit."""
-    return f"watch/{model}/r{head_revision}/{number}"
+    return f"{_WATCH}/{model}/r{head_revision}/{number}"
 
 
 def track_request_id(run: str, taskset: str, step: int) -> str:
     """Of the evaluation that measures the version of a step on a set that the run is followed on: the same
     run, also after a crash before the planner's commit."""
-    return f"track/{run}/{taskset}/{step}"
+    return f"{_TRACK}/{run}/{taskset}/{step}"
+
+
+def is_of_the_platform(request_id: str) -> bool:
+    """Whether it is a request id of the platform's own runs, which the three functions above make."""
+    return request_id.partition("/")[0] in (_PAIR, _WATCH, _TRACK)
 
 
 def interactive_run_id(model: str) -> str:
@@ -119,3 +139,35 @@ def is_interactive_run(run_id: str) -> bool:
 def is_client_run(run_id: str) -> bool:
     """Whether it is the id of an evaluation that a client played in its own process: no planner knows it."""
     return _CLIENT_RUN.fullmatch(run_id) is not None
+
+
+def recorded_run_id(key_id: str) -> str:
+    """The run id of all sessions that the gateway records for an API key: no planner has planned it."""
+    return f"{RECORDED_RUN}{key_id}"
+
+
+def is_recorded_run(run_id: str) -> bool:
+    """Whether it is the run id of recorded sessions."""
+    return run_id.startswith(RECORDED_RUN)
+
+
+def recorded_episode_id(session_id: str) -> str:
+    """Episode id of a session that the gateway records; `trajectory_id` of it names its record."""
+    return f"{_RECORDED}{session_id}"
+
+
+def is_recorded_episode(episode_id: str) -> bool:
+    """Whether it is the episode id of a recorded session, which does not say which group it is of."""
+    return episode_id.startswith(_RECORDED)
+
+
+def recorded_group_id(key_id: str, group: str, task_digest: str) -> str:
+    """Id of the group of a key's recorded sessions that its owner calls `group`, and that begin alike."""
+    return f"{RECORDED_RUN}{key_id}-{group}-{task_digest[:RECORDED_DIGEST_CHARS]}"
+
+
+def offered_sessions_id(group: str, episode_ids: Iterable[str]) -> str:
+    """Id of the recorded sessions of a group that a training run is offered together: the group may have
+    more of them later, which are offered to another run."""
+    members = "\n".join([group, *sorted(episode_ids)])
+    return f"{_OFFERED}{hashlib.sha256(members.encode()).hexdigest()[:32]}"

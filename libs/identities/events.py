@@ -73,6 +73,12 @@ def trajectory_recorded(trajectory_id: str) -> str:
     return f"trajectory.recorded/{trajectory_id}"
 
 
+def session_opened(episode_id: str) -> str:
+    """Id of recorded_session.opened: a session is opened once. recorded_session.expired has
+    `episode_outcome`."""
+    return f"recorded_session.opened/{episode_id}"
+
+
 def trajectory_quarantined(trajectory_id: str) -> str:
     """Id of trajectory.quarantined."""
     return f"trajectory.quarantined/{trajectory_id}"
@@ -103,9 +109,9 @@ def head_moved(verb: str, model: str, head_revision: int, tenant: str = DEFAULT_
     return f"checkpoint.{verb}/{tenant}/{model}/{head_revision}"
 
 
-def gateway_sampled(request_id: str, tenant: str = DEFAULT_TENANT) -> str:
-    """Id of gateway.sampled."""
-    return f"gateway.sampled/{tenant}/{request_id}"
+def canary_release_changed(model: str, revision: int, tenant: str = DEFAULT_TENANT) -> str:
+    """Id of canary_release.changed: each revision of a model's canary releases is one change."""
+    return f"canary_release.changed/{tenant}/{model}/{revision}"
 
 
 def engine_changed(verb: str, engine_id: str, what: str) -> str:

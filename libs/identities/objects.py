@@ -7,7 +7,6 @@
 <tenant>/trainers/processes/<name>.json           what each trainer process says of itself
 <tenant>/trainers/models/<model>/<8 digits>.json  which trainer took the model with that token
 <tenant>/sources/<digest>.zip                     sources of environments, packed when a run is submitted
-<tenant>/captures/<model>/<day>/...               production traffic, where capture is switched on
 """
 
 import re
@@ -167,6 +166,11 @@ def interactive_session(model: str, tenant: str = DEFAULT_TENANT) -> str:
     return f"{interactive_states(tenant)}{_part(model, 'model slug')}"
 
 
+def interactive_unsaved(model: str, tenant: str = DEFAULT_TENANT) -> str:
+    """Where a trainer notes which steps of a model's interactive session are in its memory only."""
+    return f"{interactive_session(model, tenant)}/unsaved.json"
+
+
 def parse_interactive_session(key: str) -> str:
     """The model that a key below `interactive_states` belongs to. Raises InvalidIdentity."""
     match key.split("/"):
@@ -204,9 +208,3 @@ def parse_trainer_lease(key: str) -> ModelToken | None:
         case [_, "trainers", "models", model, name] if found := _TOKEN.fullmatch(name):
             return ModelToken(unquote(model), int(found[1]))
     return None
-
-
-def capture(model: str, day: str, request_id: str, tenant: str = DEFAULT_TENANT) -> str:
-    """Where a sampled exchange of the gateway is kept. day: YYYY-MM-DD."""
-    request = _part(request_id, "request id")
-    return f"{_part(tenant, 'tenant')}/captures/{_part(model, 'model slug')}/{day}/{request}.json.zst"

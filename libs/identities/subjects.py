@@ -8,6 +8,7 @@ up.<tenant>.dlq.gap.<reader>.<stream>          messages that were gone before th
 up.<tenant>.handled.<number>                   dead letters that were replayed or accepted
 up.<tenant>.again.<stream>.<reader>.<subject>  a replayed message, for the one reader that gave it up
 up.<tenant>.attempt.<durable>.<stream>.<seq>   how often a handler tried a message
+up.request.<service>.<what>                    what a service asks provisioning for
 """
 
 from typing import Final, NamedTuple
@@ -19,7 +20,7 @@ from identities.tenants import DEFAULT_TENANT
 MAX_TOKEN_LENGTH: Final = 200
 _ROOT: Final = "up"
 _TASK, _EVENT, _DECISION, _DEAD, _ATTEMPT = "task", "evt", "decision", "dlq", "attempt"
-_HANDLED, _AGAIN, _GAP = "handled", "again", "gap"
+_HANDLED, _AGAIN, _GAP, _REQUEST = "handled", "again", "gap", "request"
 ANY: Final = "*"
 """One token, whatever it is, in a filter."""
 
@@ -186,6 +187,11 @@ def attempt(durable: str, stream: str, sequence: int, tenant: str = DEFAULT_TENA
     return f"{_ROOT}.{token(tenant)}.{_ATTEMPT}.{durable}.{stream}.{sequence}"
 
 
+def all_attempts_of(durable: str, stream: str) -> str:
+    """Everything that `attempt` makes of one durable, and its place. durable: ANY for each of a stream."""
+    return f"{_ROOT}.{ANY}.{_ATTEMPT}.{durable}.{stream}.{ANY}"
+
+
 def place(reader: str, stream: str, tenant: str = DEFAULT_TENANT) -> str:
     """Where it is noted how far a reader has read a stream."""
     return f"{_ROOT}.{token(tenant)}.{_ATTEMPT}.{token(reader)}.{stream}.place"
@@ -196,9 +202,29 @@ def all_places() -> str:
     return f"{_ROOT}.{ANY}.{_ATTEMPT}.{ANY}.{ANY}.place"
 
 
+def all_places_of(reader: str) -> str:
+    """Everything that `place` makes of one reader."""
+    return f"{_ROOT}.{ANY}.{_ATTEMPT}.{token(reader)}.{ANY}.place"
+
+
 def stream_of_place(subject: str) -> str:
     """The stream that the note is about."""
     return subject.split(".")[-2]
+
+
+def request(service: str | None, what: str | None) -> str:
+    """Where a service asks provisioning for what only provisioning may do. None for a filter over all."""
+    return f"{_ROOT}.{_REQUEST}.{_token_or_any(service)}.{_token_or_any(what)}"
+
+
+def service_of_request(subject: str) -> str:
+    """Who asks."""
+    return name_of(subject.split(".")[2])
+
+
+def everything() -> str:
+    """All subjects of ours."""
+    return f"{_ROOT}.>"
 
 
 def all_tasks() -> str:

@@ -83,8 +83,8 @@ class Demo:
                 on_event=self._view.event,
             )
             self.stack = await self._open.enter_async_context(Stack(settings))
-            peers = self.stack.peers
-            self._addresses = Addresses(peers, "the demo", self.stack.gateway_key_file)
+            gateway, operator = self.stack.gateway_key_file, self.stack.operator_key_file
+            self._addresses = Addresses(self.stack.peers, "the demo", gateway, operator_key_file=operator)
             self.platform = await self._open.enter_async_context(Platform(self._addresses))
             await self._follow_facts()
 

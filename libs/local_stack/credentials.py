@@ -10,6 +10,7 @@ from typing import Final
 _FILE: Final = "credentials.json"
 _GATEWAY_KEY_FILE: Final = "gateway.key"
 _OPERATOR_KEY_FILE: Final = "operator.key"
+_SERVICE_KEY_FILE: Final = "service.key"
 _KEY_BYTES: Final = 24
 
 
@@ -49,13 +50,21 @@ def gateway_key_file(folder: Path) -> Path:
 
 
 def operator_key_file(folder: Path) -> Path:
-    """Where the operator's key of the stack in `folder` is, alone: `upcycle deploy` needs it."""
+    """Where the operator's key of the stack in `folder` is, alone: commands send it."""
     return folder / _OPERATOR_KEY_FILE
 
 
 def load_or_make_operator_key(folder: Path) -> str:
     """The operator's key of the stack; written at its first start."""
-    path = operator_key_file(folder)
+    return _load_or_make(operator_key_file(folder))
+
+
+def load_or_make_service_key(folder: Path) -> str:
+    """The key that the services of the stack send each other; written at its first start."""
+    return _load_or_make(folder / _SERVICE_KEY_FILE)
+
+
+def _load_or_make(path: Path) -> str:
     if not path.exists():
         write_private(path, f"{secrets.token_urlsafe(_KEY_BYTES)}\n")
     return path.read_text().strip()

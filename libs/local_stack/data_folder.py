@@ -11,8 +11,8 @@ PRIVATE_UMASK: Final = 0o077
 _FOLDER_MODE: Final = 0o700
 _OTHERS: Final = 0o077
 _OURS: Final = frozenset({
-    ".lock", "cache", "credentials.json", "gateway.key", "logs", "nats", "operator.key", "report.json", "s3",
-    "sql", "state", "state.json",
+    ".lock", "bus", "cache", "credentials.json", "gateway.key", "logs", "nats", "operator.key", "report.json",
+    "s3", "sql", "state", "state.json",
 })  # fmt: skip
 """What stacks write into their folder, each perhaps as NAME.partial."""
 

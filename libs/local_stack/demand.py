@@ -40,9 +40,12 @@ class Demand:
     """Asks planner, gateway and registry of one platform. Each call raises RemoteError, OSError or
     TimeoutError where one of them does not answer."""
 
-    def __init__(self, peers: Mapping[str, str], gateway_key_file: Path, engine: Engine) -> None:
+    def __init__(
+        self, peers: Mapping[str, str], gateway_key_file: Path, engine: Engine, operator_key: str
+    ) -> None:
         self._peers = peers
         self._key_file = gateway_key_file
+        self._operator_key = operator_key
         self._engine = engine
 
     async def wanted(self, recent_s: float) -> frozenset[EngineKey]:
@@ -53,13 +56,13 @@ class Demand:
         """Whether an engine holds a lease for it, whoever started that."""
         channel = common_pb2.Channel.Value(f"CHANNEL_{key.channel.upper()}")
         request = ListEnginesRequest(model=key.model, channel=channel)
-        async with connect(self._peers["registry"]) as connection:
+        async with connect(self._peers["registry"], api_key=self._operator_key) as connection:
             with remote_errors("the list of engines"):
                 answer = await RegistryServiceStub(connection).ListEngines(request, timeout=CALL_S)
         return bool(answer.engines)
 
     async def _of_runs(self) -> set[EngineKey]:
-        async with connect(self._peers["tasksets"]) as connection:
+        async with connect(self._peers["tasksets"], api_key=self._operator_key) as connection:
             with remote_errors("the list of runs"):
                 answer = await TasksetServiceStub(connection).ListRuns(
                     ListRunsRequest(unfinished=True), timeout=CALL_S

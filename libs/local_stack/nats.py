@@ -7,8 +7,13 @@ import shutil
 import sys
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Final
 
+from event_bus.accounts import STREAMS_ACCOUNT
 from upcycle.errors import UpcycleError
+
+_NO_ACCOUNT: Final = "$G"
+"""Where a server without accounts keeps its streams."""
 
 
 class NatsServerError(UpcycleError):
@@ -42,17 +47,20 @@ def nats_command(
     port: int,
     http_port: int,
     login: NatsLogin | None = None,
+    accounts: str = "",
     max_store_gb: int = 20,
     member: NatsMember | None = None,
 ) -> tuple[str, ...]:
     """Write `nats.conf` into `data_dir` and return the argv that runs it; starts nothing.
 
-    A running server says in `<data_dir>/ports/` that it listens. member: None for a server that is alone.
+    A running server says in `<data_dir>/ports/` that it listens. login, accounts (a line of
+    `event_bus.accounts`): who may connect; neither: everybody. member: None for a server that is alone.
     """
     data_dir.mkdir(parents=True, exist_ok=True)
     (data_dir / "ports").mkdir(exist_ok=True)
+    _keep_streams(data_dir, STREAMS_ACCOUNT if accounts else _NO_ACCOUNT)
     config = data_dir / "nats.conf"
-    lines = [*_config(data_dir, port, http_port, login, max_store_gb), *_cluster(member)]
+    lines = [*_config(data_dir, port, http_port, max_store_gb), *_cluster(member), *_users(login), accounts]
     config.write_text("\n".join(lines) + "\n")
     config.chmod(0o600)
     return (_binary(), "-c", str(config))
@@ -79,10 +87,24 @@ def _cluster(member: NatsMember | None) -> list[str]:
     ]
 
 
-def _config(
-    data_dir: Path, port: int, http_port: int, login: NatsLogin | None, max_store_gb: int
-) -> list[str]:
-    lines = [
+def _keep_streams(data_dir: Path, account: str) -> None:
+    """Streams lie in the folder of their account: one that the server was started with before, as 0.3 was
+    without accounts, is given the name of the one that it has now."""
+    folders = data_dir / "js" / "jetstream"
+    other = folders / (_NO_ACCOUNT if account == STREAMS_ACCOUNT else STREAMS_ACCOUNT)
+    if other.is_dir() and not (folders / account).exists():
+        other.rename(folders / account)
+
+
+def _users(login: NatsLogin | None) -> list[str]:
+    if login is None:
+        return []
+    user, password = json.dumps(login.user), json.dumps(login.password)
+    return [f"authorization {{ users: [ {{ user: {user}, password: {password} }} ] }}"]
+
+
+def _config(data_dir: Path, port: int, http_port: int, max_store_gb: int) -> list[str]:
+    return [
         "host: 127.0.0.1",
         f"port: {port}",
         f'http: "127.0.0.1:{http_port}"',
@@ -92,7 +114,3 @@ def _config(
         f"jetstream {{ store_dir: {json.dumps(str(data_dir / 'js'))}, sync_interval: always,"
         f" max_file_store: {max_store_gb}GB, max_memory_store: 256MB }}",
     ]
-    if login is not None:
-        user, password = json.dumps(login.user), json.dumps(login.password)
-        lines.append(f"authorization {{ users: [ {{ user: {user}, password: {password} }} ] }}")
-    return lines

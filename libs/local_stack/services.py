@@ -9,14 +9,23 @@ from typing import Final, Literal
 
 from pydantic import SecretStr
 
+from event_bus.accounts import accounts_config
+from event_bus.keys import load_or_make as load_or_make_keys
+from event_bus.keys import seed_file
+from event_bus.rights import IDENTITIES, OPERATOR
 from identities.entities import slug_file_name
-from local_stack.credentials import Credentials, gateway_key_file, load_or_make_operator_key
+from local_stack.credentials import (
+    Credentials,
+    gateway_key_file,
+    load_or_make_operator_key,
+    load_or_make_service_key,
+)
 from local_stack.health import health_url, http_probe
 from local_stack.nats import NatsLogin, nats_command
 from local_stack.s3 import S3Ports, s3_command, s3_probe
 from local_stack.spec import ProcessSpec
 from service_kit.groups import BusSettings, PeerSettings, S3Settings, SettingsGroup
-from service_kit.ports import LOOPBACK, free_ports, pick_ports
+from service_kit.ports import LAST_PORT, LOOPBACK, free_ports, pick_ports
 
 Engine = Literal["embedded", "vllm-cpu"]
 CHANNELS: Final[Mapping[Engine, tuple[str, ...]]] = {
@@ -41,6 +50,7 @@ class StackPorts:
     trajectory_store_grpc: int = 7105
     grpo_trainer_grpc: int = 7106
     checkpoint_registry_grpc: int = 7107
+    reward_grader_grpc: int = 7108
     gateway: int = 7180
     scenario_runner_http: int = 7201
     rollout_sampler_http: int = 7202
@@ -64,6 +74,12 @@ class StackPorts:
             return cls(*free_ports(len(fields(cls))))
         return cls(*pick_ports([int(getattr(cls(), field.name)) + offset for field in fields(cls)]))
 
+    @classmethod
+    def offsets(cls) -> range:
+        """The offsets that leave every port a port."""
+        defaults = astuple(cls())
+        return range(1 - min(defaults), LAST_PORT + 1 - max(defaults))
+
     def peers(self) -> dict[str, str]:
         """host:port of every service that others call, by the names of PeerSettings."""
         return {
@@ -72,6 +88,7 @@ class StackPorts:
             "trajectories": f"{LOOPBACK}:{self.trajectory_store_grpc}",
             "training": f"{LOOPBACK}:{self.grpo_trainer_grpc}",
             "registry": f"{LOOPBACK}:{self.checkpoint_registry_grpc}",
+            "grading": f"{LOOPBACK}:{self.reward_grader_grpc}",
             "gateway": f"{LOOPBACK}:{self.gateway}",
         }
 
@@ -91,14 +108,39 @@ class Plan:
     on_demand: bool = False
     """Engines are started when they are asked for, so a request may wait for one to start."""
 
+    single_bus_user: bool = False
+    """All processes share one login of NATS, as in 0.3, and none has a key of its own."""
+
     @property
     def bus(self) -> BusSettings:
-        """How to reach this stack's NATS."""
-        return BusSettings(
-            url=f"nats://{LOOPBACK}:{self.ports.nats}",
-            user=self.credentials.bus_user,
-            password=SecretStr(self.credentials.bus_password),
-        )
+        """How the operator reaches this stack's NATS."""
+        return self.bus_of(OPERATOR)
+
+    def bus_of(self, identity: str) -> BusSettings:
+        """How a service, provisioning or the operator reaches it."""
+        url = f"nats://{LOOPBACK}:{self.ports.nats}"
+        if (login := self.nats_login) is not None:
+            return BusSettings(url=url, user=login.user, password=SecretStr(login.password))
+        return BusSettings(url=url, nkey=seed_file(self.bus_keys, identity))
+
+    @property
+    def bus_keys(self) -> Path:
+        """Folder of the keys of NATS."""
+        return self.data_dir / "bus"
+
+    @property
+    def nats_login(self) -> NatsLogin | None:
+        """The one user of all, where they share one."""
+        if not self.single_bus_user:
+            return None
+        return NatsLogin(self.credentials.bus_user, self.credentials.bus_password)
+
+    def nats_accounts(self) -> str:
+        """What the server's configuration says of the keys, which are made where there are none; "" where all
+        share a user."""
+        if self.single_bus_user:
+            return ""
+        return accounts_config(load_or_make_keys(self.bus_keys, IDENTITIES))
 
     @property
     def s3(self) -> S3Settings:
@@ -114,8 +156,8 @@ class Plan:
 
 
 def process_specs(plan: Plan) -> list[ProcessSpec]:
-    """Every process of the stack, in starting order. Writes the configuration of NATS and S3, and the
-    operator's key at the first start."""
+    """Every process of the stack, in starting order. Writes the configuration of NATS and S3, and at
+    the first start the keys of operator and services."""
     engines = [] if plan.model is None else [(plan.model, channel) for channel in CHANNELS[plan.engine]]
     return [
         *server_specs(plan),
@@ -141,13 +183,15 @@ def sql_folder(data_dir: Path) -> Path:
     return data_dir / "sql"
 
 
-def shared_env(plan: Plan) -> dict[str, str]:
-    """Settings that mean the same in every process of the stack."""
+def shared_env(plan: Plan, identity: str) -> dict[str, str]:
+    """Settings that mean the same in every process of the stack, but for the key of NATS: each identity has
+    its own."""
     return {
-        **_as_env(plan.bus),
+        **_as_env(plan.bus_of(identity)),
         **_as_env(plan.s3),
         **_as_env(PeerSettings.model_validate(plan.ports.peers())),
         "UPCYCLE_SQL_DATA_DIR": str(sql_folder(plan.data_dir)),
+        "UPCYCLE_ACCESS_SERVICE_KEY": load_or_make_service_key(plan.data_dir),
         **plan.extra_env,
     }
 
@@ -163,9 +207,12 @@ def _as_env(group: SettingsGroup) -> dict[str, str]:
 
 
 def _nats(plan: Plan) -> ProcessSpec:
-    login = NatsLogin(plan.credentials.bus_user, plan.credentials.bus_password)
     argv = nats_command(
-        plan.data_dir / "nats", port=plan.ports.nats, http_port=plan.ports.nats_http, login=login
+        plan.data_dir / "nats",
+        port=plan.ports.nats,
+        http_port=plan.ports.nats_http,
+        login=plan.nats_login,
+        accounts=plan.nats_accounts(),
     )
     ready = http_probe(health_url("nats", plan.ports.nats_http))
     return ProcessSpec(
@@ -213,10 +260,11 @@ def _service(
         instance,
         (script(f"upcycle-{name.replace('_', '-')}"),),
         env={
-            **shared_env(plan),
+            **shared_env(plan, name),
             f"{prefix}_HOST": LOOPBACK,
             "UPCYCLE_SQL_URL": f"sqlite:///{sql_folder(plan.data_dir) / name}.sqlite",
             **{variable: str(port) for variable, port in ports.items() if port is not None},
+            **({} if grpc_port is None else _operator_key(plan)),
             **env,
         },
         ready=http_probe(health_url(name, http_port)),
@@ -225,6 +273,11 @@ def _service(
         url=f"http://{LOOPBACK}:{http_port}" if grpc_port is None else f"grpc://{LOOPBACK}:{grpc_port}",
         http_port=http_port,
     )
+
+
+def _operator_key(plan: Plan) -> dict[str, str]:
+    """For a process that serves gRPC."""
+    return {"UPCYCLE_ACCESS_OPERATOR_KEY": load_or_make_operator_key(plan.data_dir)}
 
 
 def _provision_watch(plan: Plan) -> ProcessSpec:
@@ -242,7 +295,6 @@ def _runner(plan: Plan) -> ProcessSpec:
         uses=uses,
         SCENARIO_RUNNER_ENVIRONMENT_ROOTS=roots,
         SCENARIO_RUNNER_CELL_HIDDEN=json.dumps([str(plan.data_dir.absolute())]),
-        SCENARIO_RUNNER_OPERATOR_KEY=load_or_make_operator_key(plan.data_dir),
     )
 
 
@@ -262,7 +314,7 @@ def _gateway(plan: Plan) -> ProcessSpec:
     gateway = _service(
         plan,
         "model_gateway",
-        uses=("checkpoint_registry",),
+        uses=("checkpoint_registry", "reward_grader"),
         MODEL_GATEWAY_PUBLIC_HOST=LOOPBACK,
         MODEL_GATEWAY_PUBLIC_PORT=str(plan.ports.gateway),
         MODEL_GATEWAY_BOOTSTRAP_KEY_FILE=str(gateway_key_file(plan.data_dir)),

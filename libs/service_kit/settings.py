@@ -6,7 +6,7 @@ that carries one of our prefixes with the fields, and reports everything that is
 
 import difflib
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from types import UnionType
@@ -18,7 +18,7 @@ from pydantic.fields import FieldInfo
 from pydantic_settings import BaseSettings, SettingsConfigDict
 from pydantic_settings import SettingsError as UnparsableSetting
 
-from service_kit.groups import SHARED_GROUPS
+from service_kit.groups import SHARED_GROUPS, TlsSettings
 from service_kit.redact import Redactor
 
 EXIT_SETTINGS: Final = 2
@@ -56,6 +56,7 @@ class ServiceSettings(BaseSettings):
     """Least severe record that is written."""
     drain_s: float = Field(20.0, gt=0)
     """Seconds that each component gets to finish what is in flight at shutdown."""
+    tls: TlsSettings = Field(default_factory=TlsSettings)
 
 
 def load_settings(cls: type[S], *, environ: Mapping[str, str] | None = None, program: str | None = None) -> S:
@@ -180,19 +181,28 @@ def _environment(values: Mapping[str, str]) -> Iterator[None]:
 def _construct(cls: type[S], environ: Mapping[str, str], problems: list[str]) -> S | None:
     """Build groups first, so that one bad group does not hide what is wrong with the others."""
     groups: dict[str, Any] = {}
+    broken: list[str] = []
     for name, group in _groups(cls).items():
         built = _validated(group, environ, problems, {})
+        broken += [name] if built is None else []
         groups[name] = group.model_construct() if built is None else built
-    return _validated(cls, environ, problems, groups)
+    return _validated(cls, environ, problems, groups, broken)
 
 
 def _validated(
-    cls: type[S], environ: Mapping[str, str], problems: list[str], groups: Mapping[str, Any]
+    cls: type[S],
+    environ: Mapping[str, str],
+    problems: list[str],
+    groups: Mapping[str, Any],
+    broken: Collection[str] = (),
 ) -> S | None:
+    """broken: groups whose problems are listed already; pydantic finds their rules broken once more."""
     try:
         return cls(**groups)
     except ValidationError as error:
-        problems += [_describe(cls, detail, environ) for detail in error.errors(include_url=False)]
+        known = {(name,) for name in broken}
+        new = (one for one in error.errors(include_url=False) if one["loc"][:1] not in known)
+        problems += [_describe(cls, detail, environ) for detail in new]
     except UnparsableSetting as error:
         problems.append(f"{_prefix(cls)}*: {error}: {error.__cause__}")
     return None

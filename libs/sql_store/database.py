@@ -134,7 +134,7 @@ class Database:
 
     async def _in_thread(self, fn: Callable[[Connection], T], engine: Engine) -> T:
         if self._stopped:
-            raise Unavailable(f"the database {self._shown} was closed")
+            raise Unavailable(f"the database {self.shown} was closed")
         work = contextvars.copy_context()
         return await asyncio.get_running_loop().run_in_executor(
             self._threads, work.run, self._begun, fn, engine, time.monotonic()
@@ -156,7 +156,7 @@ class Database:
     def _begun(self, fn: Callable[[Connection], T], engine: Engine, asked_at: float) -> T:
         if (waited := time.monotonic() - asked_at) > _QUEUE_S:
             raise Unavailable(
-                f"database {self._shown} had no connection free for {waited:.0f} s: nothing was written"
+                f"database {self.shown} had no connection free for {waited:.0f} s: nothing was written"
             )
         return self._with_retries(fn, engine)
 
@@ -169,16 +169,16 @@ class Database:
                 return result
             except DBAPIError as error:
                 if is_silence(error):
-                    self._silence = time.monotonic(), f"{self._shown}: {error.orig}"
+                    self._silence = time.monotonic(), f"{self.shown}: {error.orig}"
                 if attempt == _MAX_TRIES or not is_transient(error):
                     raise self._translated(error) from error
                 _LOG.info("transaction_again", extra={"attempt": attempt, "error": repr(error.orig)})
             except OverflowError as error:  # of an integer beyond 64 bits; Postgres' driver raises DataError
-                raise refusal(self._shown, error) from error
+                raise refusal(self.shown, error) from error
             attempt += 1
 
     def _translated(self, error: DBAPIError) -> Exception:
-        known = translated(error, self._shown)
+        known = translated(error, self.shown)
         if isinstance(known, Unavailable):
             self._refusal.refused(error, str(known))
         return known
@@ -202,7 +202,8 @@ class Database:
         self._listeners.setdefault(topic, []).append(listener)
 
     @property
-    def _shown(self) -> str:
+    def shown(self) -> str:
+        """The URL without its password, for messages."""
         return self._url.render_as_string(hide_password=True)
 
     def _sqlite(self) -> Engine:

@@ -32,7 +32,8 @@ def prompt_message(message: Message) -> dict[str, Any]:
 
 
 def turn_messages(turn: Turn) -> list[dict[str, Any]]:
-    """The assistant's message, with its reasoning as templates write it, then one message per tool result."""
+    """What the client of a recorded session said before the turn, the assistant's message with its reasoning
+    as templates write it, then one message per tool result."""
     content = with_reasoning(turn.reasoning, turn.text)
     assistant: dict[str, Any] = {"role": "assistant", "content": content}
     if turn.tool_calls:
@@ -41,7 +42,7 @@ def turn_messages(turn: Turn) -> list[dict[str, Any]]:
         {"role": "tool", "tool_call_id": result.call_id, "content": result.content}
         for result in turn.tool_results
     ]
-    return [assistant, *results]
+    return [*map(prompt_message, turn.new_messages), assistant, *results]
 
 
 def body_messages(body: TrajectoryBody) -> list[dict[str, Any]]:

@@ -120,19 +120,17 @@ def as_deployed(taskset: Taskset, source_digest: str) -> Taskset:
     return Taskset(taskset.name, tasks, taskset.split)
 
 
-async def deploy(platform: "Platform", package: PackedEnvironment, key: str) -> Deployed:
-    """Send it. Raises DeployRefused for a key that is not the operator's and for a platform that takes no
-    environments; RemoteRefused with what loading it there raised."""
+async def deploy(platform: "Platform", package: PackedEnvironment) -> Deployed:
+    """Send it, with the key of the platform's client. Raises DeployRefused for a key that is not the
+    operator's and for a platform that takes no environments; RemoteRefused with what loading it
+    there raised."""
     from upcycle.api.taskset.v1.service_pb2 import DeployEnvironmentRequest
     from upcycle.rpc import RemoteDenied, RemoteRefused, remote_errors
 
     request = DeployEnvironmentRequest(name=package.name, source_digest=package.digest, packed=package.packed)
-    metadata = (("authorization", f"Bearer {key}"),)
     try:
         with remote_errors(f"deploy environment {package.name!r}"):
-            answer = await platform.tasksets.DeployEnvironment(
-                request, timeout=DEPLOY_TIMEOUT_S, metadata=metadata
-            )
+            answer = await platform.tasksets.DeployEnvironment(request, timeout=DEPLOY_TIMEOUT_S)
     except RemoteDenied as error:
         hint = "UPCYCLE_OPERATOR_KEY, or operator.key in the data folder of `upcycle up`, has the key"
         raise DeployRefused(error.message, hint) from error

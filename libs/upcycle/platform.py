@@ -10,7 +10,8 @@ import os
 import stat
 from collections.abc import AsyncIterator, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from ipaddress import ip_address
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
@@ -19,6 +20,8 @@ from upcycle.user_settings.files import SettingsRefused, check_private, trusted_
 from upcycle.user_settings.layers import Found, Layer, UserSettings
 
 if TYPE_CHECKING:
+    from upcycle.api.audit.v1.service_pb2_grpc import AuditServiceAsyncStub
+    from upcycle.api.keys.v1.service_pb2_grpc import KeyServiceAsyncStub
     from upcycle.api.registry.v1.service_pb2_grpc import RegistryServiceAsyncStub
     from upcycle.api.retention.v1.service_pb2_grpc import RetentionServiceAsyncStub
     from upcycle.api.taskset.v1.service_pb2_grpc import TasksetServiceAsyncStub
@@ -48,42 +51,68 @@ class PlatformNotFound(UpcycleError, LookupError):
 @dataclass(frozen=True, slots=True)
 class Addresses:
     """host:port of each public service, the files of its keys, and `source`: where these were found.
-    state_file: of the stack that they are of, where it runs here."""
+    state_file: of the stack that they are of, where it runs here. elsewhere: the services that are none of
+    that stack's. unconfirmed: those whose address a project's file alone gives, and where it does."""
 
     peers: Mapping[str, str]
     source: str
     gateway_key_file: Path | None = None
     state_file: Path | None = None
     operator_key_file: Path | None = None
+    elsewhere: frozenset[str] = frozenset()
+    unconfirmed: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def gateway_url(self) -> str:
         """Base URL for an OpenAI client."""
-        return f"http://{self.peers['gateway']}/v1"
+        gateway = self.peers["gateway"]
+        return f"{gateway}/v1" if "://" in gateway else f"http://{gateway}/v1"
 
     def gateway_key(self) -> str:
         """UPCYCLE_API_KEY, or the key of a local stack, or that of the user's profile. Raises
-        PlatformNotFound when there is none."""
-        return self._key("UPCYCLE_API_KEY", self.gateway_key_file, "gateway", "gateway.key")
-
-    def operator_key(self) -> str:
-        """UPCYCLE_OPERATOR_KEY, or the key of a local stack, or that of the user's profile. Raises
-        PlatformNotFound when there is none, SettingsRefused for a file that others can open."""
-        if self.operator_key_file is not None and self.operator_key_file.exists():
-            check_private(self.operator_key_file)
-        return self._key("UPCYCLE_OPERATOR_KEY", self.operator_key_file, "operator", "operator.key")
-
-    def _key(self, variable: str, file: Path | None, whose: str, name: str) -> str:
+        PlatformNotFound when there is none, SettingsRefused where it would go to an address of a project's
+        file alone."""
+        variable, file = "UPCYCLE_API_KEY", self._file_for("gateway", self.gateway_key_file)
         found = UserSettings.read().find(f"keys.{variable}")
         if found.value and found.layer is Layer.ENVIRONMENT:
-            return found.value
+            return self._sent("gateway", found.value)
         if file is not None and file.exists():
             return file.read_text().strip()
         if found.value:
-            return found.value
+            return self._sent("gateway", found.value)
         raise PlatformNotFound(
-            f"no key of the {whose} is known: {self.source} gives addresses only",
-            f"set {variable}; `upcycle up` writes the key of a local platform to DATA_DIR/{name}",
+            f"no key of the gateway is known: {self.source} gives addresses only",
+            f"set {variable}; `upcycle up` writes the key of a local platform to DATA_DIR/gateway.key",
+        )
+
+    def platform_key(self, peer: str = "tasksets") -> str | None:
+        """What the gRPC service `peer` is called with: the operator's key of a local stack, for its own
+        services, else UPCYCLE_OPERATOR_KEY, else UPCYCLE_USER_KEY, variables before the profile. None: none
+        is known, as where all may call. Raises SettingsRefused for a file that others can open, and where a
+        key would go to an address of a project's file alone."""
+        file = self._file_for(peer, self.operator_key_file)
+        if file is not None and os.access(file, os.R_OK):
+            check_private(file)
+            return file.read_text().strip()
+        settings = UserSettings.read()
+        names = ("UPCYCLE_OPERATOR_KEY", "UPCYCLE_USER_KEY")
+        found = [one for name in names if (one := settings.find(f"keys.{name}")).value]
+        found.sort(key=lambda one: one.layer is not Layer.ENVIRONMENT)
+        return self._sent(peer, found[0].value) if found else None
+
+    def _file_for(self, peer: str, file: Path | None) -> Path | None:
+        """A key of the stack is for the stack's own services."""
+        return None if peer in self.elsewhere else file
+
+    def _sent(self, peer: str, key: str) -> str:
+        if (place := self.unconfirmed.get(peer)) is None:
+            return key
+        address = self.peers[peer]
+        raise SettingsRefused(
+            f"{place} has {PEERS[peer]} at {address}, to which your key would be sent; a project's file "
+            "alone does not say where keys go",
+            f"if {address} is yours: upcycle set platform.{peer}, or UPCYCLE_PEERS_{peer.upper()}={address}; "
+            "all services of one host: platform.host or UPCYCLE_PLATFORM_HOST",
         )
 
 
@@ -94,16 +123,18 @@ def find_addresses(start: Path | None = None, environ: Mapping[str, str] | None 
     settings = UserSettings.read(environ, here)
     near = settings.peers(Layer.ENVIRONMENT, Layer.PROJECT)
     if len(near) == len(PEERS):
-        return _named(near)
+        return _named(near, settings)
     if (found := running_stack(here, settings)) is not None:
         path, state = found
         keys = [state.get("gateway_key_file"), state.get("operator_key_file")]
-        gateway_key, operator_key = (Path(file) if file else None for file in keys)
+        gateway_key, operator_key = (path.absolute().parent / file if file else None for file in keys)
         peers = {**state["peers"], **{peer: one.value for peer, one in near.items()}}
-        return Addresses(peers, str(path), gateway_key, path, operator_key)
+        elsewhere = frozenset(peer for peer, address in peers.items() if address != state["peers"].get(peer))
+        unconfirmed = _unconfirmed({peer: near[peer] for peer in elsewhere}, settings)
+        return Addresses(peers, str(path), gateway_key, path, operator_key, elsewhere, unconfirmed)
     named = settings.peers(*Layer)
     if len(named) == len(PEERS):
-        return _named(named)
+        return _named(named, settings)
     if named:
         missing = ", ".join(f"UPCYCLE_PEERS_{peer.upper()}" for peer in PEERS if peer not in named)
         raise PlatformNotFound(
@@ -116,9 +147,36 @@ def find_addresses(start: Path | None = None, environ: Mapping[str, str] | None 
     )
 
 
-def _named(found: Mapping[str, Found]) -> Addresses:
+def _named(found: Mapping[str, Found], settings: UserSettings) -> Addresses:
     places = dict.fromkeys(_source(one) for one in found.values())
-    return Addresses({peer: one.value for peer, one in found.items()}, ", ".join(places))
+    peers = {peer: one.value for peer, one in found.items()}
+    return Addresses(peers, ", ".join(places), unconfirmed=_unconfirmed(found, settings))
+
+
+def _unconfirmed(found: Mapping[str, Found], settings: UserSettings) -> dict[str, str]:
+    """A project's file comes with a repository, so it may be anybody's: where it is the only one to name a
+    host, no key goes there."""
+    own = [*settings.peers(Layer.ENVIRONMENT).values(), *settings.peers(Layer.PROFILE).values()]
+    known = {host_of(one.value) for one in own}
+    return {
+        peer: one.place
+        for peer, one in found.items()
+        if one.layer is Layer.PROJECT and not is_loopback(one.value) and host_of(one.value) not in known
+    }
+
+
+def host_of(address: str) -> str:
+    """Without its port."""
+    return address.rpartition(":")[0].strip("[]").lower()
+
+
+def is_loopback(address: str) -> bool:
+    """Whether `host:port` is on this machine. A name is, where it says so by itself: none is looked up."""
+    host = host_of(address)
+    try:
+        return ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
 
 
 def _source(found: Found) -> str:
@@ -142,8 +200,29 @@ def running_stack(
         if text := _state_text(path):
             state: dict[str, Any] = json.loads(text)
             if _alive(int(state["pid"])):
+                _check_state(path, state)
                 return path, state
     return None
+
+
+def _check_state(path: Path, state: Mapping[str, Any]) -> None:
+    """Our own `upcycle up` listens on loopback and keeps its keys beside this file. One that says something
+    else came with a repository or an archive: it would send keys away, or any file that it names as one."""
+    away = [
+        f"{peer} at {address}" for peer, address in state.get("peers", {}).items() if not is_loopback(address)
+    ]
+    named = [state.get(name) for name in ("gateway_key_file", "operator_key_file", "credentials_file")]
+    bus = state.get("bus") or {}
+    folder = path.absolute().parent.resolve()
+    files = [file for file in (*named, bus.get("nkey")) if file]
+    away += [file for file in files if not (folder / file).resolve().is_relative_to(folder)]
+    if (url := bus.get("url")) and not is_loopback(url.rpartition("/")[2].rpartition("@")[2]):
+        away.append(f"NATS at {url}")
+    if away:
+        raise SettingsRefused(
+            f"{path} names {away[0]}, which is not of a platform that `upcycle up` started in this folder",
+            "remove the file; a platform elsewhere is named by UPCYCLE_PLATFORM_HOST or UPCYCLE_PEERS_*",
+        )
 
 
 def _state_text(path: Path) -> str:
@@ -189,6 +268,9 @@ class Platform:
     trajectories: "TrajectoryServiceAsyncStub"
     training: "TrainingServiceAsyncStub"
     registry: "RegistryServiceAsyncStub"
+    keys: "KeyServiceAsyncStub"
+    audit: "Mapping[str, AuditServiceAsyncStub]"
+    """By peer: each service that keeps a log of changes."""
     retention: "Mapping[str, RetentionServiceAsyncStub]"
     """By peer: each service that owns what grows."""
 
@@ -197,6 +279,8 @@ class Platform:
         self._open = AsyncExitStack()
 
     async def __aenter__(self) -> Self:
+        from upcycle.api.audit.v1.service_pb2_grpc import AuditServiceStub
+        from upcycle.api.keys.v1.service_pb2_grpc import KeyServiceStub
         from upcycle.api.registry.v1.service_pb2_grpc import RegistryServiceStub
         from upcycle.api.retention.v1.service_pb2_grpc import RetentionServiceStub
         from upcycle.api.taskset.v1.service_pb2_grpc import TasksetServiceStub
@@ -204,15 +288,16 @@ class Platform:
         from upcycle.api.trajectory.v1.service_pb2_grpc import TrajectoryServiceStub
         from upcycle.rpc import connect  # imported here: grpc takes 100 ms that `--help` need not pay
 
-        peers = self.addresses.peers
-
         async def channel(peer: str) -> Any:
-            return await self._open.enter_async_context(connect(peers[peer]))
+            address, key = self.addresses.peers[peer], self.addresses.platform_key(peer)
+            return await self._open.enter_async_context(connect(address, api_key=key))
 
         self.tasksets = TasksetServiceStub(await channel("tasksets"))
         self.trajectories = TrajectoryServiceStub(await channel("trajectories"))
         self.training = TrainingServiceStub(await channel("training"))
-        self.registry = RegistryServiceStub(await channel("registry"))
+        registry = await channel("registry")
+        self.registry, self.keys = RegistryServiceStub(registry), KeyServiceStub(registry)
+        self.audit = {peer: AuditServiceStub(await channel(peer)) for peer in ("registry", "tasksets")}
         self.retention = {
             peer: RetentionServiceStub(await channel(peer)) for peer in ("trajectories", "tasksets")
         }

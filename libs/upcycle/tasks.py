@@ -8,7 +8,6 @@ the same object without "tasks" on the first line, then one row per line. A row 
 
 import hashlib
 import json
-import re
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from difflib import get_close_matches
@@ -18,6 +17,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal, Unpack, get_args
 
 from upcycle.errors import TasksetInvalid, UnknownName
 from upcycle.results import Run
+from upcycle.revision_names import REVISION_SUFFIX, exact_name, plain_name
 from upcycle.shipped import only_measures
 from upcycle.task_rows import EnvironmentRef, Task, check_name, task_digest
 from upcycle.task_tables import tasks_to_table
@@ -57,8 +57,6 @@ KEPT_APART: Final = ("held_out", "audit")
 
 # A limit of the platform. It is checked here too, so that the author sees the error before uploading.
 MAX_TASKS = 100_000
-# `name@2` is the second revision of `name`: the platform numbers them.
-REVISION_SUFFIX = re.compile(r"@\d+$")
 
 
 @dataclass(frozen=True)
@@ -294,13 +292,3 @@ def _check_taskset_name(value: Any) -> str:
             f"taskset name {name!r:.80} ends like a revision", "leave the suffix out: the platform adds it"
         )
     return name
-
-
-def plain_name(taskset: str) -> str:
-    """The name of a taskset without its revision: `incidents@2` is a revision of `incidents`."""
-    return REVISION_SUFFIX.sub("", taskset)
-
-
-def exact_name(taskset: str, revision: int) -> str:
-    """The name of one revision; the plain name where the platform numbers none (0)."""
-    return f"{taskset}@{revision}" if revision else taskset

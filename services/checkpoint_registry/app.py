@@ -9,7 +9,10 @@ from checkpoint_registry.adapters.planner import IDEMPOTENT, GrpcTasksets
 from checkpoint_registry.adapters.policy_store import PolicyUploads
 from checkpoint_registry.adapters.reward_alarms import IDEMPOTENT as ALARMS_IDEMPOTENT
 from checkpoint_registry.adapters.reward_alarms import GrpcRewardAlarms
+from checkpoint_registry.adapters.sql_canary_releases import SqlCanaryReleases
 from checkpoint_registry.adapters.sql_gate import SqlGateStore
+from checkpoint_registry.adapters.sql_holds import SqlHoldStore
+from checkpoint_registry.adapters.sql_keys import SqlKeyStore
 from checkpoint_registry.adapters.sql_models import SqlLeaseStore, SqlModelStore
 from checkpoint_registry.adapters.sql_pairs import SqlPairStore
 from checkpoint_registry.adapters.sql_references import SqlReferences
@@ -18,11 +21,21 @@ from checkpoint_registry.adapters.sql_watches import SqlWatchStore
 from checkpoint_registry.adapters.version_files import VersionFiles
 from checkpoint_registry.domain.retention import RetentionPolicy
 from checkpoint_registry.handlers import EvidenceReaders, registry_router
-from checkpoint_registry.loops import GateLoop, GateLoopDeps, GateWakeups, LostFactsLoop, RetentionLoop
-from checkpoint_registry.servicer import STATUS_OF, RegistryServicer
+from checkpoint_registry.loops import (
+    GateLoop,
+    GateLoopDeps,
+    GateWakeups,
+    HeldReleasesLoop,
+    LostFactsLoop,
+    RetentionLoop,
+)
+from checkpoint_registry.servicer import STATUS_OF, KeyServicer, RegistryServicer
 from checkpoint_registry.settings import CheckpointRegistrySettings
+from checkpoint_registry.usecases.canary_releases import CanaryReleases
 from checkpoint_registry.usecases.evidence import GatherEvidence
 from checkpoint_registry.usecases.gating import RunGate
+from checkpoint_registry.usecases.holds import HoldPolicies
+from checkpoint_registry.usecases.keys import ManageKeys
 from checkpoint_registry.usecases.leases import EngineLeases
 from checkpoint_registry.usecases.lost_facts import TakeLostFacts
 from checkpoint_registry.usecases.models import ManageModels
@@ -33,6 +46,10 @@ from checkpoint_registry.usecases.rollback import RollbackPolicy, WatchHead
 from checkpoint_registry.usecases.watching import WatchHeads, WatchPolicy
 from event_bus import EventBus
 from grpc_edge import GrpcServer, Peer
+from grpc_edge.access import Access
+from grpc_edge.audit import AuditServicer
+from grpc_edge.key_follower import follow_keys
+from grpc_edge.tls import ServerTls
 from retention.servicer import ReferenceServicer
 from retention.up_to_date import UpToDate
 from service_kit.background import Worker
@@ -40,6 +57,8 @@ from service_kit.clock import utc_now
 from service_kit.main import run_main
 from service_kit.service import Service
 from sql_store import MigratedDatabase, OutboxRelay
+from upcycle.api.audit.v1.service_pb2_grpc import add_AuditServiceServicer_to_server
+from upcycle.api.keys.v1.service_pb2_grpc import add_KeyServiceServicer_to_server
 from upcycle.api.registry.v1.service_pb2_grpc import add_RegistryServiceServicer_to_server
 from upcycle.api.retention.v1.service_pb2_grpc import add_ReferenceServiceServicer_to_server
 
@@ -55,6 +74,7 @@ class RegistryDatabase(MigratedDatabase):
         """Open, migrate, clean up. Raises MigrationFailed, Unavailable, StoreFull."""
         await super().start()
         await SqlLeaseStore(self).forget_lapsed(utc_now() - _FORGET_LEASES_AFTER)
+        await SqlHoldStore(self).forget_expired(utc_now())
 
 
 def build_app(settings: CheckpointRegistrySettings) -> Service:
@@ -63,40 +83,70 @@ def build_app(settings: CheckpointRegistrySettings) -> Service:
     database = RegistryDatabase(settings.sql.url_for(NAME), NAME)
     blobs = S3BlobStore(settings.s3)
     bus = EventBus(settings.bus, client_name=NAME)
-    planner = Peer("tasksets", settings.peers.tasksets, idempotent=IDEMPOTENT)
-    tasksets = GrpcTasksets(planner)
-    models, leases = SqlModelStore(database), SqlLeaseStore(database)
-    versions, wakeups = SqlVersionStore(database), GateWakeups()
-    store = Peer("trajectories", settings.peers.trajectories, idempotent=ALARMS_IDEMPOTENT)
+    planner, store = _peers(settings)
+    tasksets, wakeups = GrpcTasksets(planner), GateWakeups()
     judging = _judging(settings, database, tasksets, GrpcRewardAlarms(store), wakeups)
-    gate_loop = GateLoop(judging.loop, poll_s=settings.gate_poll_s)
-    manage = ManageModels(models, _policy_store(settings, blobs), wakeups.wake, now=utc_now)
-    servicer = RegistryServicer(manage, models, versions, EngineLeases(leases, now=utc_now))
-    up_to_date = UpToDate(NAME, bus.unread, now=utc_now)
-    references = up_to_date.finding(FindReferences(SqlReferences(database)))
-    announced = KeptAnnouncements(blobs)
-    lost = TakeLostFacts(announced, versions, judging.loop.gate, wakeups.wake)
-    grpc_server = GrpcServer(settings.host, settings.grpc_port)
+    versions, announced = SqlVersionStore(database), KeptAnnouncements(blobs)
     readers = EvidenceReaders(judging.pairs, judging.loop.watch, judging.evidence)
     bus.include_router(registry_router(judging.loop.gate, readers, versions, announced, wakeups.wake))
+    releases = CanaryReleases(SqlCanaryReleases(database), now=utc_now)
+    manage = ManageModels(SqlModelStore(database), _policy_store(settings, blobs), wakeups.wake, now=utc_now)
+    service.add(database)
+    server = _server(service, settings, database)
+    server.add(
+        add_RegistryServiceServicer_to_server, _registry_servicer(database, manage, releases), STATUS_OF
+    )
+    server.add(add_ReferenceServiceServicer_to_server, _reference_servicer(database, bus), STATUS_OF)
+    lost = TakeLostFacts(announced, versions, judging.loop.gate, wakeups.wake)
     for component in (
-        database,
         blobs,
         planner,
         store,
-        grpc_server.add(add_RegistryServiceServicer_to_server, servicer, STATUS_OF).add(
-            add_ReferenceServiceServicer_to_server, ReferenceServicer(references, now=utc_now), STATUS_OF
-        ),
+        server,
         bus,
         OutboxRelay(database, bus),
-        Worker("gate", gate_loop.run),
+        Worker("gate", GateLoop(judging.loop, poll_s=settings.gate_poll_s).run),
         Worker("lost facts", LostFactsLoop(lost).run),
+        Worker("canary releases", HeldReleasesLoop(releases).run),
     ):
         service.add(component)
     if settings.retention_every_s:
-        deps = RetentionDeps(models, leases, tasksets, versions, VersionFiles(blobs))
-        service.add(Worker("retention", _retention(settings, deps).run))
+        service.add(Worker("retention", _retention(settings, database, tasksets, blobs).run))
     return service
+
+
+def _peers(settings: CheckpointRegistrySettings) -> tuple[Peer, Peer]:
+    """Planner and trajectory store."""
+    key = settings.access.sent
+    return (
+        Peer("tasksets", settings.peers.tasksets, api_key=key, idempotent=IDEMPOTENT),
+        Peer("trajectories", settings.peers.trajectories, api_key=key, idempotent=ALARMS_IDEMPOTENT),
+    )
+
+
+def _registry_servicer(
+    database: RegistryDatabase, manage: ManageModels, releases: CanaryReleases
+) -> RegistryServicer:
+    models = SqlModelStore(database)
+    leases = EngineLeases(SqlLeaseStore(database), now=utc_now)
+    holding = HoldPolicies(SqlHoldStore(database), models, now=utc_now)
+    return RegistryServicer(manage, models, SqlVersionStore(database), leases, holding, releases)
+
+
+def _reference_servicer(database: RegistryDatabase, bus: EventBus) -> ReferenceServicer:
+    up_to_date = UpToDate(NAME, bus.unread, now=utc_now)
+    return ReferenceServicer(up_to_date.finding(FindReferences(SqlReferences(database))), now=utc_now)
+
+
+def _server(service: Service, settings: CheckpointRegistrySettings, database: RegistryDatabase) -> GrpcServer:
+    """With KeyService and AuditService on it; the keys that it made count here, too."""
+    keys = ManageKeys(SqlKeyStore(database), now=utc_now)
+    issued = follow_keys(service, keys)
+    keys.on_change = issued.wake
+    access = Access.of(settings.access, issued)
+    server = GrpcServer(settings.host, settings.grpc_port, access, tls=ServerTls.of(settings.tls))
+    server.add(add_AuditServiceServicer_to_server, AuditServicer(database), STATUS_OF)
+    return server.add(add_KeyServiceServicer_to_server, KeyServicer(keys), STATUS_OF)
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,7 +185,20 @@ def _policy_store(settings: CheckpointRegistrySettings, blobs: S3BlobStore) -> P
     )
 
 
-def _retention(settings: CheckpointRegistrySettings, deps: RetentionDeps) -> RetentionLoop:
+def _retention(
+    settings: CheckpointRegistrySettings,
+    database: RegistryDatabase,
+    tasksets: GrpcTasksets,
+    blobs: S3BlobStore,
+) -> RetentionLoop:
+    deps = RetentionDeps(
+        SqlModelStore(database),
+        SqlLeaseStore(database),
+        SqlHoldStore(database),
+        tasksets,
+        SqlVersionStore(database),
+        VersionFiles(blobs),
+    )
     min_age = timedelta(seconds=settings.retention_min_age_s)
     policy = RetentionPolicy(settings.retention_keep_versions, min_age)
     return RetentionLoop(PruneVersions(deps, policy, now=utc_now), every_s=settings.retention_every_s)

@@ -1,4 +1,5 @@
-"""The registry's loops: one drives the gate, one removes old versions, one looks for facts that were lost.
+"""The registry's loops: one drives the gate, one removes old versions, one looks for facts that were lost,
+one keeps the versions of canary releases held.
 
 On stop, the transaction in progress commits or rolls back; an abandoned sweep is continued by the next one.
 """
@@ -11,6 +12,7 @@ from dataclasses import dataclass
 from checkpoint_registry import telemetry
 from checkpoint_registry.adapters.sql_gate import SqlGateStore
 from checkpoint_registry.adapters.sql_watches import SqlWatchStore
+from checkpoint_registry.usecases.canary_releases import CanaryReleases
 from checkpoint_registry.usecases.gating import RunGate
 from checkpoint_registry.usecases.lost_facts import TakeLostFacts
 from checkpoint_registry.usecases.retention import PruneVersions
@@ -21,6 +23,8 @@ from upcycle.errors import Unavailable
 
 log = logging.getLogger(__name__)
 
+HELD_RELEASES_S = 10.0
+"""Between two looks whether the versions of canary releases are held."""
 LOST_FACTS_S = 120.0
 """Between two looks, each of which lists the files of all versions."""
 # Steps that one candidate can take in one go; more would mean that a step does not record what it did.
@@ -120,6 +124,18 @@ class LostFactsLoop:
     async def run(self, stop: asyncio.Event) -> None:
         """Until stopped. While the object store is unavailable, the loop waits for it."""
         await until_stopped(stop, self._take.look, every_s=LOST_FACTS_S, waiting="lost_facts_unknown")
+
+
+class HeldReleasesLoop:
+    """Keeps the versions of canary releases held, also after their engine is gone."""
+
+    def __init__(self, releases: CanaryReleases) -> None:
+        self._releases = releases
+
+    async def run(self, stop: asyncio.Event) -> None:
+        """Until stopped."""
+        keep = self._releases.keep_held
+        await until_stopped(stop, keep, every_s=HELD_RELEASES_S, waiting="canary_releases_wait")
 
 
 class RetentionLoop:

@@ -4,6 +4,7 @@ import argparse
 import asyncio
 import json
 import logging
+import os
 import signal
 import sys
 from pathlib import Path
@@ -11,8 +12,10 @@ from pathlib import Path
 import torch
 from aiohttp import web
 
+from embedded_engine.constraints import COMPILE_S
 from embedded_engine.engine import EmbeddedEngine
 from embedded_engine.errors import EngineFault
+from embedded_engine.http.admin_key import ADMIN_KEY_VARIABLE
 from embedded_engine.http.server import build_server
 from embedded_engine.http.text import Text
 from embedded_engine.model_runner import RunnerLimits
@@ -58,6 +61,12 @@ def _parse(argv: list[str]) -> argparse.Namespace:
     parser.add_argument(
         "--kv-cache-gib", type=float, default=2.0, help="most memory for keys and values of one policy"
     )
+    parser.add_argument(
+        "--grammar-seconds",
+        type=float,
+        default=COMPILE_S,
+        help="longest that a request waits for its grammar",
+    )
     return parser.parse_args(argv)
 
 
@@ -83,7 +92,9 @@ async def _serve(arguments: argparse.Namespace) -> None:
     )
     engine.start()
     runner = web.AppRunner(
-        build_server(engine, directory),
+        build_server(
+            engine, directory, os.environ.pop(ADMIN_KEY_VARIABLE, ""), compile_s=arguments.grammar_seconds
+        ),
         access_log=None,
         handler_cancellation=True,
         shutdown_timeout=_SHUTDOWN_S,

@@ -82,6 +82,8 @@ class EmbeddedEngine:
         future: Future[T] = Future()
 
         def run() -> None:
+            if not future.set_running_or_notify_cancel():
+                return  # its caller is gone, such as a supervisor that lost its patience
             try:
                 future.set_result(function())
             except Exception as error:
@@ -168,9 +170,25 @@ class EmbeddedEngine:
                 raise NameTaken(f"{name!r} is served already; unload it first")
             runner = ModelRunner(weights, self.limits, self._decode_text)
             runner.label = label
-            self._runners[name] = runner
+            self._runners[name] = added[name] = runner
 
-        await self.call(add)
+        added: dict[str, ModelRunner] = {}
+        try:
+            await self.call(add)
+        except asyncio.CancelledError:
+            # Its caller is gone and will not unload it: the memory would be lost, and the name taken.
+            self._post(lambda: _forget(self._runners, name, added.get(name)))
+            raise
+
+    def abandon(self, name: str) -> None:
+        """Drop a policy that was added and that nothing was told of; does not wait."""
+
+        def drop() -> None:
+            if name != self.main and (runner := self._runners.pop(name, None)) is not None:
+                runner.abort_all()
+                self._publish(runner.drain_touched())
+
+        self._post(drop)
 
     async def remove_model(self, name: str) -> None:
         """Refuse new requests for a policy, let those in flight finish, then drop it. Raises UnknownModel."""
@@ -178,9 +196,12 @@ class EmbeddedEngine:
             raise UnknownModel(name)
         self._leaving.add(name)
         drained: Future[None] = Future()
-        await self.call(lambda: self._drain_waiters.__setitem__(name, drained))
         try:
+            await self.call(lambda: self._drain_waiters.__setitem__(name, drained))
             await asyncio.wrap_future(drained)
+        except asyncio.CancelledError:
+            self._post(lambda: _forget(self._drain_waiters, name, drained))
+            raise
         finally:
             self._leaving.discard(name)
 
@@ -203,7 +224,7 @@ class EmbeddedEngine:
             with torch.inference_mode():
                 while not self._stopping:
                     self._turn()
-        except Exception as error:
+        except BaseException as error:  # a panic of a Rust library is no Exception
             log.critical("decode_thread_died", exc_info=True)
             self.dead = f"the decode loop died: {type(error).__name__}: {error}"
             self._fail_everything()
@@ -226,11 +247,11 @@ class EmbeddedEngine:
     def _drop_drained(self) -> None:
         for name in [name for name in self._drain_waiters if not self._runners[name].busy]:
             del self._runners[name]
-            self._drain_waiters.pop(name).set_result(None)
+            _release(self._drain_waiters.pop(name))
 
     def _release_idle_waiters(self) -> None:
         for waiter in self._idle_waiters:
-            waiter.set_result(None)
+            _release(waiter)
         self._idle_waiters.clear()
 
     def _publish(self, touched: list[Sequence]) -> None:
@@ -252,7 +273,22 @@ class EmbeddedEngine:
         # Callers that wait in `call` get a result too: their functions fail at the runner, or simply run.
         while self._inbox:
             self._inbox.popleft()()
+        for waiter in self._drain_waiters.values():
+            _release(waiter)
+        self._drain_waiters.clear()
         self._release_idle_waiters()
+
+
+def _release(waiter: "Future[None]") -> None:
+    """Unless the one that waited is gone: the result of a cancelled future cannot be set."""
+    if waiter.set_running_or_notify_cancel():
+        waiter.set_result(None)
+
+
+def _forget(kept: dict[str, T], name: str, one: T | None) -> None:
+    """What was kept for one that is gone; there may be another of that name by now."""
+    if one is not None and kept.get(name) is one:
+        del kept[name]
 
 
 def _deliver(news: list[tuple[Callable[[Progress], None], Progress]]) -> None:

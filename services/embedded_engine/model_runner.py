@@ -14,6 +14,7 @@ import numpy as np
 import torch
 
 from embedded_engine.decoder import Batch, DecodeAttention, DecoderModel, KeyValueCache, PrefillAttention
+from embedded_engine.errors import BadRequest
 from embedded_engine.kv_slots import KvSlots
 from embedded_engine.sampling import SamplingTable, TopLogprobs
 from embedded_engine.sequences import ABORT, ERROR, LENGTH, STOP, Sequence
@@ -63,6 +64,8 @@ class ModelRunner:
         self._epoch = 0
         self._touched: list[Sequence] = []
         self._any_minimum = False
+        self._num_adjusted = 0
+        """Running sequences with adjustments: without any, a step does nothing for them."""
 
     @property
     def busy(self) -> bool:
@@ -158,6 +161,7 @@ class ModelRunner:
             self._last_token[placement.slot] = sequence.tokens[-1]
             sequence.num_cached = sequence.computed = placement.num_cached
             self.running[placement.slot] = sequence
+            self._num_adjusted += bool(sequence.adjustments)
             self.counts.prompt_tokens += sequence.num_prompt
             self.counts.cached_tokens += placement.num_cached
 
@@ -232,23 +236,50 @@ class ModelRunner:
     def _draw(self, sequences: list[Sequence], hidden: torch.Tensor) -> None:
         slots = np.fromiter((s.slot for s in sequences), dtype=np.int64, count=len(sequences))
         banned = self._banned(sequences) if self._any_minimum else ()
-        sampled = self._sampling.sample(self.model.logits(hidden), slots, self._drawn[slots], banned)
+        logits = self.model.logits(hidden)
+        if self._num_adjusted:
+            self._adjust(sequences, logits)
+        sampled = self._sampling.sample(logits, slots, self._drawn[slots], banned)
         self._drawn[slots] += 1
         self._last_token[slots] = sampled.token_ids
         self.counts.sampled_tokens += len(sequences)
         for row, sequence in enumerate(sequences):
             token, logprob = sampled.token_ids[row], sampled.logprobs[row]
+            if sequence.at_fault is not None:
+                self._finish(sequence, ERROR)
+                continue
             if math.isnan(logprob):
-                self._fail(sequence, "the weights produce values that are not finite")
+                self._cannot_draw(sequence, hidden[row])
                 continue
             if sequence.spec.num_top_logprobs:
                 sequence.tops.append(sampled.top(row, sequence.spec.num_top_logprobs))
             sequence.append(token, logprob, self.label)
+            if sequence.adjustments and not self._accept(sequence, token):
+                self._finish(sequence, ERROR)
+                continue
             self._after_token(sequence, token)
+
+    def _adjust(self, sequences: list[Sequence], logits: torch.Tensor) -> None:
+        """Change the rows of sequences that ask for it; the draw of one that cannot go on is not used."""
+        for row, sequence in enumerate(sequences):
+            try:
+                for adjustment in sequence.adjustments:
+                    adjustment.apply(logits[row])
+            except BadRequest as error:
+                sequence.error, sequence.at_fault = str(error), error.param
+
+    def _accept(self, sequence: Sequence, token: int) -> bool:
+        """False: the sequence cannot go on behind the token."""
+        try:
+            for adjustment in sequence.adjustments:
+                adjustment.accept(token)
+        except BadRequest as error:
+            sequence.error, sequence.at_fault = str(error), error.param
+        return sequence.at_fault is None
 
     def _banned(self, sequences: list[Sequence]) -> list[tuple[int, ...]]:
         """Stop tokens of sequences that have not reached their minimum length."""
-        return [tuple(s.spec.stop_token_ids) if s.num_sampled < s.spec.min_tokens else () for s in sequences]
+        return [s.spec.named_stop_ids if s.num_sampled < s.spec.min_tokens else () for s in sequences]
 
     def _after_token(self, sequence: Sequence, token: int) -> None:
         spec = sequence.spec
@@ -264,15 +295,36 @@ class ModelRunner:
             self._touched.append(sequence)
 
     def _stop_text(self, sequence: Sequence) -> str | None:
+        """As vLLM: text of the least tokens is not searched, but may hold the beginning of a stop string."""
+        spec = sequence.spec
+        if sequence.num_sampled <= spec.min_tokens:
+            return None
         text = self._decode_text(sequence.sampled)
-        return next((stop for stop in sequence.spec.stop if stop in text), None)
+        before = len(self._decode_text(sequence.sampled[: spec.min_tokens])) if spec.min_tokens else 0
+        return next(
+            (stop for stop in spec.stop if text.find(stop, max(0, before - len(stop) + 1)) >= 0), None
+        )
 
     def _finish(self, sequence: Sequence, reason: str) -> None:
         sequence.finish_reason = reason
         if sequence.slot >= 0:
             self._kv_slots.release(sequence)
             del self.running[sequence.slot]
+            self._num_adjusted -= bool(sequence.adjustments)
         self._touched.append(sequence)
+
+    def _cannot_draw(self, sequence: Sequence, hidden: torch.Tensor) -> None:
+        """The weights are broken; or they are not, and what the request changes leaves no distribution."""
+        changed_by = sequence.spec.adjusted_by
+        if changed_by and bool(torch.isfinite(self.model.logits(hidden.unsqueeze(0))).all()):
+            sequence.at_fault = changed_by[0]
+            sequence.error = (
+                f"{' and '.join(changed_by)} leave no token to draw after {sequence.num_sampled} tokens: "
+                "choose less extreme values"
+            )
+            self._finish(sequence, ERROR)
+        else:
+            self._fail(sequence, "the weights produce values that are not finite")
 
     def _fail(self, sequence: Sequence, why: str) -> None:
         sequence.error = why
@@ -291,7 +343,7 @@ class ModelRunner:
         distribution = torch.log_softmax(self.model.logits(hidden[: len(following)]), dim=-1)
         for row, token in enumerate(following):
             value = float(distribution[row, token])
-            top = torch.topk(distribution[row], count)
+            top = torch.topk(distribution[row], min(count, distribution.shape[1]))
             rank = int((distribution[row] > value).sum()) + 1
             sequence.prompt_logprobs.append(
                 TopLogprobs([token, *top.indices.tolist()], [value, *top.values.tolist()], rank)

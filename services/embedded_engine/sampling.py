@@ -2,8 +2,8 @@
 
 A row's draw depends on its seed and on how many tokens it has drawn, never on its neighbours: one uniform
 number per token (splitmix64 of seed and position) through the inverse cumulative distribution, summed in
-float64. Log-probabilities are those of the distribution that was drawn from: after temperature, top-k and
-top-p (as vLLM's `processed_logprobs`); greedy rows report the unscaled distribution.
+float64. Log-probabilities are those of the distribution that was drawn from: after temperature, min-p, top-k
+and top-p (as vLLM's `processed_logprobs`); greedy rows report the unscaled distribution.
 """
 
 import math
@@ -31,10 +31,21 @@ class SamplingSpec:
     seed: int = 0
     stop_token_ids: frozenset[int] = frozenset()
     stop: tuple[str, ...] = ()
+    unsaid_stops: frozenset[int | str] = frozenset()
+    """Of `stop` and `stop_token_ids`, those that the client did not name."""
     min_tokens: int = 0
+    min_p: float = 0.0
+    adjusted_by: tuple[str, ...] = ()
+    """Fields of the request that made its tokens come from another distribution than the policy's at this
+    temperature: with them the log-probabilities are no policy's."""
     num_top_logprobs: int | None = None
     """None: no logprobs wanted; 0: of the sampled token only; n: and of the n likeliest."""
     num_prompt_logprobs: int | None = None
+
+    @property
+    def named_stop_ids(self) -> tuple[int, ...]:
+        """Those that `min_tokens` keeps from being drawn."""
+        return tuple(self.stop_token_ids.difference(self.unsaid_stops))
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +69,7 @@ class Sampled:
 
     def top(self, row: int, count: int) -> TopLogprobs:
         """The `count` likeliest tokens of a row."""
-        found = torch.topk(self.distribution[row], count)
+        found = torch.topk(self.distribution[row], min(count, self.distribution.shape[1]))
         rank = int((self.distribution[row] > self.logprobs[row]).sum()) + 1
         return TopLogprobs(found.indices.tolist(), found.values.tolist(), rank)
 
@@ -70,6 +81,7 @@ class SamplingTable:
         self._temperature = np.ones(num_slots, dtype=np.float32)
         self._top_p = np.ones(num_slots, dtype=np.float32)
         self._top_k = np.zeros(num_slots, dtype=np.int64)
+        self._min_p = np.zeros(num_slots, dtype=np.float32)
         self._seed = np.zeros(num_slots, dtype=np.uint64)
 
     def set(self, slot: int, spec: SamplingSpec) -> None:
@@ -77,11 +89,12 @@ class SamplingTable:
         self._temperature[slot] = spec.temperature
         self._top_p[slot] = spec.top_p
         self._top_k[slot] = spec.top_k
+        self._min_p[slot] = spec.min_p
         self._seed[slot] = np.uint64(spec.seed & 0xFFFFFFFFFFFFFFFF)
 
     def move(self, source: int, target: int) -> None:
         """A sequence moves to another slot."""
-        for column in (self._temperature, self._top_p, self._top_k, self._seed):
+        for column in (self._temperature, self._top_p, self._top_k, self._min_p, self._seed):
             column[target] = column[source]
 
     def sample(
@@ -92,13 +105,14 @@ class SamplingTable:
         `banned`: per row the token ids that it must not draw (empty outer sequence: none at all).
         """
         for row, tokens in enumerate(banned):
-            if tokens:
-                logits[row, list(tokens)] = -math.inf
+            if known := [token for token in tokens if 0 <= token < logits.shape[1]]:
+                logits[row, known] = -math.inf
         temperature = self._temperature[slots]
         greedy = temperature < GREEDY_BELOW
         any_greedy, scale = bool(greedy.any()), np.where(greedy, np.float32(1.0), temperature)
         if bool((scale != 1.0).any()):
             logits.div_(_column(scale, logits))
+        self._drop_unlikely(logits, slots, greedy)
         self._restrict(logits, slots, greedy)
         distribution = torch.log_softmax(logits, dim=-1)
         if bool(greedy.all()):
@@ -110,6 +124,16 @@ class SamplingTable:
                 chosen = torch.where(_column(greedy, logits), likeliest, chosen)
         logprobs = distribution.gather(1, chosen)
         return Sampled(chosen.squeeze(1).tolist(), logprobs.squeeze(1).tolist(), distribution)
+
+    def _drop_unlikely(self, logits: Tensor, slots: np.ndarray, greedy: np.ndarray) -> None:
+        """Tokens less likely than `min_p` times the likeliest one."""
+        limited = (self._min_p[slots] > 0) & ~greedy
+        if not bool(limited.any()):
+            return
+        rows = torch.from_numpy(limited.nonzero()[0]).to(logits.device)
+        chosen = logits[rows]
+        floor = chosen.amax(dim=1, keepdim=True) + _column(self._min_p[slots][limited], logits).log()
+        logits[rows] = chosen.masked_fill_(chosen < floor, -math.inf)
 
     def _restrict(self, logits: Tensor, slots: np.ndarray, greedy: np.ndarray) -> None:
         top_k, top_p = self._top_k[slots], self._top_p[slots]

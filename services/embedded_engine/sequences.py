@@ -4,6 +4,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+from embedded_engine.adjusting import Adjustment
 from embedded_engine.sampling import SamplingSpec, TopLogprobs
 
 STOP, LENGTH, ABORT, ERROR = "stop", "length", "abort", "error"
@@ -26,6 +27,8 @@ class Sequence:
     spec: SamplingSpec
     listener: Callable[[Progress], None] = lambda _: None
     """Called in the event loop: at the end, and after each step when `streams`."""
+    adjustments: tuple[Adjustment, ...] = ()
+    """What changes the scores of its next token."""
     streams: bool = False
     tokens: list[int] = field(default_factory=list)
     """Prompt, then sampled ids."""
@@ -38,6 +41,8 @@ class Sequence:
     finish_reason: str | None = None
     stop_reason: int | str | None = None
     error: str | None = None
+    at_fault: str | None = None
+    """With `error`: the field of the request that cannot be followed; None: the engine failed."""
     num_cached: int = 0
     slot: int = -1
     computed: int = 0
@@ -74,9 +79,16 @@ class Sequence:
         self.tokens.append(token)
         self.logprobs.append(logprob)
 
+    def forget_sampled(self, reason: str) -> None:
+        """Leave the prompt alone of a sequence that has ended."""
+        del self.tokens[len(self.prompt) :]
+        for found in (self.logprobs, self.tops, self.spans):
+            found.clear()
+        self.finish_reason, self.stop_reason = reason, None
+
     def version_spans(self) -> list[dict[str, object]]:
         """vLLM's `weight_versions`: contiguous [start, end) with the label of each."""
-        ends = [start for _, start in self.spans[1:]] + [self.num_sampled]
+        ends = [*(start for _, start in self.spans), self.num_sampled][1:]
         return [
             {"version": label, "start": start, "end": end}
             for (label, start), end in zip(self.spans, ends, strict=True)

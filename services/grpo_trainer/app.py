@@ -1,10 +1,13 @@
 """Builds the trainer; the only module that constructs adapters. Nothing connects before it is started."""
 
 from dataclasses import dataclass, fields
+from functools import partial
 
 from blob_store import S3BlobStore
 from event_bus import EventBus
 from grpc_edge import GrpcServer, Peer
+from grpc_edge.key_follower import access_of
+from grpc_edge.tls import ServerTls
 from grpo_trainer.adapters.bus_facts import BusFacts
 from grpo_trainer.adapters.policies import BranchPolicies, HeldOutTasks, PolicyCache, RegistryPolicies
 from grpo_trainer.adapters.task_claims import PlannerClaims
@@ -42,6 +45,7 @@ from service_kit.main import run_main
 from service_kit.service import Service
 from service_kit.settings import SettingsError
 from upcycle.api.training.v1.service_pb2_grpc import add_TrainingServiceServicer_to_server
+from upcycle.rpc import connect
 
 NAME = "grpo_trainer"
 
@@ -85,9 +89,17 @@ def _peers(service: Service, settings: GrpoTrainerSettings) -> _Peers:
     tasksets = {*HeldOutTasks.IDEMPOTENT, *PlannerClaims.IDEMPOTENT, *PlannedRuns.IDEMPOTENT}
     trajectories = PlatformTrajectories.IDEMPOTENT
     return _Peers(
-        registry=service.add(Peer("registry", addresses.registry, idempotent=registry)),
-        tasksets=service.add(Peer("tasksets", addresses.tasksets, idempotent=tasksets)),
-        trajectories=service.add(Peer("trajectories", addresses.trajectories, idempotent=trajectories)),
+        registry=service.add(
+            Peer("registry", addresses.registry, api_key=settings.access.sent, idempotent=registry)
+        ),
+        tasksets=service.add(
+            Peer("tasksets", addresses.tasksets, api_key=settings.access.sent, idempotent=tasksets)
+        ),
+        trajectories=service.add(
+            Peer(
+                "trajectories", addresses.trajectories, api_key=settings.access.sent, idempotent=trajectories
+            )
+        ),
     )
 
 
@@ -170,12 +182,13 @@ def build_app(settings: GrpoTrainerSettings) -> Service:
     reader = FactReader(bus, sessions)
     interactive_deps = _interactive_deps(settings, run_deps, leases, thread, blobs, peers)
     interactive = InteractiveSessions(interactive_deps, leave_s=settings.spot_grace_s / 2)
-    servicer = TrainingServicer(sessions, interactive)
+    servicer = TrainingServicer(sessions, interactive, reach=partial(connect, api_key=settings.access.sent))
     service.add(Closing("learner", thread.stop))
     service.add(bus)
     service.add(interactive)
     service.add(Worker("unapplied gradients", interactive.drop_forgotten))
-    server = GrpcServer(settings.host, settings.grpc_port)
+    access = access_of(service, settings.access, settings.peers.registry)
+    server = GrpcServer(settings.host, settings.grpc_port, access, tls=ServerTls.of(settings.tls))
     run_deps.holding.address = lambda: settings.advertised_address or server.address
     service.add(server.add(add_TrainingServiceServicer_to_server, servicer, STATUS_OF))
     service.add(Worker("training", reader.run, ready=reader.ready))

@@ -19,13 +19,13 @@ from grpo_trainer.domain import errors
 from grpo_trainer.interactive import wire
 from grpo_trainer.interactive.session import InteractiveSession
 from grpo_trainer.interactive.sessions import InteractiveSessions
-from grpo_trainer.interactive.state import Update
 from grpo_trainer.runs.sessions import RunSessions
-from grpo_trainer.shown_sessions import Context, ShownSessions
+from grpo_trainer.shown_sessions import Context, Reach, ShownSessions
 from upcycle.api.training.v1 import service_pb2 as pb
 from upcycle.api.training.v1 import training_pb2 as training
 from upcycle.api.training.v1.service_pb2_grpc import TrainingServiceServicer
 from upcycle.errors import Unavailable
+from upcycle.rpc import connect
 
 T = TypeVar("T")
 
@@ -39,6 +39,7 @@ STATUS_OF: Final[StatusTable] = {
     errors.StaleForward: grpc.StatusCode.FAILED_PRECONDITION,
     errors.NothingAccumulated: grpc.StatusCode.FAILED_PRECONDITION,
     errors.LostGradients: grpc.StatusCode.FAILED_PRECONDITION,
+    errors.LostSteps: grpc.StatusCode.ABORTED,
     errors.ModelBusy: grpc.StatusCode.FAILED_PRECONDITION,
     errors.OutOfMemory: grpc.StatusCode.RESOURCE_EXHAUSTED,
     errors.Diverged: grpc.StatusCode.FAILED_PRECONDITION,
@@ -53,10 +54,13 @@ _ASK_AGAIN_S: Final = 1.0
 class TrainingServicer(TrainingServiceServicer):
     """See proto/upcycle/api/training/v1/service.proto."""
 
-    def __init__(self, sessions: RunSessions, interactive: InteractiveSessions) -> None:
+    def __init__(
+        self, sessions: RunSessions, interactive: InteractiveSessions, *, reach: Reach = connect
+    ) -> None:
+        """reach: how another trainer is asked."""
         self._sessions = sessions
         self._interactive = interactive
-        self._shown = ShownSessions(sessions, interactive.views)
+        self._shown = ShownSessions(sessions, interactive.views, reach=reach)
 
     async def GetSession(self, request: pb.GetSessionRequest, context: Context) -> pb.GetSessionResponse:
         """One session as it is now, and what its newest steps measured; of another trainer, asked there."""
@@ -142,7 +146,7 @@ class TrainingServicer(TrainingServiceServicer):
     async def Step(self, request: pb.StepRequest, context: Context) -> pb.StepResponse:
         """ForwardBackward and OptimStep."""
         asked, request_id = wire.pass_from_wire(request), request.request_id
-        update = Update(wire.adam_from_wire(request.adam), keep_head=request.keep_head)
+        update = wire.update_of_step(request)
         measured, done = await self._once(request, lambda session: session.step(request_id, asked, update))
         return pb.StepResponse(
             result=wire.step_to_wire(done),

@@ -6,7 +6,7 @@ from typing import Literal, Self
 from pydantic import Field, model_validator
 from pydantic_settings import SettingsConfigDict
 
-from service_kit.groups import BusSettings, PeerSettings, S3Settings
+from service_kit.groups import BusSettings, PeerSettings, S3Settings, ServerAccessSettings
 from service_kit.settings import ServiceSettings
 
 
@@ -82,6 +82,7 @@ class GrpoTrainerSettings(ServiceSettings):
     bus: BusSettings = Field(default_factory=BusSettings)
     s3: S3Settings = Field(default_factory=S3Settings)
     peers: PeerSettings = Field(default_factory=PeerSettings)
+    access: ServerAccessSettings = Field(default_factory=ServerAccessSettings)
 
     @model_validator(mode="after")
     def _a_rank_is_given_up_before_the_step(self) -> Self:

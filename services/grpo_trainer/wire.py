@@ -19,7 +19,7 @@ from grpo_trainer.domain.steps import StepRecord
 from grpo_trainer.domain.token_rows import EpisodeTokens, episode_tokens
 from grpo_trainer.domain.trajectories import GradedTrajectory, Settlement
 from identities import events as event_ids
-from identities.entities import checkpoint_id
+from identities.entities import checkpoint_id, is_recorded_run
 from upcycle.api.common.v1 import common_pb2 as common
 from upcycle.api.registry.v1 import registry_pb2 as registry
 from upcycle.api.taskset.v1.events_pb2 import GroupOffered, RunSubmitted
@@ -31,10 +31,13 @@ from upcycle.api.trajectory.v1.events_pb2 import TrajectoryGraded
 from upcycle.moments import timestamp
 from upcycle.run_config import RunConfigInvalid
 from upcycle.run_config import wire as run_config
+from upcycle.tasks import plain_name
 
 _TRACE_HEADERS: Final = ("traceparent", "tracestate")
 _IDENTITY: Final = attrgetter("trajectory_id", "run_id", "group_id", "member", "task_digest")
 """What a fact and the stored body must agree about."""
+_SESSION: Final = attrgetter("trajectory_id", "run_id", "task_digest")
+"""The same of a recorded session, whose reward says which group it is of after its body is stored."""
 _CUT_OFF: Final = (trajectory.STOP_REASON_MAX_TOKENS, trajectory.STOP_REASON_MAX_TURNS)
 """A budget of the policy ended the episode, not its answer."""
 
@@ -74,6 +77,7 @@ def graded_from_wire(
         num_tokens=message.num_sampled_tokens,
         turn_rewards=tuple(message.turn_rewards),
         guided=bool(episode.guided_after),
+        taskset=plain_name(episode.taskset),
         parts=tuple(RewardPart(one.name, one.weight, one.value) for one in message.subscores),
         **_sampled(message),
     )
@@ -90,6 +94,7 @@ def offer_from_wire(message: GroupOffered, sequence: int, headers: Mapping[str, 
         "sequence": sequence,
         "trace_headers": trace_headers(headers),
         "offered": True,
+        "taskset": plain_name(message.taskset),
     }
     members = (
         GradedTrajectory(
@@ -139,7 +144,8 @@ def tokens_from_body(
     """The rows of a stored episode. Raises UnusableTrajectory where body and fact disagree, or arrays do."""
     episode = body.episode
     trains = _offered_body_trains(episode) if graded.offered else _trains(episode)
-    said, holds = (*_IDENTITY(graded), graded.may_train), (*_IDENTITY(episode), trains)
+    of = _SESSION if graded.offered and is_recorded_run(episode.run_id) else _IDENTITY
+    said, holds = (*of(graded), graded.may_train), (*of(episode), trains)
     if said != holds:
         raise UnusableTrajectory(f"{graded.trajectory_id}: the stored body has {holds}, the event has {said}")
     tokens = tokens_of_body(body, train_parse_errors=train_parse_errors)

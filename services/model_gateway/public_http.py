@@ -1,10 +1,24 @@
 """The public HTTP server as a component: bounded bodies, disconnects cancel, stop drains."""
 
 import asyncio
+from collections.abc import Sequence
+from typing import Final, Protocol
 
 from aiohttp import web
 
 from model_gateway.handlers import OpenAiHandlers
+from model_gateway.http_errors import one_envelope
+from model_gateway.public_tls import PublicCertificate
+
+_REFRESH_S: Final = 10.0
+"""How often the certificate's files are looked at."""
+
+
+class Routes(Protocol):
+    """Handlers of some routes."""
+
+    def register(self, app: web.Application) -> None:
+        """Adds them."""
 
 
 class PublicHttp:
@@ -13,13 +27,24 @@ class PublicHttp:
     name = "public-http"
 
     def __init__(
-        self, handlers: OpenAiHandlers, host: str, port: int, *, max_body_bytes: int, drain_s: float
+        self,
+        handlers: OpenAiHandlers,
+        others: Sequence[Routes],
+        host: str,
+        port: int,
+        *,
+        max_body_bytes: int,
+        drain_s: float,
+        certificate: PublicCertificate | None = None,
     ) -> None:
         self._handlers = handlers
+        self._others = others
         self._host = host
         self._port = port
         self._max_body_bytes = max_body_bytes
         self._drain_s = drain_s
+        self._certificate = certificate
+        self._refreshing: asyncio.Task[None] | None = None
         self._runner: web.AppRunner | None = None
 
     @property
@@ -31,25 +56,38 @@ class PublicHttp:
 
     async def start(self) -> None:
         """Listen."""
-        app = web.Application(client_max_size=self._max_body_bytes)
+        app = web.Application(client_max_size=self._max_body_bytes, middlewares=[one_envelope])
         self._handlers.register(app)
+        for routes in self._others:
+            routes.register(app)
         # A handler whose client disconnected is cancelled, and with it the engine's request.
         self._runner = web.AppRunner(
             app, access_log=None, handler_cancellation=True, shutdown_timeout=1.0, keepalive_timeout=75.0
         )
         await self._runner.setup()
         try:
-            await web.TCPSite(self._runner, self._host, self._port, backlog=1024).start()
+            context = None if self._certificate is None else self._certificate.context
+            site = web.TCPSite(self._runner, self._host, self._port, backlog=1024, ssl_context=context)
+            await site.start()
         except OSError as error:
             where = f"{self._host}:{self._port}"
             raise OSError(
                 error.errno, f"cannot listen on {where}: {error.strerror}; choose another public_port"
             ) from error
+        if self._certificate is not None:
+            self._refreshing = asyncio.create_task(self._refresh(self._certificate))
+
+    async def _refresh(self, certificate: PublicCertificate) -> None:
+        while True:
+            await asyncio.sleep(_REFRESH_S)
+            certificate.refresh()
 
     async def stop(self) -> None:
         """Refuse what is new, finish what is in flight within the drain time, close."""
         if self._runner is None:
             return
+        if self._refreshing is not None:
+            self._refreshing.cancel()
         self._handlers.drain()
         for site in list(self._runner.sites):
             await site.stop()

@@ -36,7 +36,38 @@ PROMOTED_TO_FIRST_TOKEN: Final = Histogram(
     ["model"],
     buckets=_PROMOTION,
 )
-CAPTURE_DROPPED: Final = Counter("upcycle_gateway_capture_dropped", "Captured exchanges given up.", ["why"])
+CANARY_REQUESTS: Final = Counter(
+    "upcycle_gateway_canary_requests",
+    "Tries in conversations that meet a canary release: `canary`, or `head` while no engine serves it.",
+    ["model", "answered_by"],
+)
+SHADOWS: Final = Counter(
+    "upcycle_gateway_shadow_requests",
+    "Requests that were to be sent to a canary release unseen, by what became of them: recorded, "
+    "queue_full, gave_way (to requests), not_served, failed.",
+    ["model", "outcome"],
+)
+CAPTURE_DROPPED: Final = Counter("upcycle_gateway_capture_dropped", "Captured calls given up.", ["why"])
+CAPTURE_REDACTED: Final = Counter(
+    "upcycle_gateway_capture_redacted",
+    "Captured calls by what their redaction came to. Stored are unchanged and changed; dropped (by the "
+    "function), failed, overran (its deadline) and stopped (the gateway did) are not.",
+    ["outcome"],
+)
+BEYOND_BOUNDS: Final = Counter(
+    "upcycle_gateway_calls_beyond_bounds",
+    "Answered calls that are not recorded, as their session has as many calls or bytes as it may.",
+    ["model"],
+)
+UPSTREAM_TRIES: Final = Counter(
+    "upcycle_gateway_upstream_tries",
+    "Requests sent to providers, by how they ended.",
+    ["provider", "outcome"],
+)
+COST: Final = Counter(
+    "upcycle_gateway_cost", "Cost of tokens by the prices of the providers' file.", ["model"]
+)
+LIMITED: Final = Counter("upcycle_gateway_limited", "Requests refused by a limit of their key.", ["limit"])
 USAGE_DROPPED: Final = Counter("upcycle_gateway_usage_dropped", "Usage rows that were not stored.")
 
 
@@ -63,7 +94,15 @@ def token_series(model: str) -> tuple[Counter, Counter]:
 
 
 _TRACER = trace.get_tracer("upcycle.model_gateway")
-_OPERATION: Final = {ApiRoute.CHAT: "chat", ApiRoute.COMPLETIONS: "text_completion"}
+# GenAI's names; what has none there is named as its route.
+_OPERATION: Final = {
+    ApiRoute.CHAT: "chat",
+    ApiRoute.CHAT_TOKENS: "chat",
+    ApiRoute.COMPLETIONS: "text_completion",
+    ApiRoute.GENERATE: "generate",
+    ApiRoute.TOKENIZE: "tokenize",
+    ApiRoute.DETOKENIZE: "detokenize",
+}
 
 
 def start_span(call: CompletionCall, headers: Mapping[str, str], request_id: str) -> Span:

@@ -6,6 +6,7 @@ from dataclasses import fields
 from blob_store import S3BlobStore
 from event_bus import EventBus
 from grpc_edge import Peer
+from identities.objects import PolicyFolder
 from planned_runs import PlannedRuns
 from policy_engine import wire
 from policy_engine.adapters.announcer import PlatformAnnouncer
@@ -36,7 +37,7 @@ def build_app(settings: PolicyEngineSettings) -> Service:
     service = Service(NAME, settings)
     store = S3BlobStore(settings.s3)
     bus = EventBus(settings.bus, client_name=f"{NAME}-{settings.channel}")
-    registry = Peer("registry", settings.peers.registry, idempotent=IDEMPOTENT)
+    registry = Peer("registry", settings.peers.registry, api_key=settings.access.sent, idempotent=IDEMPOTENT)
     stub = RegistryServiceStub(registry.channel)
     requests = PinRequests()
     versions = ChannelVersions(settings.model, settings.channel, stub, requests)
@@ -58,9 +59,7 @@ def build_app(settings: PolicyEngineSettings) -> Service:
     telemetry = SupervisorTelemetry(settings.model, settings.channel)
     supervisor_deps = SupervisorDeps(host, policies, versions, announcer, telemetry, time.monotonic)
     supervisor = EngineSupervisor(supervisor_deps, protocol, pins, SupervisorTimings(poll_s=settings.poll_s))
-    leases = LeaseLoop(
-        announcer, supervisor.facts, renew_s=settings.lease_renew_s, ttl_s=settings.lease_ttl_s
-    )
+    leases = _lease_loop(settings, announcer, supervisor, requests)
     supervisor.on_change(leases.changed)
     bus.include_router(supervisor_router(settings, versions, requests, telemetry, supervisor.look_now))
     for component in (store, registry, bus):
@@ -72,10 +71,28 @@ def build_app(settings: PolicyEngineSettings) -> Service:
     return service
 
 
+def _lease_loop(
+    settings: PolicyEngineSettings,
+    announcer: PlatformAnnouncer,
+    supervisor: EngineSupervisor,
+    requests: PinRequests,
+) -> LeaseLoop:
+    """Renews the lease, and wakes the supervisor where the registry has it hold other policies."""
+
+    def held(policies: list[PolicyFolder]) -> None:
+        if requests.hold_only(policies):
+            supervisor.look_now()
+
+    renew_s, ttl_s = settings.lease_renew_s, settings.lease_ttl_s
+    return LeaseLoop(announcer, supervisor.facts, held, renew_s=renew_s, ttl_s=ttl_s)
+
+
 def _add_planned_pins(
     service: Service, settings: PolicyEngineSettings, requests: PinRequests, supervisor: EngineSupervisor
 ) -> None:
-    tasksets = Peer("tasksets", settings.peers.tasksets, idempotent=PlannedRuns.IDEMPOTENT)
+    tasksets = Peer(
+        "tasksets", settings.peers.tasksets, api_key=settings.access.sent, idempotent=PlannedRuns.IDEMPOTENT
+    )
     planned = PlannedRuns(service.add(tasksets))
     pins = PlannedPins(settings.model, requests, planned, supervisor.look_now)
     service.add(Worker("pins of runs", pins.run))
@@ -86,7 +103,9 @@ def build_host(settings: PolicyEngineSettings) -> EngineHost:
     options = EngineOptions(**{one.name: getattr(settings, one.name) for one in fields(EngineOptions)})
     if settings.kind == "attach":
         kind, url = VllmKind(options), settings.engine_url
-        return AttachedEngine(kind, url, start_s=settings.engine_start_s)
+        return AttachedEngine(
+            kind, url, start_s=settings.engine_start_s, admin_key=settings.engine_key.get_secret_value()
+        )
     return EngineProcess(
         EmbeddedKind(options) if settings.kind == "embedded" else VllmKind(options),
         settings.engine_host,

@@ -1,7 +1,7 @@
 """What an engine supervisor knows: which version is wanted, which one serves, whether its canary agrees."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from enum import StrEnum
@@ -9,6 +9,7 @@ from pathlib import Path
 
 from blob_store import BlobRef
 from engine_client import EngineState
+from identities.objects import PolicyFolder
 
 
 class FailureKind(StrEnum):
@@ -148,6 +149,17 @@ def _mismatch(detail: str) -> VersionRefused:
 
 
 @dataclass(frozen=True, slots=True)
+class HeldFacts:
+    """What an engine serves beside its channel's version. max_held: how many it can; pinned: versions of its
+    model that evaluation runs need; failures: what it was to serve and cannot, and why."""
+
+    held: tuple[PolicyFolder, ...] = ()
+    max_held: int = 0
+    pinned: tuple[int, ...] = ()
+    failures: Mapping[PolicyFolder, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
 class LeaseFacts:
     """What an engine supervisor promises about its engine."""
 
@@ -155,14 +167,29 @@ class LeaseFacts:
     state: EngineState
     reason: str
     serving: ServedPolicy | None
-    held_versions: tuple[int, ...]
+    beside: HeldFacts
 
 
 @dataclass(slots=True)
 class PinRequests:
-    """Which runs need which version, in the order in which they were submitted."""
+    """Which runs need which version, in the order in which they were submitted; and which policies the
+    registry has this engine hold."""
 
     _versions_of_run: dict[str, tuple[int, ...]] = field(default_factory=dict)
+    _holds: tuple[PolicyFolder, ...] = ()
+
+    def hold_only(self, policies: Sequence[PolicyFolder]) -> bool:
+        """These are all that the registry has this engine hold; whether that is news."""
+        found = tuple(dict.fromkeys(policies))
+        is_news = set(found) != set(self._holds)
+        self._holds = found
+        return is_news
+
+    def needed(self, model: str) -> list[PolicyFolder]:
+        """What an engine of `model` is to serve beside its channel's version, each once. Holds come first:
+        they were granted for places that this engine had."""
+        pinned = (PolicyFolder(model, version) for version in self.versions())
+        return list(dict.fromkeys((*self._holds, *pinned)))
 
     def pin(self, run_id: str, *versions: int) -> None:
         """An evaluation run pins a version, or two that it plays side by side."""

@@ -5,6 +5,7 @@ import contextlib
 import logging
 from collections.abc import Callable
 
+from identities.objects import PolicyFolder
 from planned_runs import LOOK_S, EndsSeenTwice, PlannedRuns
 from policy_engine import wire
 from policy_engine.domain import LeaseFacts, PinRequests
@@ -19,9 +20,17 @@ class LeaseLoop:
     """Renews the lease with the facts of the moment; there is none before an engine serves."""
 
     def __init__(
-        self, announcer: Announcer, facts: Callable[[], LeaseFacts | None], *, renew_s: float, ttl_s: float
+        self,
+        announcer: Announcer,
+        facts: Callable[[], LeaseFacts | None],
+        held: Callable[[list[PolicyFolder]], object],
+        *,
+        renew_s: float,
+        ttl_s: float,
     ) -> None:
+        """held: called with what the registry has this engine hold, after each renewal."""
         self._announcer = announcer
+        self._held = held
         self._facts = facts
         self._renew_s = renew_s
         self._ttl_s = ttl_s
@@ -56,7 +65,7 @@ class LeaseLoop:
         facts = self._facts()
         if facts is None:
             return "no engine serves yet"
-        await self._announcer.renew_lease(facts, ttl_s)
+        self._held(await self._announcer.renew_lease(facts, ttl_s))
         return None
 
 

@@ -5,6 +5,7 @@ from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Literal, Protocol
 
+from identities.objects import PolicyFolder
 from policy_engine.domain import EngineTarget, LeaseFacts, Policy, Reloaded, ServedPolicy, VersionRefused
 
 Clock = Callable[[], float]
@@ -78,8 +79,9 @@ class Versions(Protocol):
     def refused_target(self, target: EngineTarget) -> None:
         """A version of `current` could not be served."""
 
-    async def of_pin(self, version: int) -> EngineTarget:
-        """The version that a run pins. Raises VersionRefused for one that was removed."""
+    async def of_pin(self, policy: PolicyFolder) -> EngineTarget:
+        """A version that a run pins or the registry has held. Raises VersionRefused for one that was
+        removed."""
 
 
 class Announcer(Protocol):
@@ -93,7 +95,9 @@ class Announcer(Protocol):
         self, serving: ServedPolicy | None, version: int, why: VersionRefused
     ) -> None: ...
 
-    async def renew_lease(self, facts: LeaseFacts, ttl_s: float) -> None: ...
+    async def renew_lease(self, facts: LeaseFacts, ttl_s: float) -> list[PolicyFolder]:
+        """What the registry has this engine hold."""
+        ...
 
 
 class ReloadTelemetry(Protocol):

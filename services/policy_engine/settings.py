@@ -3,12 +3,12 @@
 from pathlib import Path
 from typing import Literal, Self
 
-from pydantic import Field, model_validator
+from pydantic import Field, SecretStr, model_validator
 from pydantic_settings import SettingsConfigDict
 
 from episodes import Channel
 from identities.entities import slug_file_name
-from service_kit.groups import BusSettings, PeerSettings, S3Settings
+from service_kit.groups import AccessSettings, BusSettings, PeerSettings, S3Settings
 from service_kit.settings import ServiceSettings
 
 
@@ -29,6 +29,9 @@ class PolicyEngineSettings(ServiceSettings):
     """Port of the engine; 0 takes a free one."""
     engine_url: str = ""
     """Origin of the engine to attach to; it must see cache_dir under the same path."""
+    engine_key: SecretStr = SecretStr("")
+    """Key that steering the engine to attach to needs; an embedded one reads its own from
+    EMBEDDED_ENGINE_ADMIN_KEY. Engines that the supervisor starts get a key of each start."""
     engine_start_s: float = Field(300.0, gt=0)
     """Seconds that an engine gets until it is healthy."""
     engine_variables: tuple[str, ...] = ()
@@ -53,7 +56,8 @@ class PolicyEngineSettings(ServiceSettings):
     cache_dir: Path = Path(".upcycle/cache/policies")
     """Fetched versions, in a folder for each model and channel; two supervisors of one channel need two."""
     max_held: int = Field(4, ge=0)
-    """Most versions pinned by evaluation runs that the engine serves beside its channel's."""
+    """Most versions that the engine serves beside its channel's: pinned by evaluation runs, or held. One of
+    them is left to evaluation runs."""
     recompute_running: bool = False
     """At a reload, requests in flight compute keys and values again. False: they keep the old ones."""
     poll_s: float = Field(3.0, gt=0)
@@ -65,6 +69,7 @@ class PolicyEngineSettings(ServiceSettings):
     bus: BusSettings = Field(default_factory=BusSettings)
     s3: S3Settings = Field(default_factory=S3Settings)
     peers: PeerSettings = Field(default_factory=PeerSettings)
+    access: AccessSettings = Field(default_factory=AccessSettings)
 
     @property
     def engine_dtype(self) -> str:

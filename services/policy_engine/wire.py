@@ -1,7 +1,9 @@
 """protobuf <-> domain."""
 
 from datetime import datetime
+from typing import Final
 
+from google.protobuf.message import Message
 from google.protobuf.timestamp_pb2 import Timestamp
 
 from blob_store import ref as blob_ref
@@ -16,6 +18,8 @@ from upcycle.api.taskset.v1.taskset_pb2 import RunSpec
 from upcycle.api.training.v1.events_pb2 import PolicyPublished
 from upcycle.api.training.v1.training_pb2 import PolicyManifest
 from upcycle.moments import moment_of, timestamp
+
+_MAX_DETAIL: Final = 2000
 
 
 class EngineIdentity:
@@ -54,6 +58,9 @@ def target_of_published(event: PolicyPublished, model: str) -> EngineTarget:
     return EngineTarget(event.version, event.digest, manifest, at)
 
 
+_NEWEST_FIELD_OF_0_3: Final = registry_pb2.EngineLease.CANARY_MAX_ABS_DIFF_FIELD_NUMBER
+
+
 def canary_of(manifest: PolicyManifest) -> tuple[CanaryRow, ...]:
     """The rows by which a reload is checked."""
     return tuple(CanaryRow(tuple(row.token_ids), tuple(row.logprobs)) for row in manifest.canary)
@@ -74,7 +81,18 @@ def lease_to_wire(who: EngineIdentity, facts: LeaseFacts) -> registry_pb2.Engine
         base_url=facts.base_url,
         model=who.model,
         channel=who.channel,
-        held_versions=facts.held_versions,
+        held_versions=[one.version for one in facts.beside.held if one.model == who.model],
+        held_policies=[
+            registry_pb2.HeldPolicy(model=one.model, version=one.version)
+            for one in facts.beside.held
+            if one.model != who.model
+        ],
+        max_held=facts.beside.max_held,
+        pinned_versions=facts.beside.pinned,
+        hold_failures=[
+            registry_pb2.HoldFailure(model=one.model, version=one.version, detail=why[:_MAX_DETAIL])
+            for one, why in facts.beside.failures.items()
+        ],
         state=STATE_NUMBERS[facts.state],
         reason=facts.reason,
         engine_kind=who.kind,
@@ -85,6 +103,15 @@ def lease_to_wire(who: EngineIdentity, facts: LeaseFacts) -> registry_pb2.Engine
         lease.manifest.CopyFrom(blob_ref.to_wire(target.manifest))
         lease.canary_max_abs_diff = facts.serving.canary_max_abs_diff
     return lease
+
+
+def as_of_0_3(lease: registry_pb2.EngineLease) -> None:
+    """Take out what a registry of 0.3.0 does not know, and therefore refuses: what is held beside the
+    channel's version."""
+    message: Message = lease  # whose fields have names that the stub does not enumerate
+    for field in lease.DESCRIPTOR.fields:
+        if field.number > _NEWEST_FIELD_OF_0_3:
+            message.ClearField(field.name)
 
 
 def ready_event(who: EngineIdentity, serving: ServedPolicy, now: datetime) -> events_pb2.EngineReady:
@@ -129,6 +156,6 @@ def failed_event(
         serving_version=-1 if serving is None else serving.version,
         refused_version=version,
         kind=why.kind.value,
-        detail=why.detail[:2000],
+        detail=why.detail[:_MAX_DETAIL],
         failed_at=timestamp(now),
     )

@@ -3,24 +3,32 @@
 from blob_store import S3BlobStore
 from environment_client import EnvironmentClient, EnvironmentTimeouts
 from event_bus import BusTimings, EventBus
+from grpc_edge import GrpcServer
+from grpc_edge.key_follower import access_of
+from grpc_edge.tls import ServerTls
 from reward_grader.adapters.extra_graders import load_grader
 from reward_grader.adapters.judges import JudgeServers
+from reward_grader.adapters.recorded_sessions import RecordedSessions
 from reward_grader.adapters.transcripts import GraderTranscripts
 from reward_grader.domain import ExtraGraders, Judge, JudgeLimits
 from reward_grader.handlers import trajectory_router
+from reward_grader.servicer import STATUS_OF, GradingServicer
 from reward_grader.settings import RewardGraderSettings
 from reward_grader.usecases import GradeTrajectory
 from service_kit.clock import utc_now
 from service_kit.component import Closing
 from service_kit.main import run_main
 from service_kit.service import Service
+from upcycle.api.trajectory.v1.service_pb2_grpc import add_GradingServiceServicer_to_server
 
 
 def build_app(settings: RewardGraderSettings) -> Service:
     """The whole service. Needs a running event loop; connects at start."""
     service = Service("reward_grader", settings)
     store = service.add(S3BlobStore(settings.s3))
-    environments = EnvironmentClient(timeouts=EnvironmentTimeouts(grade_s=settings.grade_timeout_s))
+    environments = EnvironmentClient(
+        timeouts=EnvironmentTimeouts(grade_s=settings.grade_timeout_s), api_key=settings.access.sent
+    )
     service.add(Closing("environments", environments.stop))
     judges = build_judges(settings)
     service.add(Closing("judges", judges.stop))
@@ -42,6 +50,10 @@ def build_app(settings: RewardGraderSettings) -> Service:
     bus = EventBus(settings.bus, client_name="reward_grader", timings=timings)
     bus.include_router(trajectory_router(grade, bus, now=utc_now, slots=settings.slots))
     service.add(bus)
+    servicer = GradingServicer(RecordedSessions(store), bus, now=utc_now)
+    access = access_of(service, settings.access, settings.peers.registry)
+    server = GrpcServer(settings.host, settings.grpc_port, access, tls=ServerTls.of(settings.tls))
+    service.add(server.add(add_GradingServiceServicer_to_server, servicer, STATUS_OF))
     return service
 
 

@@ -8,7 +8,7 @@ from typing import Any, Final
 
 from blob_store import BlobRef
 from environment_client import Lease
-from episodes import EpisodeIdentity
+from episodes import EpisodeIdentity, Split
 from upcycle.transcripts import Answer, Transcript, Turn
 
 ENVIRONMENT: Final = "environment"
@@ -145,6 +145,31 @@ class CannotGrade:
 
 
 GradeOutcome = Graded | CannotGrade
+
+
+class UnknownSession(Exception):
+    """No recorded session of this key has this id. Reason of the status: UNKNOWN_SESSION."""
+
+    def __init__(self, session_id: str, why: str = "") -> None:
+        super().__init__(
+            f"no session {session_id!r} of this key is recorded"
+            + (f": {why}" if why else "; a session is recorded with its first answered call")
+        )
+
+
+class SessionGraded(Exception):
+    """The session has another reward, or none came within its retention. Reason: SESSION_GRADED."""
+
+
+@dataclass(frozen=True, slots=True)
+class SessionGrade:
+    """What a client says its recorded session earned. group: as the client calls it, or empty."""
+
+    session_id: str
+    key_id: str
+    grade: Grade
+    group: str
+    split: Split
 
 
 def why_invalid(grade: Grade) -> str | None:

@@ -11,6 +11,7 @@ from episodes import EpisodeFailure, episode_failed
 from event_bus import CurrentDelivery, Decision, EventBus, EventRouter, EventTooLarge, PoisonMessage
 from event_bus.topology import REWARD_GRADER
 from identities import events
+from identities.entities import is_recorded_run
 from reward_grader import telemetry, wire
 from reward_grader.domain import CannotGrade, Grade, Graded, GradeOutcome, GradingTask, clipped
 from reward_grader.usecases import GradeTrajectory
@@ -35,6 +36,8 @@ def trajectory_router(
     @router.subscriber(REWARD_GRADER, slots=slots)
     async def on_trajectory_recorded(event: TrajectoryRecorded, delivery: CurrentDelivery) -> None:
         """Returns when the outcome is published. Raises Unavailable, PoisonMessage."""
+        if is_recorded_run(event.episode.run_id):  # its client grades it
+            return
         task = wire.task_from_wire(event, delivery.published_at)
         await grading.grade_and_publish(event, task, delivery.is_last_try)
 

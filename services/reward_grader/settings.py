@@ -8,7 +8,7 @@ from pydantic_settings import SettingsConfigDict
 
 from event_bus.topology import REWARD_GRADER
 from reward_grader.domain import ASKING_S
-from service_kit.groups import BusSettings, S3Settings
+from service_kit.groups import BusSettings, PeerSettings, S3Settings, ServerAccessSettings
 from service_kit.settings import ServiceSettings
 
 _REST_S: Final = 30.0
@@ -63,6 +63,8 @@ class RewardGraderSettings(ServiceSettings):
 
     model_config = SettingsConfigDict(env_prefix="REWARD_GRADER_")
 
+    grpc_port: int = Field(7108, ge=0, le=65535)
+    """Port of GradingService; 0 lets the system choose."""
     http_port: int = Field(7204, ge=0, le=65535)
     """Port of /livez, /readyz and /metrics; 0 lets the system choose."""
     slots: int = Field(48, ge=1, le=4096)
@@ -96,6 +98,8 @@ class RewardGraderSettings(ServiceSettings):
     """Longest answer of a judge, in tokens, its reasoning included."""
     bus: BusSettings = Field(default_factory=BusSettings)
     s3: S3Settings = Field(default_factory=S3Settings)
+    peers: PeerSettings = Field(default_factory=PeerSettings)
+    access: ServerAccessSettings = Field(default_factory=ServerAccessSettings)
 
     @model_validator(mode="after")
     def _a_judge_has_an_address_and_a_model(self) -> Self:

@@ -36,7 +36,7 @@ def build_play(
         tool_s=settings.tool_timeout_s,
         unreachable_s=settings.environment_retry_s,
     )
-    environments = EnvironmentClient(settings.peers.environments, timeouts)
+    environments = EnvironmentClient(settings.peers.environments, timeouts, api_key=settings.access.sent)
     deps = SamplerDeps(environments, engines, policies, StoredTrajectories(store))
     play = PlayEpisode(deps, _limits(settings), now=utc_now, new_nonce=lambda: secrets.token_hex(4))
     return play, (Closing("engines", engines.stop), Closing("environments", environments.stop))
@@ -46,7 +46,7 @@ def build_app(settings: RolloutSamplerSettings) -> Service:
     """The whole service. Needs a running event loop; connects at start."""
     service = Service("rollout_sampler", settings)
     store = service.add(S3BlobStore(settings.s3))
-    registry = service.add(Peer("registry", settings.peers.registry))
+    registry = service.add(Peer("registry", settings.peers.registry, api_key=settings.access.sent))
     leases = LeaseCache(RegistryServiceStub(registry.channel), max_age_s=settings.engine_lease_age_s)
     play, connections = build_play(settings, store, leases)
     for component in connections:

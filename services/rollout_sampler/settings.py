@@ -6,7 +6,7 @@ from typing import Self
 from pydantic import Field, model_validator
 from pydantic_settings import SettingsConfigDict
 
-from service_kit.groups import BusSettings, PeerSettings, S3Settings
+from service_kit.groups import AccessSettings, BusSettings, PeerSettings, S3Settings
 from service_kit.settings import ServiceSettings
 from upcycle.run_config import MAX_EPISODE_DEADLINE_S
 
@@ -49,6 +49,7 @@ class RolloutSamplerSettings(ServiceSettings):
     bus: BusSettings = Field(default_factory=BusSettings)
     s3: S3Settings = Field(default_factory=S3Settings)
     peers: PeerSettings = Field(default_factory=PeerSettings)
+    access: AccessSettings = Field(default_factory=AccessSettings)
 
     @model_validator(mode="after")
     def _has_work(self) -> Self:

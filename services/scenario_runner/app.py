@@ -2,12 +2,16 @@
 
 import logging
 import socket
+from collections.abc import Callable
 from pathlib import Path
 from typing import Final
 
 from blob_store import S3BlobStore
 from event_bus import EventBus
 from grpc_edge import GrpcServer, Peer
+from grpc_edge.audit import AuditServicer
+from grpc_edge.key_follower import access_of
+from grpc_edge.tls import ServerTls
 from retention import age_of_days
 from retention.loop import SweepLoop as RetentionLoop
 from retention.references import IDEMPOTENT as ASKED_AGAIN
@@ -23,6 +27,7 @@ from scenario_runner.adapters.planned_episodes import SqlPlannedEpisodes
 from scenario_runner.adapters.sandbox import Limits
 from scenario_runner.adapters.source_store import SourceStore
 from scenario_runner.adapters.sql_plan import SqlPlan
+from scenario_runner.adapters.stored_sessions import StoredSessions
 from scenario_runner.adapters.stored_transcripts import ScenarioTranscripts
 from scenario_runner.adapters.tcp_host import TcpHost
 from scenario_runner.adapters.zygote_pool import FindSource
@@ -38,13 +43,14 @@ from scenario_runner.settings import ScenarioRunnerSettings
 from scenario_runner.usecases.catalog import Tasksets
 from scenario_runner.usecases.deploying import DeployEnvironment
 from scenario_runner.usecases.explaining import ExplainRun
+from scenario_runner.usecases.kept_sources import ReadSource
 from scenario_runner.usecases.leases import LeaseRules, Leases
 from scenario_runner.usecases.planning import PlanRules
 from scenario_runner.usecases.references import FindReferences
 from scenario_runner.usecases.registering import RegisterTaskset, SourceRules
 from scenario_runner.usecases.retaining import RemoveRuns
 from scenario_runner.usecases.retaining_sources import RemoveSources
-from scenario_runner.usecases.run_sources import CheckGuidance, KeepSource
+from scenario_runner.usecases.run_sources import CheckGuidance, KeepSource, SourceChecks
 from scenario_runner.usecases.submitting import Runs, SubmitRun
 from scenario_runner.usecases.task_claims import ClaimTasks
 from scenario_runner.usecases.tracking import TrackRuns
@@ -55,6 +61,7 @@ from service_kit.failing import FailingWork
 from service_kit.main import run_main
 from service_kit.service import Service
 from sql_store import Database, MigratedDatabase, OutboxRelay, SoleHolder
+from upcycle.api.audit.v1.service_pb2_grpc import add_AuditServiceServicer_to_server
 from upcycle.api.environment.v1.service_pb2_grpc import add_EnvironmentServiceServicer_to_server
 from upcycle.api.retention.v1.service_pb2_grpc import (
     add_ReferenceServiceServicer_to_server,
@@ -90,7 +97,9 @@ def build_app(settings: ScenarioRunnerSettings, server: GrpcServer | None = None
     episodes = SqlPlannedEpisodes(database, now=utc_now)
     rules = LeaseRules(settings.max_environments, settings.lease_s)
     leases = Leases(hosts, episodes, ScenarioTranscripts(bodies), rules, now=utc_now, new_id=new_id)
-    server = server or GrpcServer(settings.host, settings.grpc_port)
+    if server is None:
+        access = access_of(service, settings.access, settings.peers.registry)
+        server = GrpcServer(settings.host, settings.grpc_port, access, tls=ServerTls.of(settings.tls))
     if settings.role != "fleet":
         _add_planner(service, settings, database, hosts, sources, leases, server)
     if settings.role != "planner":
@@ -159,42 +168,62 @@ def _add_planner(
 ) -> None:
     plan = SqlPlan(database, now=utc_now)
     rules = _rules(settings)
-    registry = service.add(Peer("registry", settings.peers.registry, idempotent=_IDEMPOTENT))
+    registry = service.add(
+        Peer("registry", settings.peers.registry, api_key=settings.access.sent, idempotent=_IDEMPOTENT)
+    )
     gauge = BusGauge(settings.bus)
     service.add(Closing("bus gauge", gauge.stop))
-    peer_facts = _peer_facts(service, settings, registry, gauge)
+    trajectories = service.add(_trajectories(settings))
+    peer_facts = _peer_facts(service, settings, registry, trajectories, gauge)
     loop = PlannerLoop(plan, rules)
     bus = EventBus(settings.bus, client_name=NAME)
     sweeps = SweepLoop(plan, gauge, peer_facts, BusOutcomes(bus), rules, now=utc_now)
-    planning_fails, sweeping_fails = FailingWork(), FailingWork()
-    reading = _reading(database, bus)
-    bus.include_router(plan_router(plan, reading, wake=loop.wake))
-    service.add(Worker("reading", reading.run))
-    service.add(bus)
-    service.add(OutboxRelay(database, bus, never_overtaken=NEVER_OVERTAKEN))
-    service.add(Worker("planner", loop.run, failing=planning_fails))
-    service.add(Worker("sweeps", sweeps.run, failing=sweeping_fails))
+    _add_bus(service, database, bus, plan, loop)
+    failing = _add_loops(service, loop, sweeps)
     explain = ExplainRun(
         plan,
         peer_facts,
         fleet=lambda: (leases.num_alive, settings.max_environments),
         bus_alarms=bus.alarms,
-        failing=lambda run_id: [*planning_fails.of(run_id), *sweeping_fails.of(run_id)],
+        failing=failing,
     )
-    submit = _submit(settings, plan, registry, hosts, sources, loop)
+    submit = _submit(
+        settings, plan, registry, StoredSessions(trajectories, now=utc_now), hosts, sources, loop
+    )
     service.add(Worker("tracking", TrackLoop(TrackRuns(plan, submit)).run))
     catalog = _catalog(settings, plan, hosts, sources, GrpcLineages(registry))
     servicer = TasksetServicer(catalog, submit, Runs(plan, wake=loop.wake), explain, prices=_prices(settings))
     server.add(add_TasksetServiceServicer_to_server, servicer, TASKSET_STATUSES)
+    server.add(add_AuditServiceServicer_to_server, AuditServicer(database), TASKSET_STATUSES)
     up_to_date = UpToDate(NAME, bus.unread, now=utc_now)
     _add_retention(service, settings, plan, registry, sources, server, up_to_date)
 
 
+def _add_bus(service: Service, database: Database, bus: EventBus, plan: SqlPlan, loop: PlannerLoop) -> None:
+    reading = _reading(database, bus)
+    bus.include_router(plan_router(plan, reading, wake=loop.wake))
+    service.add(Worker("reading", reading.run))
+    service.add(bus)
+    service.add(OutboxRelay(database, bus, never_overtaken=NEVER_OVERTAKEN))
+
+
+def _add_loops(service: Service, loop: PlannerLoop, sweeps: SweepLoop) -> Callable[[str], list[str]]:
+    """Returns what says of a run which of the two fails for it, and of what."""
+    planning, sweeping = FailingWork(), FailingWork()
+    service.add(Worker("planner", loop.run, failing=planning))
+    service.add(Worker("sweeps", sweeps.run, failing=sweeping))
+    return lambda run_id: [*planning.of(run_id), *sweeping.of(run_id)]
+
+
+def _trajectories(settings: ScenarioRunnerSettings) -> Peer:
+    address, key = settings.peers.trajectories, settings.access.sent
+    return Peer("trajectories", address, api_key=key, idempotent=("ListTrajectories",))
+
+
 def _peer_facts(
-    service: Service, settings: ScenarioRunnerSettings, registry: Peer, gauge: BusGauge
+    service: Service, settings: ScenarioRunnerSettings, registry: Peer, trajectories: Peer, gauge: BusGauge
 ) -> PeerFacts:
-    trajectories = service.add(Peer("trajectories", settings.peers.trajectories))
-    training = service.add(Peer("training", settings.peers.training))
+    training = service.add(Peer("training", settings.peers.training, api_key=settings.access.sent))
     return PeerFacts(registry, trajectories, training, gauge)
 
 
@@ -209,6 +238,7 @@ def _submit(
     settings: ScenarioRunnerSettings,
     plan: SqlPlan,
     registry: Peer,
+    sessions: StoredSessions,
     hosts: Hosts,
     sources: SourceStore,
     loop: PlannerLoop,
@@ -219,8 +249,8 @@ def _submit(
         GrpcRegistry(registry),
         new_id=new_id,
         wake=loop.wake,
-        keep_source=keep,
-        check_guidance=CheckGuidance(hosts.describe),
+        sources=SourceChecks(keep, CheckGuidance(hosts.describe), hosts.describe),
+        sessions=sessions,
         max_audits=settings.max_audits,
     )
 
@@ -236,12 +266,15 @@ def _catalog(
     sources: SourceStore,
     lineages: GrpcLineages,
 ) -> TasksetUseCases:
-    key = settings.operator_key.get_secret_value()
+    async def note(name: str, digest: str) -> None:
+        await plan.transact(lambda unit: unit.note_source(name, digest, "deployed"))
+
     return TasksetUseCases(
         RegisterTaskset(plan, hosts, SourceRules(settings.environment_roots, settings.allow_tcp)),
         Tasksets(plan, hosts.files_now, lineages),
         ClaimTasks(plan),
-        DeployEnvironment(hosts.forked.describe_packed, sources.keep, key),
+        DeployEnvironment(hosts.forked.describe_packed, sources.keep, note),
+        ReadSource(sources.packed),
     )
 
 

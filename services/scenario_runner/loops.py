@@ -116,10 +116,18 @@ class SweepLoop:
             self._reconcile.forget(ended)
             self._recounts.forget(ended)
             self._swept.discard(ended)
+        if runs:
+            await self._note_look()
         done = await asyncio.gather(*map(self._look_after, runs), return_exceptions=True)
+        if runs:  # one that took long was no gap
+            await self._note_look()
         for error in done:
             if error is not None:
                 raise error
+
+    async def _note_look(self) -> None:
+        if await self._plan.read(lambda unit: unit.watched.is_due):
+            await self._plan.transact(lambda unit: unit.watched.note_look())
 
     async def _look_after(self, run: RunRecord) -> None:
         async with self._asking:

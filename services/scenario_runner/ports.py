@@ -15,9 +15,11 @@ from scenario_runner.domain.environments import (
     ToolOutcome,
 )
 from scenario_runner.domain.peer_facts import DurableFact, EngineFact, SessionFact
+from scenario_runner.domain.recorded_sessions import GradedSession
 from upcycle.environment.channel.client import AskJudge
 from upcycle.environment.tools import ToolSpec
 from upcycle.run_config import PolicyChoice
+from upcycle.session_query import SessionQuery
 from upcycle.states import StateEntry
 
 
@@ -89,6 +91,14 @@ class Registry(Protocol):
 
     async def head_version(self, model: str) -> int:
         """The promoted version, from which a training run starts. Raises NotFound, Unavailable."""
+
+
+class RecordedSessions(Protocol):
+    """What the planner asks trajectory_store about sessions that the gateway recorded."""
+
+    async def graded(self, model: str, query: SessionQuery) -> Sequence[GradedSession]:
+        """Those of a model that match, and that no step trained. Raises Refused for too many of them,
+        Unavailable."""
 
 
 class RunPeers(Protocol):

@@ -3,14 +3,13 @@
 from pathlib import Path
 from typing import Annotated, Literal, Self
 
-from pydantic import Field, SecretStr, field_validator, model_validator
+from pydantic import Field, model_validator
 from pydantic_settings import SettingsConfigDict
 
-from service_kit.groups import BusSettings, PeerSettings, S3Settings, SqlSettings
+from service_kit.groups import BusSettings, PeerSettings, S3Settings, ServerAccessSettings, SqlSettings
 from service_kit.settings import ServiceSettings
 
 _MIB = 1 << 20
-_MIN_KEY_CHARS = 16
 
 
 class ScenarioRunnerSettings(ServiceSettings):
@@ -30,8 +29,6 @@ class ScenarioRunnerSettings(ServiceSettings):
     """Folders under which environment files must lie, as JSON list; the default is the working directory."""
     allow_tcp: bool = True
     """Accept tasksets whose environment is served elsewhere on the control channel."""
-    operator_key: SecretStr = SecretStr("")
-    """Key of `upcycle deploy`, at least 16 characters. Empty: environments cannot be deployed here."""
     max_environments: int = Field(1024, ge=1, le=100_000)
     """Environment processes alive at once on this replica; above it, Open answers RESOURCE_EXHAUSTED."""
     lease_s: float = Field(180.0, gt=0)
@@ -100,13 +97,7 @@ class ScenarioRunnerSettings(ServiceSettings):
     s3: S3Settings = Field(default_factory=S3Settings)
     sql: SqlSettings = Field(default_factory=SqlSettings)
     peers: PeerSettings = Field(default_factory=PeerSettings)
-
-    @field_validator("operator_key")
-    @classmethod
-    def _is_not_guessed(cls, key: SecretStr) -> SecretStr:
-        if 0 < len(key.get_secret_value()) < _MIN_KEY_CHARS:
-            raise ValueError(f"has fewer than {_MIN_KEY_CHARS} characters")
-        return key
+    access: ServerAccessSettings = Field(default_factory=ServerAccessSettings)
 
     @model_validator(mode="after")
     def _roles_share_a_server_database(self) -> Self:

@@ -3,6 +3,8 @@
 from blob_store import S3BlobStore
 from event_bus import BusTimings, EventBus
 from grpc_edge import GrpcServer, Peer
+from grpc_edge.key_follower import access_of
+from grpc_edge.tls import ServerTls
 from retention import age_of_days
 from retention.loop import SweepLoop
 from retention.references import IDEMPOTENT, GrpcReferences
@@ -61,24 +63,32 @@ def build_app(settings: TrajectoryStoreSettings) -> Service:
     bus.include_router(ledger_router(index, on_change=on_change, batch_size=settings.batch_size))
     service.add(bus)
     service.add(OutboxRelay(db, bus))
-    if settings.check_bodies:
-        check = CheckBodies(index, read, idle_s=settings.check_idle_s, batch_size=settings.export_page)
-        service.add(Worker("check_bodies", check.run))
-    if settings.monitor_rewards:
-        service.add(Worker("reward_monitors", watching.run))
+    check = CheckBodies(index, read, idle_s=settings.check_idle_s, batch_size=settings.export_page)
+    _add_checks(service, settings, check, watching)
     export = ExportTrajectories(
         index, read, page_size=settings.export_page, parallel_reads=settings.export_parallel_reads
     )
     imports = ImportTrajectories(SqlImports(db), bodies, on_change=watch.wake, now=utc_now)
     reviews = ReviewRewards(index, monitors, on_change=watch.wake, now=utc_now)
-    listing, get = ListTrajectories(index), GetTrajectory(index, read)
-    servicer = TrajectoryServicer(UseCases(index, get, listing, watch, export, imports, reviews), now=utc_now)
-    server = GrpcServer(settings.host, settings.grpc_port)
-    server.add(add_TrajectoryServiceServicer_to_server, servicer, STATUS_OF)
+    used = UseCases(
+        index, GetTrajectory(index, read), ListTrajectories(index), watch, export, imports, reviews
+    )
+    access = access_of(service, settings.access, settings.peers.registry)
+    server = GrpcServer(settings.host, settings.grpc_port, access, tls=ServerTls.of(settings.tls))
+    server.add(add_TrajectoryServiceServicer_to_server, TrajectoryServicer(used, now=utc_now), STATUS_OF)
     up_to_date = UpToDate("trajectory_store", bus.unread, now=utc_now)
     _add_retention(service, settings, SqlRetention(db), store, server, up_to_date)
     service.add(server)
     return service
+
+
+def _add_checks(
+    service: Service, settings: TrajectoryStoreSettings, check: CheckBodies, watching: WatchRewards
+) -> None:
+    if settings.check_bodies:
+        service.add(Worker("check_bodies", check.run))
+    if settings.monitor_rewards:
+        service.add(Worker("reward_monitors", watching.run))
 
 
 def _watching(settings: TrajectoryStoreSettings, monitors: SqlMonitors, read: ReadBody) -> WatchRewards:
@@ -100,8 +110,12 @@ def _add_retention(
     server: GrpcServer,
     up_to_date: UpToDate,
 ) -> None:
-    planner = service.add(Peer("tasksets", settings.peers.tasksets, idempotent=IDEMPOTENT))
-    registry = service.add(Peer("registry", settings.peers.registry, idempotent=IDEMPOTENT))
+    planner = service.add(
+        Peer("tasksets", settings.peers.tasksets, api_key=settings.access.sent, idempotent=IDEMPOTENT)
+    )
+    registry = service.add(
+        Peer("registry", settings.peers.registry, api_key=settings.access.sent, idempotent=IDEMPOTENT)
+    )
     references = GrpcReferences({"checkpoint_registry": registry, "scenario_runner": planner}, now=utc_now)
     policy = StorePolicy(
         age_of_days(settings.retention_bodies_days),

@@ -11,7 +11,12 @@ from trajectory_store.domain.facts import EpisodeFact
 from trajectory_store.wire import facts
 from upcycle.api.taskset.v1 import events_pb2 as taskset
 from upcycle.api.training.v1.events_pb2 import GroupSettled, StepCompleted
-from upcycle.api.trajectory.v1.events_pb2 import TrajectoryGraded, TrajectoryRecorded
+from upcycle.api.trajectory.v1.events_pb2 import (
+    RecordedSessionExpired,
+    RecordedSessionOpened,
+    TrajectoryGraded,
+    TrajectoryRecorded,
+)
 
 FACTS: Final = EventHandlers[Iterator[EpisodeFact]]()
 """What each event says, episode by episode."""
@@ -23,6 +28,8 @@ FACTS(taskset.EpisodeFailed)(facts.on_failed)
 FACTS(taskset.EpisodeCancelled)(facts.on_cancelled)
 FACTS(TrajectoryRecorded)(facts.on_recorded)
 FACTS(TrajectoryGraded)(facts.on_graded)
+FACTS(RecordedSessionOpened)(facts.on_session_opened)
+FACTS(RecordedSessionExpired)(facts.on_session_expired)
 FACTS(GroupSettled)(facts.on_group_settled)
 FACTS(StepCompleted)(facts.on_step_completed)
 

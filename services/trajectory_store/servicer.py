@@ -10,6 +10,7 @@ import grpc
 import grpc.aio
 
 from grpc_edge import StatusTable
+from grpc_edge.access import with_caller
 from identities.entities import trajectory_id
 from service_kit.errors import InvalidRequest
 from trajectory_store.adapters.sql_index import SqlIndex
@@ -137,7 +138,8 @@ class TrajectoryServicer(service_pb2_grpc.TrajectoryServiceServicer):
         self, request: pb.DismissAlarmRequest, context: Context
     ) -> pb.DismissAlarmResponse:
         """A person says that it is none."""
-        kept = await self._do.reviews.dismiss(request.run_id, request.kind, request.by, request.note)
+        by = with_caller(request.by)
+        kept = await self._do.reviews.dismiss(request.run_id, request.kind, by, request.note)
         return pb.DismissAlarmResponse(alarm=hacks.alarm_to_wire(kept))
 
     async def ReviewTrajectory(
@@ -146,7 +148,7 @@ class TrajectoryServicer(service_pb2_grpc.TrajectoryServiceServicer):
         """A person's verdict."""
         verdict = hacks.verdict_from_wire(request.verdict)
         review, quarantined = await self._do.reviews.review(
-            request.trajectory_id, verdict, request.reviewer, request.note
+            request.trajectory_id, verdict, with_caller(request.reviewer), request.note
         )
         ids = [trajectory_id(one.identity.episode_id) for one in quarantined]
         return pb.ReviewTrajectoryResponse(review=hacks.review_to_wire(review), quarantined=ids)

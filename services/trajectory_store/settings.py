@@ -3,7 +3,7 @@
 from pydantic import Field
 from pydantic_settings import SettingsConfigDict
 
-from service_kit.groups import BusSettings, PeerSettings, S3Settings, SqlSettings
+from service_kit.groups import BusSettings, PeerSettings, S3Settings, ServerAccessSettings, SqlSettings
 from service_kit.settings import ServiceSettings
 
 
@@ -48,3 +48,4 @@ class TrajectoryStoreSettings(ServiceSettings):
     s3: S3Settings = Field(default_factory=S3Settings)
     sql: SqlSettings = Field(default_factory=SqlSettings)
     peers: PeerSettings = Field(default_factory=PeerSettings)
+    access: ServerAccessSettings = Field(default_factory=ServerAccessSettings)

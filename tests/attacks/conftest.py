@@ -44,7 +44,10 @@ class Attacked:
         """By name."""
         logins: dict[str, str] = json.loads((self.data_dir / "credentials.json").read_text())
         made = {name: value for name, value in logins.items() if not name.endswith(("_user", "_access_key"))}
-        keys = {name: (self.data_dir / name).read_text().strip() for name in ("operator.key", "gateway.key")}
+        keys = {
+            name: (self.data_dir / name).read_text().strip()
+            for name in ("operator.key", "service.key", "gateway.key")
+        }
         return {**CANARIES, **made, **keys}
 
     @property

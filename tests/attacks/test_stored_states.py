@@ -2,6 +2,7 @@
 
 import os
 import pickle
+from enum import Enum
 from pathlib import Path
 from typing import Any
 
@@ -63,6 +64,32 @@ def test_a_call_inside_of_an_honest_index_is_refused(state: Path, tmp_path: Path
     with pytest.raises(BrokenArtifact, match=r"posix\.system"):
         read_tensors(state)
     assert not (tmp_path / "ran").exists()
+
+
+class ByName(pickle.Pickler):
+    """Writes members of enums as Python 3.11.2 does, which is that of Debian 12."""
+
+    def reducer_override(self, value: Any) -> Any:
+        return (getattr, (type(value), value.name)) if isinstance(value, Enum) else NotImplemented
+
+
+def test_an_index_that_an_older_python_wrote_is_read(state: Path) -> None:
+    with (state / ".metadata").open("r+b") as file:
+        index = pickle.load(file)  # noqa: S301 - written by the fixture
+        file.seek(0)
+        ByName(file).dump(index)
+        file.truncate()
+    assert b"getattr" in (state / ".metadata").read_bytes()
+
+    assert read_tensors(state)["model/a"].tolist() == [1.0, 1.0, 1.0]
+
+
+@pytest.mark.parametrize("of", [Path, Metadata, torch.Size])
+def test_nothing_but_members_of_enums_is_reached_by_name(state: Path, of: type) -> None:
+    replace_index(state, Runs(getattr, of, "__init__"))
+
+    with pytest.raises(BrokenArtifact, match=r"its index (names|is of)"):
+        read_tensors(state)
 
 
 def test_tensors_that_call_something_are_refused(state: Path, tmp_path: Path) -> None:

@@ -41,7 +41,8 @@ class Campaign:
     async def run(self, duration_s: float) -> dict[str, Any]:
         """Break things for `duration_s` seconds while training, then drain; the line of `make chaos`."""
         stack = self.faults.stack
-        async with Platform(Addresses(stack.peers, "chaos", stack.gateway_key_file)) as platform:
+        where = Addresses(stack.peers, "chaos", operator_key_file=stack.operator_key_file)
+        async with Platform(where) as platform:
             runs = Runs(platform, self.spec, self.say)
             watching = asyncio.create_task(runs.watch())
             try:

@@ -173,7 +173,7 @@ class Faults:
             "broken_upload": lambda: BadLink(stack, target, LinkMode.BREAKS_UPLOADS, draw),
             "nats_loss": lambda: StoppedServer(stack, target),
             "postgres_restart": self._stopped_postgres,
-            "garbage_engine": lambda: GarbageEngine(stack.peers["registry"], MODEL, draw),
+            "garbage_engine": lambda: GarbageEngine(stack.peers["registry"], stack.service_key, MODEL, draw),
             "disk_full": lambda: FullDisk(stack.homes[target]),
             "clock_jump": lambda: JumpedClock(self.clocks, target, draw),
         }

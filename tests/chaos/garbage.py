@@ -71,9 +71,10 @@ def answers(version: int) -> list[bytes]:
 
 @dataclass(slots=True)
 class GarbageEngine:
-    """registry: its address. draw: which garbage comes in which order."""
+    """registry: its address. key: of a service. draw: which garbage comes in which order."""
 
     registry: str
+    key: str
     model: str
     draw: float
     _server: asyncio.Server | None = None
@@ -100,7 +101,7 @@ class GarbageEngine:
             self._server.close()
 
     async def _renew(self, base_url: str) -> None:
-        async with connect(self.registry) as channel:
+        async with connect(self.registry, api_key=self.key) as channel:
             stub = RegistryServiceStub(channel)
             while True:
                 try:

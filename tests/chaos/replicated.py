@@ -11,7 +11,7 @@ from tests.chaos.proxy import Links
 
 from event_bus.provision import provision
 from local_stack.health import health_url, http_probe
-from local_stack.nats import NatsLogin, NatsMember, nats_command
+from local_stack.nats import NatsMember, nats_command
 from local_stack.services import Plan
 from local_stack.spec import ProcessSpec, StepSpec
 from local_stack.stack import Stack, StackSettings
@@ -25,6 +25,7 @@ PEERS: Final[Mapping[str, str]] = {
     "environments": "scenario_runner",
     "trajectories": "trajectory_store",
     "training": "grpo_trainer",
+    "grading": "reward_grader",
     "gateway": "model_gateway",
 }
 """Which service answers under each name of PeerSettings."""
@@ -182,12 +183,14 @@ class ReplicatedStack(Stack):
         ports = self._ports(3 * count)
         clients, https, routes = ports[:count], ports[count : 2 * count], ports[2 * count :]
         self._nats = [(LOOPBACK, port) for port in clients]
-        login = NatsLogin(plan.credentials.bus_user, plan.credentials.bus_password)
+        login, accounts = plan.nats_login, plan.nats_accounts()
         servers = []
         for number, (port, http_port, route) in enumerate(zip(clients, https, routes, strict=True), 1):
             member = NatsMember(f"nats-{number}", route, tuple(routes))
             folder = plan.data_dir / member.name
-            argv = nats_command(folder, port=port, http_port=http_port, login=login, member=member)
+            argv = nats_command(
+                folder, port=port, http_port=http_port, login=login, accounts=accounts, member=member
+            )
             healthz = http_probe(health_url("nats", http_port))
             servers.append(
                 replace(spec, name=member.name, argv=argv, ready=healthz, http_port=http_port, url="")

@@ -121,7 +121,8 @@ async def soak(args: argparse.Namespace, folder: Path, postgres: PostgresServer 
         platform_settings(folder, say), Arrangement(args.replicas, args.bus, database)
     ) as stack:
         await register_incident(stack)
-        async with Platform(Addresses(stack.peers, "soak", stack.gateway_key_file)) as platform:
+        where = Addresses(stack.peers, "soak", operator_key_file=stack.operator_key_file)
+        async with Platform(where) as platform:
             runs = Runs(platform, small_training(steps=8, seed=1), say)
             training = asyncio.create_task(runs.watch())
             series: dict[tuple[str, str], list[tuple[float, float]]] = defaultdict(list)

@@ -1,6 +1,7 @@
 """docker-compose.yml without a Docker engine: its schema, and what only we can check about it."""
 
 import importlib
+import json
 import os
 import re
 import subprocess
@@ -11,10 +12,12 @@ from typing import Any
 
 import pytest
 import yaml
+from tests.docker.composed import compose_program
 
-from service_kit.settings import load_settings
+from service_kit.settings import SettingsError, load_settings
 
 ROOT = Path(__file__).resolve().parents[2]
+EXAMPLE = ROOT / "deploy" / "secrets.example.env"
 COMPOSE: dict[str, Any] = yaml.safe_load((ROOT / "docker-compose.yml").read_text())
 SERVICES: dict[str, dict[str, Any]] = COMPOSE["services"]
 SCRIPTS: dict[str, str] = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["scripts"]
@@ -129,11 +132,66 @@ def test_the_settings_are_ones_the_service_accepts(name: str, monkeypatch: pytes
         for key, value in OURS[name]["environment"].items()
     }
     environ = {key: re.sub(r"\$\{[^}]*\}", "secret", value) for key, value in environ.items()}
-    for line in (ROOT / "deploy" / "secrets.example.env").read_text().splitlines():
-        if line.startswith("UPCYCLE_"):
-            key, value = line.split("=", 1)
-            environ[key] = value
-    load_settings(cls, environ=environ)
+    example = {
+        key: value
+        for key, _, value in (line.partition("=") for line in EXAMPLE.read_text().splitlines())
+        if key.startswith("UPCYCLE_")
+    }
+    with pytest.raises(SettingsError, match="UPCYCLE_ACCESS_SERVICE_KEY"):  # `change-me` is no key
+        load_settings(cls, environ={**environ, **example})
+    secrets = {key: value.replace("change-me", f"secret of {key}") for key, value in example.items()}
+    load_settings(cls, environ={**environ, **secrets})
+
+
+CANARIES = {
+    "UPCYCLE_ACCESS_SERVICE_KEY": "service-canary-0123456789",
+    "UPCYCLE_ACCESS_OPERATOR_KEY": "operator-canary-0123456789",
+    "UPCYCLE_ACCESS_USER_KEYS": "ada:user-canary-0123456789",
+    "UPCYCLE_S3_ACCESS_KEY": "upcycle",
+    "UPCYCLE_S3_SECRET_KEY": "store-canary",
+    "POSTGRES_PASSWORD": "tables-canary",
+    "MINIO_ROOT_USER": "upcycle",
+    "MINIO_ROOT_PASSWORD": "minio-canary",
+}
+PEOPLE = {"operator-canary", "user-canary"}
+SERVE_PEOPLE = {"checkpoint-registry", "grpo-trainer", "reward-grader", "scenario-runner", "trajectory-store"}
+KEEP_TABLES = {"backup", "checkpoint-registry", "model-gateway", "scenario-runner", "trajectory-store"}
+SERVERS = {
+    "nats": set[str](), "otel-collector": set[str](), "volumes": set[str](), "seaweedfs": {"store-canary"},
+    "minio": {"minio-canary"}, "postgres": {"tables-canary"},
+}  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def composed(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, str]]:
+    """The variables of each container, by Compose itself; it needs no engine for that."""
+    file = tmp_path_factory.mktemp("compose") / "secrets.env"
+    file.write_text("".join(f"{name}={value}\n" for name, value in CANARIES.items()))
+    command = [compose_program(), "--env-file", str(file), "--profile", "*", "config", "--format", "json"]
+    environ = {"PATH": os.environ["PATH"], "HOME": str(file.parent), "UPCYCLE_SECRETS": str(file)}
+    said = subprocess.run(
+        command, cwd=ROOT, env=environ, capture_output=True, text=True, timeout=60, check=True
+    )
+    services = json.loads(said.stdout)["services"]
+    return {name: service.get("environment") or {} for name, service in services.items()}
+
+
+def test_a_container_has_the_secrets_that_it_needs_and_no_other(composed: dict[str, dict[str, str]]) -> None:
+    """A tool of an agent, a server or an engine that is broken into shows what its container has."""
+    assert composed.keys() == SERVICES.keys()
+    for name, variables in composed.items():
+        usual = {"service-canary", "store-canary"}
+        usual |= PEOPLE if name in SERVE_PEOPLE else {"operator-canary"} if name == "model" else set()
+        usual |= {"tables-canary"} if name in KEEP_TABLES else set()
+        found = {canary for canary in re.findall(r"[a-z]+-canary", " ".join(variables.values()))}
+        assert found == SERVERS.get(name, usual), name
+
+
+def test_the_command_that_imports_the_model_has_the_key_that_commands_send(
+    composed: dict[str, dict[str, str]],
+) -> None:
+    key = composed["model"]["UPCYCLE_OPERATOR_KEY"]
+    assert key == composed["checkpoint-registry"]["UPCYCLE_ACCESS_OPERATOR_KEY"] != ""
 
 
 @pytest.mark.parametrize("name", sorted(SERVICES))

@@ -95,7 +95,12 @@ class Composed:
     @property
     def addresses(self) -> Addresses:
         """How a client on this machine finds it."""
-        return Addresses(PUBLISHED, "docker-compose.yml")
+        key = self.backups / "operator.key"
+        if not key.exists():
+            key.touch(mode=0o600)
+            lines = dict(line.split("=", 1) for line in self.secrets.read_text().splitlines() if "=" in line)
+            key.write_text(lines["UPCYCLE_ACCESS_OPERATOR_KEY"])
+        return Addresses(PUBLISHED, "docker-compose.yml", operator_key_file=key)
 
     def _compose(self, *arguments: str) -> str:
         done = subprocess.run(

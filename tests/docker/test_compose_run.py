@@ -1,6 +1,7 @@
 """A training run on docker-compose.yml, through its published ports, while its containers are killed."""
 
 import asyncio
+import re
 import secrets
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
@@ -33,7 +34,7 @@ def composed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Composed]:
     """Everything up, with secrets of its own; removed with its volumes afterwards."""
     example = (ROOT / "deploy" / "secrets.example.env").read_text()
     file = Path(tmp_path_factory.mktemp("compose")) / "secrets.env"
-    file.write_text(example.replace("change-me", secrets.token_hex(16)))
+    file.write_text(re.sub("change-me", lambda _: secrets.token_hex(16), example))
     project = Composed(file, Path(tmp_path_factory.mktemp("backups")))
     try:
         project.up()

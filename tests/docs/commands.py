@@ -21,6 +21,8 @@ _ASSIGNMENT: Final = re.compile(r"([A-Z][A-Z0-9_]*)=(.*)", re.DOTALL)
 _OPERATORS: Final = ("&&", "||", "|", ";", "&", ">")
 _OF_A_READER: Final = (
     "UPCYCLE_API_KEY",
+    "UPCYCLE_OPERATOR_KEY",
+    "UPCYCLE_USER_KEY",
     "ANTHROPIC_",
     "OPENAI_",
     "PIP_",

@@ -7,8 +7,9 @@ What a block is, its fence says:
     ```python title="a/b.py"    written to that file; of a file of this repository: compared with it
     ```text                     compared with the output of the block before: every line occurs, in order
 
-Numbers and ids of an expected line stand for any number and any id, `…` for any text. A comment before the
-fence changes what happens:
+Numbers and ids of an expected line stand for any number and any id, `…` for any text. A block of bash whose
+last line is `cd FOLDER` leaves the reader there, until the page ends. A comment before the fence changes what
+happens:
 
     <!-- snippet: skip, REASON -->    not run, and its output is not compared
     <!-- snippet: platform -->        `upcycle up …`: started beside the page, in place of the one that runs
@@ -38,6 +39,7 @@ _NUMBER: Final = re.compile(r"[+-]?\d[\d,]*(?:\.\d+)?(?:e[+-]?\d+)?")
 _SPARK: Final = re.compile(r"[▁▂▃▄▅▆▇█]+")
 _ANY_ID: Final = r"[\w-]+"
 _ANY_NUMBER: Final = r"[+-]?\d[\d,]*(?:\.\d+)?(?:e[+-]?\d+)?"
+_CD: Final = re.compile(r"^cd (\S+)$")
 _READY_S: Final = 240.0
 _STOP_S: Final = 60.0
 _BLOCK_S: Final = 400.0
@@ -90,25 +92,25 @@ class PlatformProcess:
         self._folder = folder
         self._environment = environment
         self._process: subprocess.Popen[bytes] | None = None
-        self._command = ""
+        self._command = (folder, "")
         self._starts = 0
 
-    def ensure(self, command: str) -> str:
-        """Start this command, unless it is the one that runs; returns what it has printed."""
-        if self._process is None or self._command != command:
+    def ensure(self, command: str, at: Path) -> str:
+        """Start this command in a folder, unless it is the one that runs; returns what it has printed."""
+        if self._process is None or self._command != (at, command):
             self.stop()
             self._starts += 1
             log = self._log
             with log.open("wb") as out:
                 self._process = subprocess.Popen(
                     ["bash", "-c", f"exec env {command} --port-offset {_PORT_OFFSET}"],
-                    cwd=self._folder,
+                    cwd=at,
                     env=self._environment,
                     stdout=out,
                     stderr=subprocess.STDOUT,
                     start_new_session=True,
                 )
-            self._command = command
+            self._command = at, command
         self._await_ready()
         return self._log.read_text(errors="replace")
 
@@ -133,7 +135,7 @@ class PlatformProcess:
         while True:
             printed = self._log.read_text(errors="replace")
             if self._process is None or self._process.poll() is not None or time.monotonic() > give_up_at:
-                raise SnippetFailed(f"{self._command}: does not run:\n{printed}")
+                raise SnippetFailed(f"{self._command[1]}: does not run:\n{printed}")
             if "for development only" in printed:
                 return
             time.sleep(0.2)
@@ -143,7 +145,7 @@ class Reader:
     """Does what a page says, block by block, in one folder."""
 
     def __init__(self, folder: Path, repository: Path, environment: Mapping[str, str]) -> None:
-        self.folder = folder
+        self.folder = self._at = folder
         self._repository = repository
         self._environment = environment
         self._platform = PlatformProcess(folder, environment)
@@ -152,7 +154,7 @@ class Reader:
 
     def follow(self, page: Path) -> None:
         """Every block of a page. Raises SnippetFailed with file and line."""
-        self._output = ""
+        self._output, self._at = "", self.folder
         for block in blocks_of(page):
             try:
                 self.do(block)
@@ -181,7 +183,7 @@ class Reader:
         elif block.language == "mermaid" or word == "skip," or (word == "needs" and not shutil.which(rest)):
             self._output = None
         elif word == "platform":
-            self._output = self._platform.ensure(block.text.partition("#")[0].strip())
+            self._output = self._platform.ensure(block.text.partition("#")[0].strip(), self._at)
         else:
             self._output = self._run(block, int(rest) if word == "exit" else 0)
 
@@ -191,7 +193,7 @@ class Reader:
             if ours.read_text(encoding="utf-8") != block.text:
                 raise SnippetFailed(f"differs from {block.title} of this repository")
             return
-        path = self.folder / block.title
+        path = self._at / block.title
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(block.text, encoding="utf-8")
 
@@ -202,7 +204,7 @@ class Reader:
         try:
             done = subprocess.run(
                 [*programs[block.language], block.text],
-                cwd=self.folder,
+                cwd=self._at,
                 env=self._environment,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.STDOUT,
@@ -216,6 +218,8 @@ class Reader:
         if done.returncode != status:
             shown = shlex.join(block.text.splitlines()[:1])
             raise SnippetFailed(f"{shown} ended with {done.returncode}, not {status}:\n{done.stdout}")
+        if block.language == "bash" and (left := _CD.match(block.text.splitlines()[-1])):
+            self._at /= left[1]
         return done.stdout
 
 

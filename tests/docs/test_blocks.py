@@ -12,13 +12,16 @@ import pytest
 from tests.docs.checks import ROOT, check_page
 from tests.docs.commands import check_commands
 from tests.docs.snippets import SnippetFailed, blocks_of, left_out
-from tests.docs.test_snippets import PAGES, page_of
+from tests.docs.test_snippets import AT_NIGHT, PAGES, page_of
 
 import upcycle.graders
 
 GENERATED: Final = "<!-- Written by docs/generate.py."
 LEFT_OUT: Final = {
     "docs/do/add-a-setting.md": ("the class gets this field in this very step",),
+    "docs/do/recorded-sessions.md": (
+        "the platform of the reader plays it; tests/e2e/test_black_box_agent.py runs it",
+    ),
     "docs/evaluations_train.md": (
         "it trains until it is stopped; tests/e2e/test_evaluations_train.py runs it",
         "lines of examples/training/from_evaluations.py, which test_documentation.py compares",
@@ -58,7 +61,7 @@ def all_pages() -> list[str]:
 
 
 def checked_here() -> list[str]:
-    run = {str(page_of(page).relative_to(ROOT)) for page in PAGES}
+    run = {str(page_of(page).relative_to(ROOT)) for page in (*PAGES, *AT_NIGHT)}
     others = [name for name in all_pages() if name not in run]
     return [name for name in others if not (ROOT / name).read_text().startswith(GENERATED)]
 
@@ -83,7 +86,7 @@ def test_commands_that_are_left_out_can_be_typed(name: str) -> None:
             check_commands(ROOT, block.text)
 
 
-@pytest.mark.parametrize("page", PAGES)
+@pytest.mark.parametrize("page", [*PAGES, *AT_NIGHT])
 def test_commands_of_a_page_that_runs_can_be_typed(page: str) -> None:
     for block in blocks_of(page_of(page)):
         lines = block.text.replace("\\\n", " ").splitlines() if block.language == "bash" else []

@@ -1,6 +1,7 @@
 """The pages under docs/start, and some more, are true: their blocks run, in order, on one real platform.
 
-`pytest -m docs tests/docs` runs the pages; without the marker only the runner itself is tested.
+`pytest -m docs tests/docs` runs the pages, `pytest -m study tests/docs` the long ones; without a marker only
+the runner itself is tested.
 """
 
 import os
@@ -29,6 +30,8 @@ PAGES = (
     "coding-agent",
 )
 """In the order in which they run: those that need the same platform stand together."""
+AT_NIGHT = ("better-policy",)
+"""They train from random weights, which takes minutes: more than the documentation's share of a CI run."""
 BEGINS_ANEW = "install"
 """Pages before it train the model that those from it on find untrained."""
 
@@ -77,11 +80,19 @@ def test_every_block_of_the_page_does_what_the_page_shows(reader: Reader, page: 
     reader.follow(page_of(page))
 
 
+@pytest.mark.study
+@pytest.mark.timeout(1800)
+@pytest.mark.parametrize("page", AT_NIGHT)
+def test_every_block_of_a_long_page_does_what_it_shows(reader: Reader, page: str) -> None:
+    reader.begin_anew()
+    reader.follow(page_of(page))
+
+
 def test_every_page_of_the_folder_is_run() -> None:
-    assert {path.stem for path in START.glob("*.md")} <= set(PAGES)
+    assert {path.stem for path in START.glob("*.md")} <= {*PAGES, *AT_NIGHT}
 
 
-@pytest.mark.parametrize("page", PAGES)
+@pytest.mark.parametrize("page", [*PAGES, *AT_NIGHT])
 def test_every_block_of_the_page_can_be_read(page: str) -> None:
     blocks = list(blocks_of(page_of(page)))
     assert blocks
@@ -112,6 +123,15 @@ def test_a_command_that_fails_fails_the_page(tmp_path: Path) -> None:
     reader = Reader(tmp_path, REPOSITORY, readers_environment())
     with pytest.raises(SnippetFailed, match=r"page\.md:3"):
         reader.follow(page)
+
+
+def test_a_reader_stays_in_a_folder_until_the_page_ends(tmp_path: Path) -> None:
+    page = tmp_path / "page.md"
+    page.write_text("# Page\n\n```bash\nmkdir -p one\ncd one\n```\n\n```bash\ntouch here\nls ../one\n```\n")
+    reader = Reader(tmp_path, REPOSITORY, readers_environment())
+    for _ in range(2):
+        reader.follow(page)
+    assert [path.name for path in (tmp_path / "one").iterdir()] == ["here"]
 
 
 def test_a_block_that_differs_from_the_file_it_shows_fails(tmp_path: Path) -> None:

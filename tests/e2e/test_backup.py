@@ -1,17 +1,15 @@
 """A platform is trained, stopped in the middle of a run, backed up, wiped and restored, by its commands."""
 
-import asyncio
-import os
 import shutil
 from pathlib import Path
 
 import pytest
 from tests.platform_recipes import MODEL, addresses, register_incident, small_stack, small_training
 from tests.platform_records import recorded, served
+from tests.support.command_line import run_upcycle, without_settings
 from tests.support.waiting import until
 
 from identities.entities import checkpoint_id
-from local_stack.services import script
 from upcycle.api.registry.v1.service_pb2 import SetHeadRequest
 from upcycle.api.taskset.v1.service_pb2 import GetRunRequest
 from upcycle.api.taskset.v1.taskset_pb2 import RUN_STATE_COMPLETED
@@ -25,14 +23,8 @@ pytestmark = [pytest.mark.study, pytest.mark.timeout(900)]
 
 async def command(*words: str) -> tuple[int, str]:
     """Status and messages of one `upcycle` command."""
-    environment = {name: value for name, value in os.environ.items() if not name.startswith("UPCYCLE_")}
-    process = await asyncio.create_subprocess_exec(
-        script("upcycle"), *words, env=environment, stderr=asyncio.subprocess.PIPE
-    )
-    async with asyncio.timeout(300):
-        _, said = await process.communicate()
-    assert process.returncode is not None
-    return process.returncode, said.decode()
+    status, _, said = await run_upcycle(*words, env=without_settings(), limit_s=300.0)
+    return status, said
 
 
 async def balanced(platform: Platform, run_id: str) -> GetLedgerResponse:

@@ -33,7 +33,9 @@ async def test_engines_start_when_they_are_asked_for_and_stop_when_they_are_not(
     )
     async with Stack(settings) as stack:
         for model in ("played", "Chat/Asked"):
-            await import_policy(stack.peers["registry"], model, POLICY_DIR, timeout_s=120)
+            await import_policy(
+                stack.peers["registry"], model, POLICY_DIR, key=addresses(stack).platform_key(), timeout_s=120
+            )
         assert engines(stack) == []
         async with Platform(addresses(stack)) as platform:
             played, answered = await asyncio.gather(play(platform, "played"), ask(stack, "Chat/Asked"))

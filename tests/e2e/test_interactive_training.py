@@ -82,7 +82,11 @@ async def test_the_training_loop_runs_as_printed(where: Addresses, tmp_path: Pat
         "-c",
         RUN_LISTING,
         *arguments,
-        env={**os.environ, **{f"UPCYCLE_PEERS_{peer.upper()}": at for peer, at in where.peers.items()}},
+        env={
+            **os.environ,
+            **{f"UPCYCLE_PEERS_{peer.upper()}": at for peer, at in where.peers.items()},
+            "UPCYCLE_OPERATOR_KEY": where.platform_key() or "",
+        },
         stdout=asyncio.subprocess.PIPE,
         stderr=asyncio.subprocess.PIPE,
     )

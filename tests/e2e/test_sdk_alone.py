@@ -59,12 +59,13 @@ async def test_the_sdk_alone_evaluates_an_environment_on_a_running_platform(
     (folder / "tasks.py").write_text(TASKS)
     (folder / "evaluate.py").write_text(EVALUATE)
     peers = {f"UPCYCLE_PEERS_{name.upper()}": address for name, address in stack.peers.items()}
+    key = {"UPCYCLE_OPERATOR_KEY": stack.operator_key_file.read_text().strip()}
 
     def said(*command: str | Path) -> str:
         done = subprocess.run(
             command,
             cwd=folder,
-            env={**clean_environment(), **peers},
+            env={**clean_environment(), **peers, **key},
             capture_output=True,
             text=True,
             timeout=120,

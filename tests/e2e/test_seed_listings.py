@@ -80,7 +80,7 @@ async def printed(where: Addresses, folder: Path, *command: str) -> tuple[int, s
         env={
             **os.environ,
             **{f"UPCYCLE_PEERS_{peer.upper()}": at for peer, at in where.peers.items()},
-            "UPCYCLE_OPERATOR_KEY": where.operator_key(),
+            "UPCYCLE_OPERATOR_KEY": where.platform_key() or "",
         },
         stdout=asyncio.subprocess.PIPE,
         stderr=asyncio.subprocess.STDOUT,

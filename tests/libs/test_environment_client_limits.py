@@ -8,6 +8,7 @@ import pytest
 
 from environment_client import EnvironmentClient
 from grpc_edge import GrpcServer
+from grpc_edge.access import OPEN
 from upcycle.api.environment.v1 import service_pb2 as pb
 from upcycle.api.environment.v1.service_pb2_grpc import (
     EnvironmentServiceServicer,
@@ -36,7 +37,7 @@ class Fleet(EnvironmentServiceServicer):
 )
 async def test_the_limit_goes_to_a_fleet_that_takes_it(opened: pb.OpenResponse, is_sent: bool) -> None:
     fleet = Fleet(opened)  # type: ignore[abstract]
-    server = GrpcServer("127.0.0.1", 0, grace_s=0.1)
+    server = GrpcServer("127.0.0.1", 0, OPEN, grace_s=0.1)
     server.add(add_EnvironmentServiceServicer_to_server, fleet, {})
     await server.start()
     client = EnvironmentClient(server.address)

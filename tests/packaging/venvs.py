@@ -1,5 +1,6 @@
 """Wheels of both distributions, and empty environments that they are installed into."""
 
+import fcntl
 import functools
 import hashlib
 import os
@@ -7,7 +8,9 @@ import re
 import shutil
 import subprocess
 import sys
-from collections.abc import Sequence
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -56,43 +59,57 @@ def locked_versions(folder: Path) -> Path:
 def environment(wheels: Sequence[Path], cache: Path, *, python: str = sys.executable) -> Path:
     """The `bin` folder of an environment that holds the wheels and what they need, and nothing else.
 
-    What the wheels need is installed once per set of requirements; the wheels themselves at each call. `pip`
-    installs for our own Python; for the others `uv`, which resolves the same metadata in a tenth of the time.
+    What the wheels need is installed once per set of requirements, the wheels themselves where their content
+    changed: one worker at a time, so that none replaces what another one runs.
     """
     known = [(project / "pyproject.toml").read_bytes() for project in PROJECTS.values()]
     known += [(ROOT / "requirements" / "run.txt").read_bytes(), python.encode(), str(len(wheels)).encode()]
     folder = cache / hashlib.sha256(b"\0".join(known)).hexdigest()[:16]
-    bin_folder, is_ours = folder / "bin", python == sys.executable and len(wheels) == 1
-    pip: list[str | Path] = [
-        bin_folder / "python",
-        "-m",
-        "pip",
-        "install",
-        "-q",
-        "--no-compile",
-        "--disable-pip-version-check",
-        "--no-compile",
-    ]
-    uv: list[str | Path] = [
-        sys.executable,
-        "-m",
-        "uv",
-        "pip",
-        "install",
-        "-q",
-        "--python",
-        bin_folder / "python",
-    ]
-    install = pip if is_ours else uv
-    if not (folder / "complete").exists():
+    content = hashlib.sha256(b"\0".join(wheel.read_bytes() for wheel in wheels)).hexdigest()
+    installed = folder / "installed"
+    with held(cache / f"{folder.name}.lock"):
+        if not installed.exists() or installed.read_text() != content:
+            is_new = not installed.exists()
+            installed.unlink(missing_ok=True)  # what is interrupted is made anew
+            _install(wheels, folder, python, is_new=is_new)
+            installed.write_text(content)
+    return folder / "bin"
+
+
+def _install(wheels: Sequence[Path], folder: Path, python: str, *, is_new: bool) -> None:
+    """`pip` installs for our own Python; for the others `uv`, which resolves the same metadata in a tenth of
+    the time."""
+    is_ours = python == sys.executable and len(wheels) == 1
+    if is_new:
         shutil.rmtree(folder, ignore_errors=True)
         run(python, "-m", "venv", *([] if is_ours else ["--without-pip"]), folder)
-        run(*install, "-c", locked_versions(folder), *wheels, limit_s=INSTALL_LIMIT_S)
-        (folder / "complete").touch()
+        how: list[str | Path] = ["-c", locked_versions(folder)]
     else:
-        again = "--force-reinstall" if is_ours else "--reinstall"
-        run(*install, "--no-deps", again, *wheels, limit_s=INSTALL_LIMIT_S)
-    return bin_folder
+        how = ["--no-deps", "--force-reinstall" if is_ours else "--reinstall"]
+    run(*_installer(folder, is_ours=is_ours), *how, *wheels, limit_s=INSTALL_LIMIT_S)
+
+
+def _installer(folder: Path, *, is_ours: bool) -> list[str | Path]:
+    program = folder / "bin" / "python"
+    if is_ours:
+        return [program, "-m", "pip", "install", "-q", "--no-compile", "--disable-pip-version-check"]
+    return [sys.executable, "-m", "uv", "pip", "install", "-q", "--python", program]
+
+
+@contextmanager
+def held(lock: Path, limit_s: float = INSTALL_LIMIT_S + 120) -> Iterator[None]:
+    """One process at a time. Raises TimeoutError."""
+    give_up_at = time.monotonic() + limit_s
+    with lock.open("w") as file:
+        while True:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except BlockingIOError:
+                if time.monotonic() > give_up_at:
+                    raise TimeoutError(f"another process held {lock} for {limit_s:g} s") from None
+                time.sleep(0.1)
+        yield
 
 
 @functools.cache

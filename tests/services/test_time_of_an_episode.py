@@ -19,6 +19,7 @@ from reward_grader.settings import RewardGraderSettings
 from rollout_sampler.settings import RolloutSamplerSettings
 from rollout_sampler.usecases import turns
 from scenario_runner.domain import peer_facts
+from scenario_runner.domain.watched import GAP
 from scenario_runner.settings import ScenarioRunnerSettings
 from scenario_runner.usecases.leases import GRADER_WAIT_S
 from scenario_runner.usecases.overdue import MARGIN_S
@@ -47,6 +48,7 @@ OTHERS: Final[Mapping[str, float]] = {
     "episode_deadline_s": DEADLINE_S,
     "MAX_EPISODE_DEADLINE_S": MAX_EPISODE_DEADLINE_S,
     "MARGIN_S": MARGIN_S,
+    "GAP": GAP.total_seconds(),
     "GRADER_WAIT_S": GRADER_WAIT_S,
     "_MAX_DEADLINES": peer_facts._MAX_DEADLINES,
     "ASKING_S": ASKING_S,

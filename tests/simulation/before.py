@@ -1,4 +1,4 @@
-"""What every history begins with: a model with its first weights, and two tasksets."""
+"""What every history begins with: a model with its first weights, and three tasksets."""
 
 import asyncio
 from datetime import UTC, datetime
@@ -28,18 +28,20 @@ def base_policies(folder: Path) -> tuple[dict[str, bytes], dict[str, BasePolicy]
     return blobs.objects, found
 
 
-def tasksets(num_tasks: int) -> tuple[RegisteredTaskset, RegisteredTaskset]:
-    """What a run trains on, and what the gate judges by."""
-    source, found = PythonEnvironment("e", "/e.py"), []
+def tasksets(num_tasks: int) -> list[RegisteredTaskset]:
+    """What a run trains on, what one with a mix plays beside it, and what the gate judges by."""
+    found = []
     wanted = (
-        ("ts", Split.TRAIN, 0, num_tasks),
-        (services.HELD_OUT, Split.HELD_OUT, 100, services.NUM_HELD_OUT),
+        ("ts", "e", Split.TRAIN, 0, num_tasks),
+        (services.OTHER_TASKS, "f", Split.TRAIN, 50, 3),
+        (services.HELD_OUT, "e", Split.HELD_OUT, 100, services.NUM_HELD_OUT),
     )
-    for name, split, first, count in wanted:
+    for name, environment, split, first, count in wanted:
+        source = PythonEnvironment(environment, f"/{environment}.py")
         numbers = range(first, first + count)
         tasks = tuple(RunnableTask(f"t{one}", "s", "{}", "default", f"{one:064d}") for one in numbers)
         found.append(RegisteredTaskset(name, f"{first:064d}", split, source, count, tasks))
-    return found[0], found[1]
+    return found
 
 
 class AnyPolicy:

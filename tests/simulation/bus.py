@@ -22,6 +22,7 @@ from event_bus.faststream_ext.subscriber import DurableSubscriber, QueueSubscrib
 from event_bus.incoming import Decoder, delivery_of, in_work, nack, retry_after_s, retry_delay_s
 from event_bus.middlewares.decoding import _CURRENT
 from event_bus.pulls import fetched
+from event_bus.readers import made_here
 from service_kit.errors import as_errors
 from upcycle.errors import Unavailable
 
@@ -41,6 +42,8 @@ class SimulatedConnection:
         self.broker = SimulatedBroker(jetstream, topology, models)
         self.is_connected = True
         self.missing: str | None = None
+        self.rights = self.provision = None
+        self.open_reader = made_here(self.jetstream)
 
     def jetstream(self) -> Any:
         return self._jetstream

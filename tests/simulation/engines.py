@@ -164,7 +164,7 @@ async def engine(given: Infrastructure, process: SimulatedProcess) -> None:
     telemetry = SupervisorTelemetry(model, channel)
     deps = SupervisorDeps(host, policies, versions, announcer, telemetry, time.monotonic)
     supervisor = EngineSupervisor(deps, protocol, pins, _TIMINGS)
-    leases = LeaseLoop(announcer, supervisor.facts, renew_s=_RENEW_S, ttl_s=_TTL_S)
+    leases = LeaseLoop(announcer, supervisor.facts, requests.hold_only, renew_s=_RENEW_S, ttl_s=_TTL_S)
     supervisor.on_change(leases.changed)
     settings: Any = SimpleNamespace(model=model, channel=channel)
     bus.include_router(supervisor_router(settings, versions, requests, telemetry, supervisor.look_now))

@@ -13,6 +13,7 @@ from tests.simulation.services import PLANNER_DB, STORE_DB, Infrastructure
 from event_bus.topology import EVENTS
 from trajectory_store.domain.facts import LedgerState
 from trajectory_store.domain.ledger import label_of
+from upcycle.mixing import with_own
 
 _LEDGER: Final = "SELECT episode_id, state, in_conflict, trained_twice, run_id, reason FROM episodes"
 _SUMS: Final = "SELECT run_id, state, reason, count FROM ledger_counts WHERE count != 0"
@@ -23,6 +24,17 @@ _GRADED: Final = (
     "SELECT run_id, num_graded, (SELECT count(*) FROM episode AS one"
     " WHERE one.run_id = run.run_id AND graded_at IS NOT NULL) FROM run"
 )
+_MIXED: Final = (
+    "SELECT mix.run_id, run.spec, mix.name, run.next_position,"
+    " mix.num_groups, mix.num_trained + mix.num_left_out, mix.num_graded,"
+    " (SELECT count(*) FROM task_group AS one WHERE one.run_id = mix.run_id AND one.taskset = mix.taskset),"
+    " (SELECT count(*) FROM task_group AS one WHERE one.run_id = mix.run_id AND one.taskset = mix.taskset"
+    " AND NOT one.is_open),"
+    " (SELECT count(*) FROM episode AS one WHERE one.run_id = mix.run_id AND one.taskset = mix.taskset"
+    " AND one.graded_at IS NOT NULL)"
+    " FROM run_mix AS mix JOIN run ON run.run_id = mix.run_id"
+)
+"""What a run on several tasksets counts of each: its groups, those that ended, its graded episodes."""
 _KEPT: Final = (
     "SELECT run.run_id, run.final_counts, count(*), sum(one.state IN ('planned', 'graded')),"
     " sum(one.state = 'trained') FROM run JOIN episode AS one ON one.run_id = run.run_id"
@@ -95,6 +107,15 @@ class PromiseWatch:
             return f"{episode_id} is unknown to the planner, {state} in the ledger"
         return None
 
+    def _check_mixes(self) -> None:
+        for run_id, spec, name, planned, *counted in self._rows(PLANNER_DB, _MIXED):
+            if counted[:3] != counted[3:]:
+                raise Broken("COUNTS", f"{name} of {run_id} counts {counted[:3]}, and has {counted[3:]}")
+            asked = json.loads(spec)
+            shares = {one.taskset: one.share for one in with_own(asked["taskset"], asked["mix"])}
+            if counted[0] - shares[name] * planned >= 1:
+                raise Broken("SHARES", f"{name} of {run_id} has {counted[0]} of {planned} groups")
+
     def on_stored(self, message: StoredMessage, stream: str) -> None:
         """A message was added to a stream."""
         if stream != EVENTS:
@@ -127,6 +148,7 @@ class PromiseWatch:
             for run_id, counted, graded in self._rows(PLANNER_DB, _GRADED):
                 if counted != graded:
                     raise Broken("COUNTS", f"{run_id} counts {counted} graded episodes, and has {graded}")
+            self._check_mixes()
             for group_id, member in self._rows(PLANNER_DB, _TWICE):
                 raise Broken("TWO MEMBERS", f"{group_id} has two episodes that count as its member {member}")
             for episode_id, state in self._rows(PLANNER_DB, _PLANNED):

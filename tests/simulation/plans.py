@@ -2,7 +2,7 @@
 
 import random
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 from tests.simulation import services
@@ -23,6 +23,8 @@ _AT_A_MOMENT: Final = 0.4
 """How often a fault begins with something that happens, and not at a time."""
 _SECOND_RUN: Final = 0.15
 _SECOND_MODEL: Final = 0.15
+_MIXED: Final = 0.3
+"""How often a training run plays two tasksets."""
 _ENGINES: Final = 0.3
 """How often engines have supervisors where a registry runs."""
 FOR_GOOD: Final = float("inf")
@@ -95,6 +97,8 @@ def plan_of(seed: int) -> Plan:
     """The plan of a seed: small runs, so that a hundred thousand are affordable."""
     rng, swarm = random.Random(seed), random.Random(f"swarm {seed}")
     runs, away = _runs(rng, swarm)
+    mixes = random.Random(f"mix {seed}")
+    runs = [_mixed(mixes, one) for one in runs]
     replicas = dict.fromkeys(services.STARTS, 1)
     if any(one.spec.gate is not None for one in runs):
         replicas[services.REGISTRY] = 1
@@ -160,6 +164,14 @@ def _ended(rng: random.Random, run: PlannedRun) -> tuple[PlannedRun, Sequence[Fa
     if early < 0.15 or (early < 0.3 and is_training):
         return PlannedRun(run.number, run.spec, run.at_s, early < 0.15, at_s), ()
     return run, ()
+
+
+def _mixed(rng: random.Random, run: PlannedRun) -> PlannedRun:
+    """Some training runs play a second taskset, of another environment."""
+    if run.spec.purpose is not Purpose.TRAIN or rng.random() >= _MIXED:
+        return run
+    mix = (f"{services.OTHER_TASKS}:share={rng.choice(('0.25', '1/3', '0.5', '0.8'))}",)
+    return replace(run, spec=replace(run.spec, mix=mix))
 
 
 def _moment(rng: random.Random, kinds: Sequence[str] = (*OBJECTS, *FACTS)) -> Moment:

@@ -21,7 +21,9 @@ from tests.simulation.virtual_time import SimulatedProcess
 
 from checkpoint_registry.adapters.announced_versions import KeptAnnouncements
 from checkpoint_registry.adapters.planner import GrpcTasksets
+from checkpoint_registry.adapters.sql_canary_releases import SqlCanaryReleases
 from checkpoint_registry.adapters.sql_gate import SqlGateStore
+from checkpoint_registry.adapters.sql_holds import SqlHoldStore
 from checkpoint_registry.adapters.sql_models import SqlLeaseStore, SqlModelStore
 from checkpoint_registry.adapters.sql_pairs import SqlPairStore
 from checkpoint_registry.adapters.sql_versions import SqlVersionStore
@@ -30,8 +32,10 @@ from checkpoint_registry.domain.models import Checkpoint, CheckpointState
 from checkpoint_registry.handlers import EvidenceReaders, registry_router
 from checkpoint_registry.loops import GateLoop, GateLoopDeps, GateWakeups, LostFactsLoop
 from checkpoint_registry.servicer import STATUS_OF, RegistryServicer
+from checkpoint_registry.usecases.canary_releases import CanaryReleases
 from checkpoint_registry.usecases.evidence import GatherEvidence
 from checkpoint_registry.usecases.gating import RunGate
+from checkpoint_registry.usecases.holds import HoldPolicies
 from checkpoint_registry.usecases.leases import EngineLeases
 from checkpoint_registry.usecases.lost_facts import TakeLostFacts
 from checkpoint_registry.usecases.models import ManageModels
@@ -79,7 +83,10 @@ async def registry(given: Infrastructure, process: SimulatedProcess) -> None:
     watch = WatchHeads(watches, models, tasksets, WatchPolicy(enabled=False), now=now)
     loop = GateLoop(GateLoopDeps(gate, head, watch, gates, watches, wakeups), poll_s=5.0)
     manage = ManageModels(models, cast(Any, None), wakeups.wake, now=now)
-    servicer = RegistryServicer(manage, models, versions, EngineLeases(leases, now=now))
+    holds = HoldPolicies(SqlHoldStore(database), models, now=now)
+    releases = CanaryReleases(SqlCanaryReleases(database), now=now)
+    leasing = EngineLeases(leases, now=now)
+    servicer = RegistryServicer(manage, models, versions, leasing, holds, releases)
     given.peers.serve(REGISTRY, process, servicer, STATUS_OF)
     bus = given.bus()
     announced = KeptAnnouncements(given.blobs())

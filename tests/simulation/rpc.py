@@ -73,8 +73,8 @@ class SimulatedPeers:
         others = [one for one in self._served.get(address, ()) if not one.process.is_dead]
         self._served[address] = [*others, Served(process, servicer, statuses)]
 
-    def channel(self, address: str) -> Any:
-        """What a generated stub is made with."""
+    def channel(self, address: str, *, api_key: object = None) -> Any:
+        """What a generated stub is made with. api_key: as `connect` takes it; no key is checked here."""
         return _Channel(self, address)
 
     async def call(

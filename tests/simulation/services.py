@@ -84,6 +84,7 @@ ENGINES_PER_MODEL: Final = 3
 PLANNER_DB: Final = "scenario_runner"
 STORE_DB: Final = "trajectory_store"
 HELD_OUT: Final = "held"
+OTHER_TASKS: Final = "other"
 NUM_HELD_OUT: Final = 3
 ATTEMPTS: Final = 2
 """Of the gate, at each held-out task."""
@@ -185,8 +186,8 @@ class SimulatedGauge(BusGauge):
     def __init__(self, given: Infrastructure) -> None:
         self._jetstream = SimulatedJetStream(given.server, given.network)
 
-    async def _connected(self) -> Any:
-        return SimpleNamespace(jetstream=lambda timeout: self._jetstream)
+    async def _api(self) -> Any:
+        return self._jetstream
 
 
 async def planner(given: Infrastructure, process: SimulatedProcess) -> None:
@@ -231,7 +232,7 @@ def _tasksets(plan: SqlPlan, registry: Any, loop: PlannerLoop, given: Infrastruc
     unused = cast(Any, None)
     submit = SubmitRun(plan, GrpcRegistry(registry), new_id=given.new_id, wake=loop.wake)
     runs = Runs(plan, wake=loop.wake)
-    catalog = TasksetUseCases(unused, Tasksets(plan, unused, unused), unused, unused)
+    catalog = TasksetUseCases(unused, Tasksets(plan, unused, unused), unused, unused, unused)
     return TasksetServicer(catalog, submit, runs, unused, prices=Prices(0.0, 0.0, 0.0))
 
 

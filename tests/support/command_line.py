@@ -1,9 +1,14 @@
-"""`upcycle …` in this process, as a user meets it, against services that a test started."""
+"""`upcycle …` as a user meets it, in this process or its own, against services that a test started."""
 
+import asyncio
 import inspect
+import os
+import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
 
 import cyclopts
 import pytest
@@ -12,6 +17,28 @@ from upcycle.cli.exits import Exit
 from upcycle.cli.main import build_app
 from upcycle.cli.output import fail
 from upcycle.platform import PEERS
+
+UPCYCLE: Final = Path(sys.executable).parent / "upcycle"
+NO_PEERS: Final = {f"UPCYCLE_PEERS_{peer.upper()}": "127.0.0.1:1" for peer in PEERS}
+"""Where nothing listens."""
+
+
+def without_settings() -> dict[str, str]:
+    """The variables of this process but for those of Upcycle."""
+    return {name: value for name, value in os.environ.items() if not name.startswith("UPCYCLE_")}
+
+
+async def run_upcycle(
+    *arguments: str, env: Mapping[str, str], cwd: Path | None = None, limit_s: float = 100.0
+) -> tuple[int, str, str]:
+    """Exit status, output and errors of a process with these variables alone. Raises TimeoutError."""
+    child = await asyncio.create_subprocess_exec(
+        UPCYCLE, *arguments, env=env, cwd=cwd, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE
+    )
+    async with asyncio.timeout(limit_s):
+        out, err = await child.communicate()
+    assert child.returncode is not None
+    return child.returncode, out.decode(), err.decode()
 
 
 @dataclass(frozen=True, slots=True)

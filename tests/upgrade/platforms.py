@@ -42,6 +42,8 @@ class UpgradingStack(ReplicatedStack):
         self._versions = settings.data_dir.absolute() / "versions"
         self._today = self._versions / "today"
         self._copies_per_stream = arrangement.nats_servers
+        self._new_ports: dict[str, dict[str, str]] = {}
+        """By process: of what its service serves since the last release, which refuses to know of it."""
 
     async def upgrade(self, service: str, replica: int | None = None) -> None:
         """Stop one replica (None: each, one after the other) and start it with today's code."""
@@ -50,6 +52,7 @@ class UpgradingStack(ReplicatedStack):
         for name in wanted:
             await self.stop(name)
             self._turn(name, self._today)
+            self._give_ports(name)
             await self.start(name)
 
     async def provision_today(self) -> None:
@@ -71,7 +74,19 @@ class UpgradingStack(ReplicatedStack):
         inherited = os.environ.get("PYTHONPATH", "")
         path = os.pathsep.join(filter(None, [str(self._versions / spec.name), inherited]))
         env = {name: value for name, value in spec.env.items() if name not in self._newer}
-        return replace(spec, env={**env, "PYTHONPATH": path})
+        self._new_ports[spec.name] = {
+            name: value
+            for name, value in spec.env.items()
+            if name in self._newer and name.endswith("_GRPC_PORT")
+        }
+        without_keys = {"UPCYCLE_ACCESS_OPEN": "true"}  # 0.3.0 sends none
+        return replace(spec, env={**env, **without_keys, "PYTHONPATH": path})
+
+    def _give_ports(self, process: str) -> None:
+        """Two replicas on one default port would not start."""
+        assert self._supervisor is not None
+        managed = self._supervisor._of(process)
+        managed.spec = replace(managed.spec, env={**managed.spec.env, **self._new_ports[process]})
 
     def _turn(self, process: str, to: Path) -> None:
         link = self._versions / process

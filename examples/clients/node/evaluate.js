@@ -18,7 +18,9 @@ const { TasksetService } = grpc.loadPackageDefinition(definition).upcycle.api.ta
 
 async function main(address, model, environment) {
   const planner = new TasksetService(address, grpc.credentials.createInsecure());
-  const call = (rpc, request) => promisify(planner[rpc]).call(planner, request);
+  const key = new grpc.Metadata();
+  key.set("authorization", `Bearer ${process.env.UPCYCLE_OPERATOR_KEY}`);
+  const call = (rpc, request) => promisify(planner[rpc]).call(planner, request, key);
 
   const tasks = ["koala-cart", "lunar-mail", "maple-auth"].map((service) => ({
     slug: service,
@@ -46,7 +48,7 @@ async function main(address, model, environment) {
     },
   });
   let last = run;
-  for await (const update of planner.WatchRun({ run_id: run.run_id })) {
+  for await (const update of planner.WatchRun({ run_id: run.run_id }, key)) {
     last = update.run;
   }
   console.log(`${last.run_id} ${last.state} ${last.counts.settled} of ${last.counts.requested} episodes settled`);

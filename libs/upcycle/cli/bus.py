@@ -1,4 +1,4 @@
-"""`upcycle bus dead list|show|replay|accept`: what readers of the bus gave up. It needs NATS alone."""
+"""`upcycle bus dead list|show|replay|accept`: what readers of the bus gave up. `upcycle bus keys`."""
 
 import json
 import os
@@ -41,6 +41,8 @@ def bus_settings() -> "BusSettings":
             "set UPCYCLE_BUS_URL, or go to the folder of `upcycle up`",
         )
     state = found[1]
+    if (key := state["bus"].get("nkey")) is not None:
+        return BusSettings(url=state["bus"]["url"], nkey=Path(key))
     secrets = json.loads(Path(state["credentials_file"]).read_text())
     login = {"user": secrets["bus_user"], "password": secrets["bus_password"]}
     return BusSettings(url=state["bus"]["url"], **login)
@@ -134,6 +136,52 @@ async def accept_dead(number: int, *more: int, as_json: JsonFlag = False) -> int
             text = f"dead letter {one}: accepted, {letter.reader}: {letter.reason}"
             _say_handled("accepted", letter, text, as_json=as_json)
     return Exit.OK
+
+
+async def make_keys(
+    folder: Path, *, renew: tuple[str, ...] = (), keep_user: bool = False, as_json: JsonFlag = False
+) -> int:
+    """Make a key of NATS for each service that has none in FOLDER, and what the server has to know.
+
+    FOLDER/NAME/bus.nk is for UPCYCLE_BUS_NKEY of that service's processes, and for no other.
+    FOLDER/nats/accounts.conf belongs into the server's configuration: `include accounts.conf`.
+
+    :param folder: is made where it is missing.
+    :param renew: a name whose key is replaced; repeat it for more.
+    :param keep_user: the server lets UPCYCLE_BUS_USER with UPCYCLE_BUS_PASSWORD in as well, which may do all:
+        while the services get their keys.
+    :param as_json: print one JSON line instead of text.
+    """
+    require_platform("bus")
+    from event_bus.accounts import write_accounts
+    from event_bus.keys import renew as renewed
+    from event_bus.keys import seed_file
+    from event_bus.rights import IDENTITIES
+
+    if unknown := sorted({*renew} - {*IDENTITIES}):
+        raise BusSettingsInvalid(f"no key is called {unknown[0]!r}", f"there are: {', '.join(IDENTITIES)}")
+    login = _login_to_keep() if keep_user else None
+    for name in renew:
+        renewed(folder, name)
+    config = write_accounts(folder, login=login)
+    keys = {name: str(seed_file(folder.absolute(), name)) for name in IDENTITIES}
+    if as_json:
+        print_json("bus_keys", {"keys": keys, "accounts": str(config.absolute()), "renewed": list(renew)})
+        return Exit.OK
+    for name, path in keys.items():
+        result_console().print(f"{name:<20} {path}", markup=False, soft_wrap=True)
+    result_console().print(f"{'the server':<20} {config.absolute()}", markup=False, soft_wrap=True)
+    return Exit.OK
+
+
+def _login_to_keep() -> tuple[str, str]:
+    """Of the environment. Raises BusSettingsInvalid."""
+    user, password = os.environ.get("UPCYCLE_BUS_USER"), os.environ.get("UPCYCLE_BUS_PASSWORD")
+    if not user or not password:
+        raise BusSettingsInvalid(
+            "which user is kept?", "set UPCYCLE_BUS_USER and UPCYCLE_BUS_PASSWORD as the services have them"
+        )
+    return user, password
 
 
 def _opened() -> AbstractAsyncContextManager["DeadLetterBox"]:

@@ -48,15 +48,19 @@ async def demo(
         recipe=load_recipe(repository),
     )
     async with Demo(plan, human()) as running:
-        report = await running.run()
-        (plan.data_dir / "report.json").write_text(json.dumps(report.to_json(), indent=2) + "\n")
-        if as_json:
-            print_json("demo", report.to_json())
-        status = conclude(report, running)
+        status = _concluded(await running.run(), running, as_json)
         if plan.stay:
             human().print("\nThe platform is running. Ctrl-C stops it.")
             await running.stack.failed()
     return status
+
+
+def _concluded(report: "DemoReport", running: "Demo", as_json: bool) -> int:
+    """The report in its file, as one JSON line where that was asked for, and in words; the exit status."""
+    (running.plan.data_dir / "report.json").write_text(json.dumps(report.to_json(), indent=2) + "\n")
+    if as_json:
+        print_json("demo", report.to_json())
+    return conclude(report, running)
 
 
 def conclude(report: "DemoReport", running: "Demo") -> int:

@@ -40,7 +40,7 @@ async def deploy_environment(
         _say(made, None, as_json)
         return Exit.OK
     async with Platform() as platform:
-        done = await deploy(platform, made, platform.addresses.operator_key())
+        done = await deploy(platform, made)
     _say(made, done, as_json)
     return Exit.OK
 

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, Final
 
 from upcycle.cli.anchor_text import anchor_json, anchor_lines, anchor_of
+from upcycle.cli.eval_commands import agent_of_command, recorded_json, say_recorded
 from upcycle.cli.eval_external_flags import ExternalFlags
 from upcycle.cli.eval_flags import Report, unmet_bars
 from upcycle.cli.eval_view import EvalCounts, EvalProgress, ShowEval, eval_view, mark_of, marks_of
@@ -17,6 +18,7 @@ from upcycle.cli.output import human, print_json
 from upcycle.cli.report_text import report_lines
 from upcycle.cli.run_flags import eval_defaults
 from upcycle.cli.task_choice import NO_CHOICE, TaskChoice
+from upcycle.external.command_agent import CommandModel, RecordedEpisodes, is_command
 from upcycle.playing.errors import PlayRefused
 from upcycle.reporting.episodes import EpisodeRow, EvaluatedRun
 from upcycle.reporting.external_rows import PLANNED, PlannedEvaluation
@@ -59,18 +61,16 @@ async def evaluate_external(
     from upcycle.external.sending import PlayedEvaluation, send_to_found
     from upcycle.local_runs import new_run_id
 
-    _check(given, report, choice)
-    _check_place(external.trajectories)
+    _check(given, external, report, choice)
     asked = _asked(given)
     sampling = _sampling(given, asked)
     options = _options(given, asked, sampling, external.runtime)
     taskset = choice.of(await _taskset(asked))
     if report.dry_run:
         return _dry_run(taskset, report.as_json)
-    model = await _model(given, external, sampling)
+    model = await _model(given, external, sampling, taskset)
     run_id, planned = new_run_id(), planned_evaluation(taskset, options, sampling)
-    path = external.trajectories or FOLDER / run_id / NAME
-    path.parent.mkdir(parents=True, exist_ok=True)
+    path = _place(external.trajectories, run_id)
     with path.open("a", encoding="utf-8") as lines:
         progress = _Progress(lines, taskset, planned)
         _launched(run_id, planned, model, options, report.as_json)
@@ -86,6 +86,8 @@ async def evaluate_external(
         except asyncio.CancelledError:  # Ctrl-C
             _interrupted(evaluated(), path)
             raise
+        if isinstance(model, CommandModel):  # the gateway has its episodes, with their tokens
+            return _say(evaluated(), runs, path, report, model.recorded)
         played = PlayedEvaluation(run_id, model.name, taskset, options.group, progress.played)
         sent = await send_to_found(played)
     return _say(evaluated(), runs, path, report, sent)
@@ -116,6 +118,13 @@ def _interrupted(evaluated: EvaluatedRun, path: Path) -> None:
     human().print(f"\n{said}{where}", markup=False, soft_wrap=True)
 
 
+def _place(asked: Path | None, run_id: str) -> Path:
+    """The file for what is said; its folder is there."""
+    path = asked or FOLDER / run_id / NAME
+    path.parent.mkdir(parents=True, exist_ok=True)
+    return path
+
+
 def _check_place(path: Path | None) -> None:
     if path is None:
         return
@@ -137,7 +146,7 @@ def _asked(given: Sources, without: str = "max_concurrent") -> RunFile:
     return others.run(Purpose.EVAL, {**eval_defaults(given), "policy.model": "agent"})
 
 
-def _check(given: Sources, report: Report, choice: TaskChoice) -> None:
+def _check(given: Sources, external: ExternalFlags, report: Report, choice: TaskChoice) -> None:
     if choice.remote:
         raise PlayRefused(
             "--remote is for models that the platform plays", "leave it out: this agent plays here"
@@ -158,6 +167,7 @@ def _check(given: Sources, report: Report, choice: TaskChoice) -> None:
         raise PlayRefused("--detach leaves a run to the platform", "leave it out: this agent plays here")
     if not given.value("taskset"):
         raise PlayRefused("nothing to evaluate: TASKS missing", "upcycle eval tasks.py claude")
+    _check_place(external.trajectories)
 
 
 def _sampling(given: Sources, asked: RunFile) -> dict[str, Any]:
@@ -181,12 +191,16 @@ def _options(given: Sources, asked: RunFile, sampling: dict[str, Any], runtime: 
     )
 
 
-async def _model(given: Sources, external: ExternalFlags, sampling: dict[str, Any]) -> "ExternalModel":
+async def _model(
+    given: Sources, external: ExternalFlags, sampling: dict[str, Any], taskset: "Taskset"
+) -> "ExternalModel":
     from upcycle.external.asking import named_agent
     from upcycle.external.gateway import gateway_model
     from upcycle.external.naming import external_model
 
     model = given.value("policy.model") or ""
+    if is_command(external.agent):
+        return await agent_of_command(external.agent, model, taskset, sampling, external.gateway)
     if model and external.agent:
         raise PlayRefused(
             f"--agent {external.agent} and MODEL {model} both name the agent", "give one of them"
@@ -231,9 +245,10 @@ def _launched(
         print_json("launch", {**names, "group": options.group, "max_concurrent": options.max_concurrent})
     source = f", source {digest[:12]}" if digest else ""
     where = where_of(options.runtime)
+    kept = "its calls are recorded" if isinstance(model, CommandModel) else "evaluation only"
     human().print(
         f"run {run_id} on {planned.taskset}{source}: {model.name}, in this process, {where}, "
-        f"{options.max_concurrent} at once, evaluation only",
+        f"{options.max_concurrent} at once, {kept}",
         markup=False,
         soft_wrap=True,
     )
@@ -291,7 +306,11 @@ def _means(coverage: Coverage, runs: list[Run]) -> tuple[str, str, float]:
 
 
 def _say(
-    evaluated: EvaluatedRun, runs: list[Run], path: Path, report: Report, sent: "SentTrajectories | None"
+    evaluated: EvaluatedRun,
+    runs: list[Run],
+    path: Path,
+    report: Report,
+    sent: "SentTrajectories | RecordedEpisodes | None",
 ) -> int:
     """Print the result; the exit status that it deserves."""
     coverage = coverage_of(runs)
@@ -338,9 +357,12 @@ def _print_report(evaluated: EvaluatedRun, runs: list[Run], coverage: Coverage, 
     print(f"read them in: {path}")
 
 
-def _say_sent(run_id: str, sent: "SentTrajectories | None") -> None:
+def _say_sent(run_id: str, sent: "SentTrajectories | RecordedEpisodes | None") -> None:
     """What of it the platform keeps, where one is found."""
     if sent is None:
+        return
+    if isinstance(sent, RecordedEpisodes):
+        say_recorded(sent)
         return
     if sent.ids:
         kept = amount(len(sent.ids), "episode", "episodes")
@@ -349,5 +371,7 @@ def _say_sent(run_id: str, sent: "SentTrajectories | None") -> None:
         human().print(sent.why_left, style="yellow", markup=False, soft_wrap=True)
 
 
-def _sent_json(sent: "SentTrajectories | None") -> dict[str, Any]:
+def _sent_json(sent: "SentTrajectories | RecordedEpisodes | None") -> dict[str, Any]:
+    if isinstance(sent, RecordedEpisodes):
+        return recorded_json(sent)
     return {} if sent is None else {"sent": len(sent.ids), "not_sent": dict(sent.left)}

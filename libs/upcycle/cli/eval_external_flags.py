@@ -17,10 +17,12 @@ class ExternalFlags:
     """Who plays, where it is no model of the platform."""
 
     agent: str = ""
-    """instead of MODEL: openai:URL#model for any OpenAI-compatible server (key in UPCYCLE_AGENT_KEY), or a
-    name such as claude. It plays in this process."""
+    """instead of MODEL: openai:URL#model for any OpenAI-compatible server (key in UPCYCLE_AGENT_KEY),
+    openai:URL for one that serves one model, or a name such as claude. It plays in this process. Beside
+    MODEL: "cmd: python my_agent.py", a program that asks MODEL through the gateway and prints its answer."""
     gateway: bool = False
-    """play here, through the platform's gateway; it serves registered models."""
+    """play here, through the platform's gateway: a registered model, or `provider/name` of a provider behind
+    it."""
     runtime: str = ""
     """where the environments run: forked (a process an episode, the default), in-process, or the
     tcp://host:port of one that is served."""

@@ -18,6 +18,7 @@ from upcycle.cli.run_flags import NO_CONFIG, ConfigFlags, eval_defaults, flag_cl
 from upcycle.cli.task_choice import NO_CHOICE, TaskChoice
 from upcycle.errors import DefinitionError
 from upcycle.evaluation import read_results, runs_of
+from upcycle.model_names import named_version
 from upcycle.platform import Platform, PlatformNotFound
 from upcycle.reporting.episodes import EvaluatedRun
 from upcycle.reporting.reading import read_evaluation
@@ -60,9 +61,9 @@ async def evaluate(
     - for `upcycle compare`: `upcycle eval --benchmark sheet-50 shop --json > shop.json`
 
     :param tasks: a tasks file (.py, .json, .jsonl, .csv), or the name of a registered taskset.
-    :param model: slug of the model, by default the only one of the platform; or claude, openai, gemini,
-        openai_compatible, each with an optional #MODEL, or the URL of an OpenAI-compatible server, which play
-        here with your own key.
+    :param model: slug of the model, or SLUG@v12, by default the only one of the platform; or claude, openai,
+        gemini, openai_compatible, each with an optional #MODEL, or the URL of an OpenAI-compatible server,
+        which play here with your own key.
     :param benchmark: tasks that ship with upcycle, in the place of TASKS: sheet-50, repair-30, autonomy-10.
     """
     from upcycle.cli.benchmarks import with_benchmark
@@ -78,19 +79,35 @@ async def evaluate(
         from upcycle.cli.eval_external import evaluate_external
 
         return await evaluate_external(given, external, report, choice)
-    return await _evaluate_on_platform(await _with_model(given), choice, report)
+    return await _evaluate_on_platform(await _with_model(given, report), choice, report)
 
 
-async def _with_model(given: Sources) -> Sources:
-    """With the only model of the platform where none was named. Raises UnclearEvaluation where no tasks
-    were."""
+async def _with_model(given: Sources, report: Report) -> Sources:
+    """With the only model of the platform where none was named; a dry run plays none, and asks for none.
+    Raises UnclearEvaluation where no tasks were named."""
     is_named = given.value("policy.model")
     if not given.value("taskset"):
         missing = "TASKS" if is_named else "TASKS and MODEL"
         raise UnclearEvaluation(f"nothing to evaluate: {missing} missing", "give TASKS MODEL, or a --config")
     if is_named:
-        return given
-    return replace(given, values={**given.values, "policy.model": Given(await default_model(), "MODEL")})
+        return _with_version(given)
+    model = "not-named" if report.dry_run else await default_model()
+    return replace(given, values={**given.values, "policy.model": Given(model, "MODEL")})
+
+
+def _with_version(given: Sources) -> Sources:
+    """With the version that the name of the model says. Raises UnknownName; UnclearEvaluation for two."""
+    name, where = given.value("policy.model"), given.say("policy.model")
+    named = named_version(name)
+    chosen, pinned = named.version, given.value("policy.pinned_version")
+    if pinned not in (None, chosen) and chosen is not None:
+        raise UnclearEvaluation(
+            f"{where} {name} and {given.say('policy.pinned_version')} {pinned} name two versions", "give one"
+        )
+    values = {**given.values, "policy.model": Given(named.model, where)}
+    if chosen is not None:
+        values["policy.pinned_version"] = Given(chosen, where)
+    return replace(given, values=values)
 
 
 async def _evaluate_on_platform(given: Sources, choice: TaskChoice, report: Report) -> int:

@@ -52,8 +52,9 @@ def groups_text(run: "Run", most: int | None = None) -> str:
 
 
 def source_text(source: "SourceReport") -> str:
-    """`from run-… 38/64 groups trained, 20 no spread, 6 waiting`."""
-    parts = [f"from {source.run_id} {source.trained}/{source.groups} groups trained"]
+    """`from run-… 38/64 groups trained, 20 no spread, 6 waiting`; with single sessions `… (4 single)`."""
+    single = f" ({source.single} single)" if source.single else ""
+    parts = [f"from {source.run_id} {source.trained}/{source.groups} groups trained{single}"]
     totals: Counter[str] = Counter()
     for reason, count in source.left_out.items():
         totals[word(reason)] += count

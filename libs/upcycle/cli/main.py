@@ -47,6 +47,8 @@ COMMANDS = {
         "upcycle.cli.retention:retention",
         "What is old and needed by nothing; --apply removes it.",
     ),
+    "audit-log": ("upcycle.cli.audit_log:audit_log", "Who changed what, as registry and planner noted it."),
+    "usage": ("upcycle.cli.usage:usage", "Requests, tokens and cost at the gateway, by key, model, day."),
     "backup": ("upcycle.cli.backup:backup", "Write a stopped platform to a folder."),
     "restore": ("upcycle.cli.backup:restore", "Make a new platform what a backup was."),
     "doctor": ("upcycle.cli.doctor:doctor", "Check what this machine and the platform offer."),
@@ -72,6 +74,10 @@ TRAJECTORY_COMMANDS = {
     "show": ("upcycle.cli.trajectories:show", "Turns, tool calls, reward tree, token log-probabilities."),
     "export": ("upcycle.cli.trajectories:export", "JSON lines of prompt, completion, reward."),
     "review": ("upcycle.cli.trajectory_review:review", "The best paid one by one, and your verdict on each."),
+    "regrade": (
+        "upcycle.cli.regrade:regrade_run",
+        "Grade a run again, by its own source or an edited one; a report.",
+    ),
     "alarms": ("upcycle.cli.trajectory_review:alarms", "What the monitors of reward hacks saw."),
 }
 MODEL_COMMANDS = {
@@ -81,6 +87,14 @@ MODEL_COMMANDS = {
     "fork": ("upcycle.cli.models:fork", "A new model that starts from a checkpoint."),
     "checkpoints": ("upcycle.cli.models:checkpoints", "The checkpoint tree, oldest first."),
     "head": ("upcycle.cli.models:head", "The promoted checkpoint; --set moves it."),
+    "canary": (
+        "upcycle.cli.canary_releases:canary",
+        "A share of the conversations for another checkpoint; its audit.",
+    ),
+    "compare": ("upcycle.cli.compare_versions:compare", "Two versions by sessions that have their reward."),
+    "hold": ("upcycle.cli.holds:hold", "Have an engine serve a version beside what it follows."),
+    "holds": ("upcycle.cli.holds:holds", "What engines hold, for which holder and until when."),
+    "release": ("upcycle.cli.holds:release", "End a hold before its time."),
 }
 DEAD_LETTER_COMMANDS = {
     "list": ("upcycle.cli.bus:list_dead", "The newest that are not handled."),
@@ -88,6 +102,12 @@ DEAD_LETTER_COMMANDS = {
     "replay": ("upcycle.cli.bus:replay_dead", "Have the reader that gave them up handle them again."),
     "accept": ("upcycle.cli.bus:accept_dead", "Handle them without a replay: what is lost stays lost."),
 }
+KEY_COMMANDS = {
+    "create": ("upcycle.cli.keys:create", "Make a key of a user or an operator; it is shown once."),
+    "list": ("upcycle.cli.keys:list_keys", "What was made, for whom, until when, used when."),
+    "revoke": ("upcycle.cli.keys:revoke", "End a key, everywhere within five seconds, for good."),
+}
+BUS_COMMANDS = {"keys": ("upcycle.cli.bus:make_keys", "Make a key of NATS for each service.")}
 SYNC_COMMANDS = {
     "tasks": ("upcycle.cli.sync:sync_tasks", "Register the tasks of a file under a name, or what changed.")
 }
@@ -106,6 +126,7 @@ GROUPS = {
     "sync": ("What a file has, on the platform too.", SYNC_COMMANDS),
     "trajectories": ("What was sampled.", TRAJECTORY_COMMANDS),
     "models": ("Models, checkpoints, heads.", MODEL_COMMANDS),
+    "keys": ("Keys of users and operators.", KEY_COMMANDS),
     "baseline": ("What people earn on a benchmark.", BASELINE_COMMANDS),
     "config": ("Your settings: environment, upcycle.toml, profile, defaults.", CONFIG_COMMANDS),
     "docs": ("This documentation.", DOCS_COMMANDS),
@@ -131,6 +152,7 @@ def build_app() -> cyclopts.App:
     bus = cyclopts.App(name=BUS_GROUP, help="The message bus.")
     dead = cyclopts.App(name="dead", help="Messages that their reader gave up or lost, each with its reason.")
     _add(dead, DEAD_LETTER_COMMANDS)
+    _add(bus, BUS_COMMANDS)
     bus.command(dead)
     app.command(bus)
     return app

@@ -4,7 +4,7 @@ import getpass
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Final
 
 from cyclopts import Parameter
 
@@ -18,6 +18,8 @@ if TYPE_CHECKING:
     from upcycle.api.registry.v1.registry_pb2 import Checkpoint
 
 IMPORT_TIMEOUT_S = 600.0
+
+_VERSIONS_SHOWN: Final = 8
 
 
 async def list_models(*, as_json: JsonFlag = False) -> int:
@@ -33,7 +35,7 @@ async def list_models(*, as_json: JsonFlag = False) -> int:
     rows = (
         (m.model, f"v{m.head_version}", f"v{m.newest_version}", m.forked_from_checkpoint_id) for m in models
     )
-    _print_table(("model", "head", "newest", "forked from"), rows)
+    print_table(("model", "head", "newest", "forked from"), rows)
     return Exit.OK
 
 
@@ -92,7 +94,7 @@ async def checkpoints(model: str, *, as_json: JsonFlag = False) -> int:
             print_json("checkpoint", checkpoint)
         return Exit.OK
     columns = ("", "checkpoint", "state", "step", "held-out", "sources", "reason")
-    _print_table(columns, map(_checkpoint_row, listed))
+    print_table(columns, map(_checkpoint_row, listed))
     return Exit.OK
 
 
@@ -103,14 +105,22 @@ async def _checkpoints_of(platform: Platform, model: str) -> "Sequence[Checkpoin
     return (await platform.registry.ListCheckpoints(request, timeout=10)).checkpoints
 
 
-async def _checkpoint_id(platform: Platform, model: str, name: str) -> str:
+async def checkpoint_id_of(platform: Platform, model: str, name: str) -> str:
     """The id of the checkpoint of version `v14`; any other name is an id, which the registry checks."""
     if not re.fullmatch(r"v\d+", name):
         return name
     listed = {f"v{one.version}": one.checkpoint_id for one in await _checkpoints_of(platform, model)}
     if name not in listed:
-        raise UnknownName(f"{model} has no checkpoint of {name}", f"it has {', '.join(listed)}")
+        raise UnknownName(f"{model} has no checkpoint of {name}", known_versions(list(listed), model))
     return listed[name]
+
+
+def known_versions(names: "Sequence[str]", model: str) -> str:
+    """All versions of a model, oldest first, or of many the newest and where the others are."""
+    if len(names) <= _VERSIONS_SHOWN:
+        return f"it has {', '.join(names) or 'none'}"
+    newest = ", ".join(names[-_VERSIONS_SHOWN:])
+    return f"it has {len(names):,}, the newest are {newest}; `upcycle models checkpoints {model}` lists all"
 
 
 def _checkpoint_row(checkpoint: "Checkpoint") -> tuple[str, ...]:
@@ -153,7 +163,7 @@ async def head(
         if set_to is not None:
             request = SetHeadRequest(
                 model=model,
-                checkpoint_id=await _checkpoint_id(platform, model, set_to),
+                checkpoint_id=await checkpoint_id_of(platform, model, set_to),
                 expected_revision=now.head_revision,
                 actor=getpass.getuser(),
                 reason=reason,
@@ -165,14 +175,16 @@ async def head(
         return Exit.OK
     human().print(f"[bold]{model}[/bold] serves {now.head_checkpoint_id} (v{now.head_version})")
     rows = ((str(m.revision), m.from_checkpoint_id, m.to_checkpoint_id, m.actor, m.reason) for m in moves)
-    _print_table(("revision", "from", "to", "by", "why"), rows)
+    print_table(("revision", "from", "to", "by", "why"), rows)
     return Exit.OK
 
 
-def _print_table(columns: tuple[str, ...], rows: Iterable[tuple[Any, ...]]) -> None:
+def print_table(columns: tuple[str, ...], rows: Iterable[tuple[Any, ...]]) -> None:
+    """A table without borders. What is in it is text, never markup: others wrote some of it."""
     from rich.table import Table
+    from rich.text import Text
 
     table = Table(*columns, box=None)
     for row in rows:
-        table.add_row(*map(str, row))
+        table.add_row(*(Text(str(cell)) for cell in row))
     result_console().print(table)

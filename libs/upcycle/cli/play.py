@@ -4,6 +4,7 @@ import asyncio
 import os
 import shlex
 import sys
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated
 
 from cyclopts import Parameter
@@ -48,28 +49,52 @@ def play(
 
     :param task: a tasks file (.py, .json, .jsonl), then its first task; or FILE:SLUG.
     :param script: player: a .jsonl file, one turn a line, or player.py[:function]: reply(task, messages).
-    :param agent: player: openai:URL#model (key in UPCYCLE_AGENT_KEY), the URL alone of a server of one model,
-        claude, openai, gemini.
+    :param agent: player: openai:URL#model (key in UPCYCLE_AGENT_KEY), openai:URL, claude, openai, gemini.
     :param temperature: of the agent; by default its server's.
     :param max_turns: most turns of the episode.
     :param max_tokens_per_episode: most tokens of the agent's context; by default 131,072.
     :param context: what becomes of a full context: stop, or compress (older results of tools are left out).
-    :param runtime: where the environment runs: forked (a process of its own, the default), in-process, or
-        the tcp://host:port of one that is served.
+    :param runtime: where the environment runs: forked (the default), in-process, or tcp://host:port, served.
     :param in_process: the same as --runtime in-process, for a debugger.
     :param keep: the platform that is found keeps what was played, else a trajectories.jsonl here does.
     :param as_json: print the trajectory as one JSON line, and nothing else.
     """
-    _check(script, agent, max_turns)
-    budgets = {"max_turns": max_turns, "max_tokens_per_episode": max_tokens_per_episode}
-    limits = limits_of({**budgets, "context": context})
-    chosen, taskset = _chosen(task)
-    where, agent = _where(runtime, in_process), _named(agent)
-    view, player = view_of(as_json), _player(chosen, script, agent, temperature)
-    host = host_of(chosen, where)
+    if script and agent:
+        raise PlayRefused("--script and --agent both name the player", "give one of them")
+    limits = _limits(max_turns, max_tokens_per_episode, context)
+    (chosen, taskset), where = _chosen(task), _where(runtime, in_process)
+    _check_player(script, agent)
+    who = _Player(script, _named(agent), temperature)
+    view, player, host = view_of(as_json), who.player(chosen), host_of(chosen, where)
     episode = _played(chosen, host, player, view, limits)
-    name = _kept(episode, taskset, agent or ("script" if script else "person"), view, where) if keep else ""
-    return _reported(episode, host, name, as_json)
+    return _reported(episode, host, _kept(episode, taskset, who.name, view, where) if keep else "", as_json)
+
+
+@dataclass(frozen=True, slots=True)
+class _Player:
+    """Who plays: a script, an agent, named with its model, or else the person at the keyboard."""
+
+    script: str
+    agent: str
+    temperature: float | None
+
+    @property
+    def name(self) -> str:
+        """As it is kept with the episode."""
+        return self.agent or ("script" if self.script else "person")
+
+    def player(self, task: "Task") -> "ChatPlayer | None":
+        """For one episode. None: the person at the keyboard."""
+        if self.script:
+            from upcycle.playing.script_player import script_player
+
+            return script_player(self.script, task)
+        if self.agent:
+            from upcycle.external.naming import external_model
+
+            model = external_model(self.agent, temperature=self.temperature)
+            return model.player(model.server())
+        return None
 
 
 def _played(
@@ -122,16 +147,19 @@ async def play_one(
         await judges.close()
 
 
-def _check(script: str, agent: str, max_turns: int) -> None:
-    if script and agent:
-        raise PlayRefused("--script and --agent both name the player", "give one of them")
-    if max_turns < 1:
-        raise PlayRefused(f"--max-turns is {max_turns}", "give at least 1")
+def _check_player(script: str, agent: str) -> None:
     if not (script or agent or sys.stdin.isatty()):
         raise PlayRefused(
             "there is no player: standard input is no terminal",
             "give --script FILE, or --agent openai:URL#model",
         )
+
+
+def _limits(max_turns: int, max_tokens_per_episode: int | None, context: str) -> PlayLimits:
+    if max_turns < 1:
+        raise PlayRefused(f"--max-turns is {max_turns}", "give at least 1")
+    budgets = {"max_turns": max_turns, "max_tokens_per_episode": max_tokens_per_episode}
+    return limits_of({**budgets, "context": context})
 
 
 def _chosen(source: str) -> "tuple[Task, Taskset]":
@@ -166,20 +194,6 @@ def _named(agent: str) -> str:
     from upcycle.external.asking import named_agent
 
     return asyncio.run(named_agent(agent))
-
-
-def _player(task: "Task", script: str, agent: str, temperature: float | None) -> "ChatPlayer | None":
-    """None: the person at the keyboard."""
-    if script:
-        from upcycle.playing.script_player import script_player
-
-        return script_player(script, task)
-    if agent:
-        from upcycle.external.naming import external_model
-
-        model = external_model(agent, temperature=temperature)
-        return model.player(model.server())
-    return None
 
 
 def person_at(view: "PlayView") -> "ChatPlayer":

@@ -6,9 +6,11 @@ from upcycle.cli.exits import Exit
 from upcycle.cli.output import JsonFlag, human, print_json, result_console
 from upcycle.errors import UpcycleError
 from upcycle.platform import Platform
+from upcycle.reporting.mix_texts import mix_lines
 from upcycle.run_client import completed, follow_run, scores, state_word
 from upcycle.tasks import plain_name
 from upcycle.wire import usage_of
+from upcycle.wording import amount
 
 if TYPE_CHECKING:
     from upcycle.api.taskset.v1.taskset_pb2 import Run, RunSpec
@@ -107,8 +109,15 @@ async def runs(
             listed = [await _steered(platform, action, await resolve_run(platform, run), wait=wait)]
     _print(listed, as_json)
     if run is not None and not as_json:
-        print(usage_of(listed[0].usage))
+        _print_more(listed[0])
     return Exit.FAILED if action == "stop" and wait and not completed(listed[0]) else Exit.OK
+
+
+def _print_more(run: "Run") -> None:
+    """Of one run alone: its mix, its guided groups, what it used."""
+    guided = f"guided: {run.guided_groups} of {amount(run.groups, 'group')}" if run.guided_groups else ""
+    for line in filter(None, (*mix_lines(run), guided, str(usage_of(run.usage)))):
+        print(line)
 
 
 async def _listed(platform: Platform, model: str, limit: int) -> "list[Run]":

@@ -15,6 +15,7 @@ from upcycle.cli.exits import Exit
 from upcycle.cli.live_view import BoundedLines, redraws
 from upcycle.cli.output import human, print_json
 from upcycle.cli.sparkline import sparkline
+from upcycle.cli.waiting_view import SayingWaits
 from upcycle.errors import UpcycleError
 from upcycle.local_runs import is_local_run
 from upcycle.platform import Platform
@@ -99,7 +100,7 @@ async def train_sft(model: str, options: SftOptions, call: SftCall) -> int:
         )
         plan = planned(inputs, source, options.batch, call)
         await claim(platform, tasks, f"SFT of {model}")
-        client = TrainingClient(model, runtime=platform, timeout_s=call.timeout_s)
+        client = TrainingClient(model, runtime=platform, timeout_s=call.timeout_s, on_wait=SayingWaits())
         with shown(plan, model, as_json=call.as_json) as show:
             last = await run_plan(client, plan, call.learning_rate, show)
     if (num_unnamed := len(inputs) - len(tasks)) and not call.as_json:
@@ -124,8 +125,7 @@ def _check(options: SftOptions) -> None:
 
 
 def _weighted(conversations: "Iterable[Conversation]", options: SftOptions) -> "list[Conversation]":
-    weight = options.observation_weight
-    return [replace(one, observation_weight=weight) for one in conversations]
+    return [replace(one, observation_weight=options.observation_weight) for one in conversations]
 
 
 def planned(inputs: "Sequence[str | Conversation]", source: str, batch: int, call: SftCall) -> SftPlan:

@@ -49,4 +49,5 @@ def _begun(source: "SourceReport") -> str:
 
     fit = source.groups - sum(source.left_out.values())
     left = f"; left out: {counted(source.left_out)}" if source.left_out else ""
-    return f"from {source.run_id}: {fit} of {source.groups} groups can train{left}"
+    single = f", {source.single} of them single sessions" if source.single else ""
+    return f"from {source.run_id}: {fit} of {source.groups} groups can train{single}{left}"

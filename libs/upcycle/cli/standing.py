@@ -79,6 +79,7 @@ def read(path: Path) -> Standing:
 
 async def start_or_find(platform: "Platform", standing: Standing) -> "Run":
     """The standing run, going on or begun anew. Raises FailsAtOnce, and what the platform refuses."""
+    from upcycle.cli.mixes import registered_mix
     from upcycle.cli.tasksets import load_source
     from upcycle.run_client import is_over
 
@@ -86,11 +87,13 @@ async def start_or_find(platform: "Platform", standing: Standing) -> "Run":
     asked = standing.run
     source = load_source(asked.taskset, asked.taskset_name, trains=True)
     taskset = await source.register(platform, exact=False)
+    mix = await registered_mix(platform, asked.mix, exact=False)
     known = await _earlier(platform, standing)
     sources, quick = asked.source_runs, 0
     for ordinal in range(min(known, default=1), MAX_ORDINAL + 1):
         label = standing.request_id(ordinal)
-        spec = spec_to_wire(replace(asked.run, taskset=taskset, source_runs=sources, label=label))
+        changed = replace(asked.run, taskset=taskset, source_runs=sources, label=label, mix=mix)
+        spec = spec_to_wire(changed)
         run = known.get(ordinal) or await _submitted(platform, spec, label)
         if run is None:
             continue

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 TrainFlags: Any = flag_class(Purpose.TRAIN, "TrainFlags")
 NO_FLAGS: Final = TrainFlags()
 _LOOK_BACK: Final = 50
-_OF_SOURCES: Final = ("source_runs", "no_sampling", "training.no_step_groups")
+_OF_SOURCES: Final = ("source_runs", "sessions", "no_sampling", "training.no_step_groups")
 _OF_SFT: Final = ("training.steps", "training.epochs", "training.learning_rate", "training.seed")
 _OF_FIRST_SOURCE: Final = "the taskset of the first source"
 
@@ -67,15 +67,16 @@ async def train(
 ) -> int:
     """Train MODEL with online GRPO: roll out, grade, step, publish, until the steps are done.
 
-    With --from it begins with what evaluations sampled already, whole groups with their rewards, each at
-    most once; what does not fit is named. With --sft or --sft-from it does supervised fine-tuning (SFT) on
-    conversations instead, and makes the last checkpoint head.
+    With --from it begins with what evaluations sampled already, with --sessions with graded sessions of your
+    own agent: whole groups, each at most once; what does not fit is named. With --sft or --sft-from it does
+    supervised fine-tuning (SFT) on conversations instead, and makes the last checkpoint head.
 
     Shows its curves until it is over. Ctrl-C leaves the run going: come back with `--attach RUN`;
     `upcycle runs pause | resume | stop RUN` steer it.
 
     - GRPO, promoted by a gate: `upcycle train shop --taskset tasks.py --gate shop-held-out --steps 50`
     - a run as a file; flags win: `upcycle train --config run.toml --steps 10`
+    - sessions of your agent: `upcycle train shop --sessions group=nightly --taskset tasks.py --no-sampling`
     - from demonstrations: `upcycle train shop --sft demonstrations.jsonl --epochs 2`
 
     :param model: slug of the model; its weights advance in place.
@@ -156,7 +157,7 @@ def _model_to_train(given: Sources, sft: SftOptions, config: Path | None) -> str
     raise UnclearTraining(
         "nothing to train on" if model or not config else f"{config}: policy.model is missing",
         "give MODEL with --taskset, --from, --sft or --sft-from (MODEL before --from), a --config that "
-        "names them, or --attach RUN",
+        "names them, or --attach RUN; --sessions goes with a --taskset",
     )
 
 
@@ -179,8 +180,8 @@ def _refuse_sources(given: Sources) -> None:
 
     if any(path in given.values for path in _OF_SOURCES):
         raise SourcesRefused(
-            "--attach follows a run that was started before: --from, --no-sampling and --no-step-groups "
-            "belong to its start",
+            "--attach follows a run that was started before: --from, --sessions, --no-sampling and "
+            "--no-step-groups belong to its start",
             "leave them out, or leave --attach out and start a new run",
         )
 
@@ -212,21 +213,24 @@ def _sft_call(given: Sources, view: View) -> SftCall:
 async def _registered(platform: Platform, run: RunFile, source: "TasksetSource | None") -> RunSpec:
     """The run with names that the platform knows: its taskset, and the run ids of its sources. Without a
     limit of steps it follows the revisions of a taskset that a file defines."""
+    from upcycle.cli.mixes import registered_mix
     from upcycle.cli.sources import resolve
     from upcycle.cli.tracked_sets import with_benchmarks
     from upcycle.train.running import taskset_of
 
     evaluations = tuple(await resolve(platform, run.policy.model, run.source_runs))
+    exact = run.training is not None and not run.training.is_standing
     if source is None:
         name = await taskset_of(platform, evaluations[0])
     else:
-        exact = run.training is not None and not run.training.is_standing
         name = await source.register(platform, exact=exact)
     track = await with_benchmarks(platform, run.track)
-    return replace(run.run, taskset=name, source_runs=evaluations, track=track)
+    mix = await registered_mix(platform, run.mix, exact=exact)
+    return replace(run.run, taskset=name, source_runs=evaluations, track=track, mix=mix)
 
 
 async def _launched(platform: Platform, spec: RunSpec, view: View) -> str:
+    from upcycle.cli.mixes import gate_line
     from upcycle.cli.sources import begun_lines
     from upcycle.run_client import submit_run
 
@@ -244,6 +248,8 @@ async def _launched(platform: Platform, spec: RunSpec, view: View) -> str:
         human().print(f"run {run.run_id} trains {run.spec.policy.model} on {taskset}{start}", markup=False)
     if spec.gate is not None:
         await _say_power(platform, spec.gate, view)
+    if line := gate_line(spec):
+        human().print(line, style="yellow", markup=False, soft_wrap=True)
     return run.run_id
 
 
@@ -321,6 +327,7 @@ async def _follow(platform: Platform, run_id: str, view: View) -> int:
 def _print_done(run: "Run", as_json: bool) -> None:
     from upcycle.cli.group_outcomes import groups_text, source_text
     from upcycle.cli.tracked_sets import done_lines
+    from upcycle.reporting.mix_texts import mix_lines
 
     if as_json:
         print_json("done", run)
@@ -338,7 +345,7 @@ def _print_done(run: "Run", as_json: bool) -> None:
     steps = f"{amount(run.step, 'step')}{early}, {newest}"
     print(f"{run.run_id}: {steps}, {sampled}{terminal_text(outcome)}")
     usage = str(usage_of(run.usage))
-    for line in (usage, groups_text(run), *map(source_text, run.sources), *done_lines(run)):
+    for line in (usage, groups_text(run), *mix_lines(run), *map(source_text, run.sources), *done_lines(run)):
         if line:
             print(line)
     model = run.spec.policy.model

@@ -10,7 +10,7 @@ from upcycle.cli.exits import Exit
 from upcycle.cli.output import JsonFlag, human, print_json, result_console
 from upcycle.cli.trajectory_choice import ALL, TrajectoryChoice, UnclearFilter
 from upcycle.local_runs import is_local_run
-from upcycle.platform import Platform
+from upcycle.platform import Platform, PlatformNotFound
 from upcycle.wording import amount
 
 if TYPE_CHECKING:
@@ -55,14 +55,18 @@ def _print_table(listed: "Sequence[TrajectorySummary]") -> None:
 
     from upcycle.cli.trajectory_view import ledger_words
 
-    columns = ("trajectory", "task", "turns", "tokens", "version", "reward", "success", "ledger")
+    tasksets = {one.episode.taskset for one in listed}
+    named = len(tasksets) > 1  # of one alone it is no news
+    what = ("trajectory", "taskset", "task") if named else ("trajectory", "task")
+    columns = (*what, "turns", "tokens", "version", "reward", "success", "ledger")
     table = Table(*columns, box=None)
     for one in listed:
         reward = f"{one.reward:.3f}" if one.graded else "–"
         version = f"v{one.sampled_by.oldest}" if one.sampled_by.oldest >= 0 else "–"
         counts = (str(one.num_turns), str(one.num_sampled_tokens), version)
         success = "yes" if one.success else "no"
-        what = (one.episode.trajectory_id, one.episode.task_slug)
+        of = (one.episode.taskset or "–",) if named else ()
+        what = (one.episode.trajectory_id, *of, one.episode.task_slug)
         table.add_row(*what, *counts, reward, success, ledger_words(one.ledger))
     result_console().print(table)
 
@@ -73,7 +77,7 @@ async def show(
     """One trajectory: turns, tool calls with results, reward tree, tokens coloured by log-probability.
 
     An episode of an evaluation in one process (`here-…`) is read from its trajectories.jsonl, without a
-    platform.
+    platform; so is the `last` one, where no platform is found.
 
     :param trajectory: trajectory or episode id, or `last`.
     :param file: trajectories.jsonl that holds it.
@@ -82,11 +86,19 @@ async def show(
     """
     from upcycle.api.trajectory.v1.service_pb2 import GetTrajectoryRequest
     from upcycle.cli.trajectory_view import render
+    from upcycle.reporting.trajectory_files import newest_file
 
     if file is not None or is_local_run(trajectory):
         _show_line(file, trajectory, as_json)
         return Exit.OK
-    async with Platform() as platform:
+    try:
+        connected = Platform()
+    except PlatformNotFound:
+        if trajectory != "last" or (played := newest_file()) is None:
+            raise
+        _show_line(played, trajectory, as_json)
+        return Exit.OK
+    async with connected as platform:
         trajectory_id = await _resolve(platform, trajectory)
         request = GetTrajectoryRequest(trajectory_id=trajectory_id)
         record = await platform.trajectories.GetTrajectory(request, timeout=10)

@@ -61,6 +61,11 @@ def _heading(summary: "TrajectorySummary", body: "TrajectoryBody") -> Text:
     text = Text(summary.episode.trajectory_id, style="bold")
     ended, episode = ledger_words(summary.ledger), body.episode
     text.append(f"\n{episode.task_slug} · {episode.model}{span} · {stop} · ledger: {ended}", style="not bold")
+    text.append(f"\nof taskset {episode.taskset}" if episode.taskset else "", "not bold dim")
+    if body.unrecorded_calls:
+        text.append(
+            f"\n{amount(body.unrecorded_calls, 'call')} beyond what is recorded of a session", "yellow"
+        )
     text.append(f"\njudged by source {body.source_digest[:12]}" if body.source_digest else "", "not bold dim")
     text.append(f"\nguided after {episode.guided_after}" if episode.guided_after else "", "not bold dim")
     text.append(f"\ntrace {summary.trace_id}" if summary.trace_id else "", style="not bold dim")
@@ -77,7 +82,9 @@ def ledger_words(entry: "LedgerEntry") -> str:
 
 
 def _turn(number: int, turn: "Turn", with_tokens: bool) -> Panel:
-    parts: list[RenderableType] = []
+    parts: list[RenderableType] = [
+        _text(f"{message.role}: {message.content}", "dim") for message in turn.new_messages
+    ]
     if with_tokens and turn.sampled_texts:
         parts.append(token_strip(turn.sampled_texts, turn.sampled_logprobs))
     else:
@@ -106,7 +113,8 @@ def _turn_title(number: int, turn: "Turn") -> str:
     finish = FinishReason.Name(turn.finish_reason).removeprefix("FINISH_REASON_").lower()
     versions = ", ".join(f"v{span.version}×{span.num_tokens}" for span in turn.versions)
     took = f"{turn.sampling_s * 1e3:.0f} ms"
-    number_text = f"{number} · context compressed" if turn.restarts_context else f"{number}"
+    restarted = "new row" if turn.new_messages else "context compressed"
+    number_text = f"{number} · {restarted}" if turn.restarts_context else f"{number}"
     return f"turn {number_text} · {amount(len(turn.sampled_ids), 'token')} · {versions} · {finish} · {took}"
 
 

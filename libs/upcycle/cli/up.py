@@ -145,7 +145,8 @@ async def _bring(stack: "Stack", standing: "Standing") -> None:
     from upcycle.cli.standing import keep
     from upcycle.platform import Addresses, Platform
 
-    async with Platform(Addresses(stack.peers, "this platform", stack.gateway_key_file)) as platform:
+    key = stack.operator_key_file
+    async with Platform(Addresses(stack.peers, "this platform", operator_key_file=key)) as platform:
         for line in await keep(platform, standing):
             human().print(line, markup=False, soft_wrap=True)
 

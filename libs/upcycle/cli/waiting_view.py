@@ -18,8 +18,27 @@ if TYPE_CHECKING:
 QUIET_S: Final = 20.0
 """After so long without a change the planner is asked."""
 _ASK_S: Final = 5.0
+_ATTEMPTS_UNSAID: Final = 5
+"""Attempts, about six seconds."""
 _NUMBER: Final = re.compile(r"\d+")
 MarkChange = Callable[[object], None]
+
+
+class SayingWaits:
+    """What a call waits for, as a line on standard error: once for each wait, after some attempts in vain."""
+
+    def __init__(self) -> None:
+        self._num_failed = 0
+
+    def __call__(self, waiting_for: str | None) -> None:
+        """None: it waits no more."""
+        said = self._num_failed >= _ATTEMPTS_UNSAID
+        self._num_failed = self._num_failed + 1 if waiting_for is not None else 0
+        if waiting_for is not None and self._num_failed == _ATTEMPTS_UNSAID:
+            line = f"waiting: {one_row(waiting_for)}; `upcycle doctor` says what is wrong, Ctrl-C ends this"
+            human().print(line, markup=False, soft_wrap=True)
+        elif waiting_for is None and said:
+            human().print("it goes on", markup=False)
 
 
 @asynccontextmanager

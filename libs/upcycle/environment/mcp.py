@@ -6,7 +6,7 @@ Imported only by environments that use it: the `mcp` package takes most of a sec
 import asyncio
 import logging
 from collections.abc import Callable, Coroutine, Mapping
-from contextlib import AbstractAsyncContextManager, AsyncExitStack
+from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 from http import HTTPStatus
 from typing import TYPE_CHECKING, Any, Final, NoReturn, Protocol, TypeVar
@@ -146,20 +146,65 @@ def _image_of(data: str, media_type: str, name: str) -> Image:
         raise ToolFailed(f"{name}: its image cannot be read: {error}") from error
 
 
+class _AttachedServer:
+    """One server, entered and left by a task of its own: only the task that entered a client may leave it,
+    and a connection that fails ends the task that holds it, which no other server shares."""
+
+    def __init__(self, name: str, server: Mapping[str, Any]) -> None:
+        self.client: Client | None = None
+        self.tools: list[Tool] = []
+        self._name, self._server = name, server
+        self._why: BaseException | None = None
+        self._settled, self._closing = asyncio.Event(), asyncio.Event()
+        self._owner = asyncio.create_task(self._hold())
+        self._owner.add_done_callback(lambda _: self._settled.set())
+
+    async def attached(self) -> "Client":
+        """Wait until its tools are listed. Raises ToolFailed."""
+        await self._settled.wait()
+        if self.client is None:
+            _refuse(self._name, self._server, self._why or ConnectionError("its connection ended"))
+        return self.client
+
+    async def close(self) -> None:
+        """Disconnect; what is not closed within CLOSE_TIMEOUT_S is left."""
+        self._closing.set()
+        done, _ = await asyncio.wait([self._owner], timeout=CLOSE_TIMEOUT_S)
+        if not done:
+            self._owner.cancel()
+
+    def abandon(self) -> "asyncio.Task[None]":
+        """End it at once; the task that ends with it."""
+        self._owner.cancel()
+        return self._owner
+
+    async def _hold(self) -> None:
+        """A server that goes, or cannot be left, is logged; why one does not come, `attached` raises."""
+        from mcp import Client
+
+        try:
+            transport = _transport(self._name, self._server)
+            async with Client(transport, read_timeout_seconds=CONNECT_TIMEOUT_S) as client:
+                self.tools = await _all_tools(client)
+                self.client = client
+                self._settled.set()
+                await self._closing.wait()
+        except Exception as error:
+            self._why = _first_of(error)
+            if self.client is not None:
+                what = "mcp_not_closed" if self._closing.is_set() else "mcp_server_gone"
+                log.warning(what, extra={"server": self._name, "why": repr(self._why)})
+
+
 class McpTools:
     """The tools of all attached servers; a name that is taken becomes `<server>__<tool>`.
 
-    One task of its own enters the clients and leaves them, because only the task that entered one may leave
-    it; so `close` may be called in any task.
+    `close` may be called in any task.
     """
 
-    def __init__(self, config: Mapping[str, Mapping[str, Any]], taken: frozenset[str]) -> None:
+    def __init__(self) -> None:
         self.tools: dict[str, McpTool] = {}
-        self._stack = AsyncExitStack()
-        self._attached, self._closing = asyncio.Event(), asyncio.Event()
-        self._attaching = ""
-        self._owner = asyncio.create_task(self._hold(config, taken))
-        self._owner.add_done_callback(lambda _: self._attached.set())
+        self._servers: dict[str, _AttachedServer] = {}
 
     @classmethod
     async def connect(
@@ -168,66 +213,30 @@ class McpTools:
         """Start or reach every server and list its tools. limit_s: for all of them; CONNECT_TIMEOUT_S holds
         for each. Raises ToolFailed naming the one that fails, from InfrastructureError where it is a server
         of others that is away."""
-        attached = cls(config, taken)
+        attached = cls()
+        name = ""
         try:
             async with asyncio.timeout(limit_s):
-                await attached._attached.wait()
-        except TimeoutError:
-            attached._owner.cancel()
-            await asyncio.wait([attached._owner], timeout=END_S)
-            name, late = attached._attaching, TimeoutError(f"it did not answer within {limit_s:g} s")
-            _refuse(name, config[name], late)
-        except BaseException:
-            attached._owner.cancel()
-            raise
-        if attached._owner.done():
-            await attached._owner
+                for name, server in config.items():
+                    await attached._attach(name, server, taken)
+        except BaseException as error:
+            ending = [one.abandon() for one in attached._servers.values()]
+            if isinstance(error, Exception):
+                await asyncio.wait(ending, timeout=END_S)
+            if not isinstance(error, TimeoutError):
+                raise
+            _refuse(name, config[name], TimeoutError(f"it did not answer within {limit_s:g} s"))
         return attached
 
     async def close(self) -> None:
         """Disconnect, and stop the servers that were started as programs. What a server answers to that is
         logged; what is not closed within CLOSE_TIMEOUT_S is left."""
-        self._closing.set()
-        done, _ = await asyncio.wait([self._owner], timeout=CLOSE_TIMEOUT_S)
-        if not done:
-            self._owner.cancel()
-
-    async def _hold(self, config: Mapping[str, Mapping[str, Any]], taken: frozenset[str]) -> None:
-        async with self._stack:
-            for name, server in config.items():
-                self._attaching = name
-                await self._attach(name, server, taken)
-            self._attached.set()
-            await self._closing.wait()
-
-    async def _entered(self, name: str, client: "Client") -> "Client":
-        """Once all are attached, one that fails is logged, and keeps no other from being closed."""
-
-        async def leave(*raised: Any) -> bool:
-            try:
-                await client.__aexit__(*raised)
-            except Exception as error:
-                if not self._attached.is_set():
-                    raise
-                log.warning("mcp_not_closed", extra={"server": name, "why": repr(_first_of(error))})
-                return True
-            return False
-
-        entered = await client.__aenter__()
-        self._stack.push_async_exit(leave)
-        return entered
+        await asyncio.gather(*(one.close() for one in self._servers.values()))
 
     async def _attach(self, name: str, server: Mapping[str, Any], taken: frozenset[str]) -> None:
-        from mcp import Client
-
-        try:
-            client = await self._entered(
-                name, Client(_transport(name, server), read_timeout_seconds=CONNECT_TIMEOUT_S)
-            )
-            listed = await _all_tools(client)
-        except Exception as error:
-            _refuse(name, server, _first_of(error))
-        for tool in listed:
+        attaching = self._servers[name] = _AttachedServer(name, server)
+        client = await attaching.attached()
+        for tool in attaching.tools:
             clash = tool.name in taken or tool.name in self.tools
             label = f"{name}__{tool.name}" if clash else tool.name
             own = (tool.meta or {}).get(_TIMEOUT_META, server.get("timeout_s"))

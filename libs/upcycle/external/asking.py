@@ -4,7 +4,7 @@ import difflib
 from typing import Final
 
 from upcycle.external.dialects import OpenAIChat
-from upcycle.external.naming import URL_SCHEMES, ExternalModel, external_model
+from upcycle.external.naming import ExternalModel, external_model, is_at_url
 from upcycle.external.server import ModelServer
 from upcycle.playing.errors import PlayRefused
 
@@ -31,10 +31,11 @@ async def require_model(model: ExternalModel, server: ModelServer) -> None:
 
 
 async def named_agent(name: str) -> str:
-    """The name of an agent, with its model where it is a URL alone: the only one that the server there has.
-    Raises PlayRefused where it has more or says none, Unavailable where nothing answers."""
-    if not name.startswith(URL_SCHEMES) or "#" in name:
+    """The name of an agent, with its model where it is `openai:URL` or a URL alone: the only one that the
+    server there has. Raises PlayRefused where it has more or says none, Unavailable where nothing answers."""
+    if not is_at_url(name) or name.partition("#")[2]:
         return name
+    name = name.removesuffix("#")
     asking = external_model(f"{name}#?")
     server = asking.server()
     try:
@@ -45,7 +46,9 @@ async def named_agent(name: str) -> str:
         raise PlayRefused(f"{server.url} answered 401: {server.key_hint}")
     known = OpenAIChat("").models_in(answer) if status == 200 else []
     if len(known) != 1:
-        has = f"serves {', '.join(known[:_SHOWN])}" if known else f"answered {status} and names no model"
+        more = f" and {len(known) - _SHOWN} more" if len(known) > _SHOWN else ""
+        serves = f"serves {', '.join(known[:_SHOWN])}{more}"
+        has = serves if known else f"answered {status} and names no model"
         raise PlayRefused(f"{server.url} {has}", f"name one: {name}#{known[0] if known else 'model'}")
     return f"{name}#{known[0]}"
 

@@ -175,6 +175,7 @@ class _Evaluation:
         )
         episode_id = f"{self._run_id}/{task.slug}/{attempt}"
         run = run_of(kept.episode, self._run_id, episode_id, blame, usage)
+        await player.ended(run)
         row = line_of_played(kept.episode, run, stopped, self._model.name)
         return ExternalEpisode(run, row, kept.episode, attempt)
 

@@ -1,4 +1,4 @@
-"""A registered model through our gateway, as any OpenAI client asks it."""
+"""A registered model, or one of a provider behind it, through our gateway, as any OpenAI client asks it."""
 
 from typing import TYPE_CHECKING, Final
 
@@ -39,7 +39,7 @@ async def gateway_model(slug: str, **sampling: float | None) -> ExternalModel:
         has = ", ".join(known[:5]) or "none"
         own = f"; without --gateway, {slug} plays with your own key" if is_external(slug) else ""
         raise PlayRefused(
-            f"the gateway at {url} serves no model {slug!r}: it serves registered models ({has}), and "
-            f"models of others behind it come with a later version{own}"
+            f"the gateway at {url} serves no model {slug!r}: it serves {has}; models of others are those of "
+            f"its providers, as provider/name{own}"
         )
     return model

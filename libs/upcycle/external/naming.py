@@ -1,5 +1,5 @@
 """What people call an agent that is no model of ours: `claude`, `openai#gpt-5`, `openai:http://host:8000/v1#model`,
-or that URL alone."""
+or that URL alone, of a server of one model."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -109,6 +109,11 @@ def is_external(name: str) -> bool:
     """Whether an agent's name is none of a registered model: a vendor, a URL, or one that is refused."""
     kind = name.partition("#")[0]
     return kind in NAMES or kind in NO_SCREEN or kind.startswith(("openai:", *URL_SCHEMES))
+
+
+def is_at_url(name: str) -> bool:
+    """Whether an agent is a server's address, with or without a model: `openai:URL#model`, `URL`."""
+    return with_kind(name).startswith(tuple(f"openai:{scheme}" for scheme in URL_SCHEMES))
 
 
 def with_kind(name: str) -> str:

@@ -7,6 +7,7 @@ from upcycle.external.dialects import Answered, Dialect, NoTurn, Tokens
 from upcycle.external.server import ModelServer
 from upcycle.harness.chat import ChatReply, Messages
 from upcycle.playing.errors import PlayerFailed
+from upcycle.results import Run
 
 
 class ModelPlayer:
@@ -26,6 +27,9 @@ class ModelPlayer:
         if answered.content:
             self._kept[len(messages)] = answered.content
         return answered.reply
+
+    async def ended(self, run: Run) -> None:
+        """Its episode is over, with this result."""
 
     async def _ask(self, messages: Messages, tools: Messages, max_tokens: int) -> Answered:
         dialect, server = self._dialect, self._server

@@ -51,19 +51,23 @@ class ModelServer:
         """200 and the JSON of the answer, or 400 and its text as it came. Raises Unavailable where nothing
         answers, AgentRefused for a key, a permission or a model that is refused, PlayerFailed for the
         rest."""
+        status, text = await self.answer(path, body)
+        if status == 200:
+            return 200, self._json(hidden_in_answer(text, self._key))
+        if status == 400:
+            return 400, text
+        refusal = AgentRefused if status in _REFUSALS else PlayerFailed
+        raise refusal(f"{self.url} answered {status}: {self.shown(text)}", self._hint(status))
+
+    async def answer(self, path: str, body: Mapping[str, Any]) -> tuple[int, str]:
+        """Status and text, whatever they are, once it is not busy. Raises Unavailable where nothing answers,
+        PlayerFailed where it asks for too long a pause."""
         pauses_s = list(self._pauses_s)
         while True:
             response = await self._send("POST", path, body)
-            status, text = response.status_code, response.text
-            if status in BUSY and pauses_s:
-                await asyncio.sleep(self._pause_s(response, pauses_s.pop(0)))
-            elif status == 200:
-                return 200, self._json(hidden_in_answer(text, self._key))
-            elif status == 400:
-                return 400, text
-            else:
-                refusal = AgentRefused if status in _REFUSALS else PlayerFailed
-                raise refusal(f"{self.url} answered {status}: {self.shown(text)}", self._hint(status))
+            if response.status_code not in BUSY or not pauses_s:
+                return response.status_code, response.text
+            await asyncio.sleep(self._pause_s(response, pauses_s.pop(0)))
 
     async def get(self, path: str) -> tuple[int, Any]:
         """Status and JSON, None where it is no JSON; asked once. Raises Unavailable."""

@@ -12,6 +12,8 @@ UNREADABLE = (
     "Your last message could not be read: {error}. Send a well-formed tool call, or a plain final answer."
 )
 """What a policy reads after a turn whose tool call is malformed."""
+_REFUSED = "refused: more than {limit} tool calls in one turn"
+_CUT = "\n[{more} more characters were cut]"
 
 
 class StopReason(StrEnum):
@@ -117,7 +119,7 @@ async def _run_calls(driver: TurnDriver, turn: TakenTurn, limits: TurnLimits) ->
             content = clip_text(ran.content, limits.max_tool_result_chars)
             outcome = replace(ran, content=content)
         else:
-            refusal = f"refused: more than {limits.max_tool_calls_per_turn} tool calls in one turn"
+            refusal = _REFUSED.format(limit=limits.max_tool_calls_per_turn)
             outcome = ToolOutcome(refusal, is_error=True)
         turn.outcomes.append(outcome)
         driver.add_outcome(position, outcome)
@@ -134,4 +136,18 @@ def clip_text(text: str, max_chars: int) -> str:
     """`text`, or its beginning and how much was cut, so that no tool result can fill the episode's budget."""
     if len(text) <= max_chars:
         return text
-    return f"{text[:max_chars]}\n[{len(text) - max_chars} more characters were cut]"
+    return text[:max_chars] + _CUT.format(more=len(text) - max_chars)
+
+
+def was_refused(position: int, content: str) -> bool:
+    """Whether this is what the policy read of a call that no tool ran, because its turn had too many.
+    position: of the call in its turn, from 0."""
+    return any(content == _REFUSED.format(limit=limit) for limit in range(1, position + 1))
+
+
+def is_same_text(read: str, whole: str) -> bool:
+    """Whether a policy that read `read` of a tool was told `whole`, which its loop may have clipped."""
+    if read == whole:
+        return True
+    kept, _, _ = read.rpartition("\n[")
+    return 0 < len(kept) < len(whole) and clip_text(whole, len(kept)) == read

@@ -1,5 +1,5 @@
 """A process that has loaded one environment and forks itself for each episode: `python -m` with a file
-descriptor, the environment's file and its name.
+descriptor, the environment's file, its name, and, for episodes in a cell, the folder of all of them.
 
 On the descriptor it says {"ready": pid} or {"broken": why}; then it runs the loop of
 `upcycle.environment.forking`: each fork comes with the episode's socket and the pipe for what it prints. It
@@ -13,31 +13,42 @@ import socket
 import sys
 import traceback
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any, Final
 
 from upcycle.environment.forking import ForkLoop, adopt_orphans, die_with_parent
 from upcycle.environment.loading import load_environment
+from upcycle.modules import package_of
+from upcycle.playing.cells import WAY_OUT, EpisodeCell
 from upcycle.playing.hosting import be_the_environment
 
 _MAX_SAID_CHARS: Final = 16 * 1024
 
 
-def serve(control: socket.socket, path: str, name: str) -> None:
-    """Until the other side closes the socket."""
+def serve(control: socket.socket, path: str, name: str, folder: str = "") -> None:
+    """Until the other side closes the socket. folder: with it each episode has a cell, and names its own."""
     fork_server = os.getpid()
     try:
+        cell = EpisodeCell(Path(folder), _root_of(Path(path).resolve())) if folder else None
+        if cell is not None:
+            cell.enter()
         environment = load_environment(path, name)
-    except BaseException:
-        _say(control, {"broken": traceback.format_exc(limit=-8)[-_MAX_SAID_CHARS:]})
+        if cell is not None:
+            cell.prepare()
+    except BaseException as error:
+        way_out = f"\n{WAY_OUT}" if folder and isinstance(error, PermissionError) else ""
+        _say(control, {"broken": f"{traceback.format_exc(limit=-8)[-_MAX_SAID_CHARS:]}{way_out}"})
         raise
     sys.stdout.flush()
     sys.stderr.flush()
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # at Ctrl-C the other side closes the socket
     adopt_orphans()
 
-    def become(_command: Mapping[str, Any], descriptors: Sequence[int]) -> None:
+    def become(command: Mapping[str, Any], descriptors: Sequence[int]) -> None:
         die_with_parent(fork_server)
         control.close()
+        if cell is not None:
+            cell.narrow(command["folder"])
         channel, output = descriptors
         be_the_environment(environment, socket.socket(fileno=channel), output)
 
@@ -50,5 +61,11 @@ def _say(control: socket.socket, message: Mapping[str, Any]) -> None:
     control.send(json.dumps(message).encode())
 
 
+def _root_of(file: Path) -> Path:
+    """Below which all of its source lies."""
+    package_root, _ = package_of(file)
+    return package_root or file.parent
+
+
 if __name__ == "__main__":
-    serve(socket.socket(fileno=int(sys.argv[1])), sys.argv[2], sys.argv[3])
+    serve(socket.socket(fileno=int(sys.argv[1])), *sys.argv[2:])

@@ -4,11 +4,14 @@ import asyncio
 import contextlib
 import json
 import os
+import shutil
 import socket
 import subprocess
 import sys
+import tempfile
 from collections.abc import Callable
 from contextlib import AbstractAsyncContextManager
+from pathlib import Path
 from typing import TYPE_CHECKING, Final, Protocol
 
 from upcycle.environment.channel import ChannelClosed, ControlChannel
@@ -100,13 +103,16 @@ class ForkServer:
 
     where = "each in a process of its own"
 
-    def __init__(self, environment: EnvironmentRef) -> None:
-        """Returns when it has loaded the environment: make it in a thread. Raises DefinitionError."""
+    def __init__(self, environment: EnvironmentRef, cells: Path | None = None) -> None:
+        """Returns when it has loaded the environment: make it in a thread. cells: below which each episode
+        has a folder, in a cell of its own (upcycle.playing.cells). Raises DefinitionError."""
         self._control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._name = environment.name
         self._client: ForkClient | None = None
         variables = without_keys(os.environ) | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
-        arguments = [str(theirs.fileno()), environment.path, environment.name]
+        self._cells = cells
+        place = [] if cells is None else [str(cells.resolve())]
+        arguments = [str(theirs.fileno()), environment.path, environment.name, *place]
         self._process = subprocess.Popen(
             [sys.executable, "-m", "upcycle.playing.fork_server", *arguments],
             env=variables,
@@ -124,9 +130,10 @@ class ForkServer:
         """Fork it. Raises ChannelClosed."""
         if self._client is None:
             self._client = ForkClient(self._control)
+        folder = "" if self._cells is None else tempfile.mkdtemp(dir=self._cells.resolve())
         read_end, write_end = os.pipe()
         try:
-            child = await self._client.fork({}, (write_end,), timeout_s=ANSWER_S)
+            child = await self._client.fork({"folder": folder}, (write_end,), timeout_s=ANSWER_S)
         except BaseException as error:
             os.close(read_end)
             if isinstance(error, ForkFailed):
@@ -134,7 +141,7 @@ class ForkServer:
             raise
         finally:
             os.close(write_end)
-        return ServedFork(self._client, child, KeptOutput(read_end))
+        return ServedFork(self._client, child, KeptOutput(read_end), folder)
 
     def close(self) -> None:
         """With everything that it forked."""
@@ -164,8 +171,10 @@ class ForkServer:
 class ServedFork:
     """A process that a fork server forked: an EnvironmentHost."""
 
-    def __init__(self, client: ForkClient, child: Child, output: KeptOutput) -> None:
+    def __init__(self, client: ForkClient, child: Child, output: KeptOutput, folder: str = "") -> None:
+        """folder: of an episode in a cell; it goes with the process."""
         self._client, self._child, self._output = client, child, output
+        self._folder = folder
 
     @property
     def where(self) -> str:
@@ -190,12 +199,15 @@ class ServedFork:
             async with asyncio.timeout(ENDED_WAIT_S):
                 await self._client.kill(self._child)
         await asyncio.to_thread(self._output.finish)
+        if self._folder:
+            await asyncio.to_thread(shutil.rmtree, self._folder, ignore_errors=True)
 
 
-def hosts_of(environment: EnvironmentRef) -> EpisodeHosts:
-    """Where the episodes of an environment are played. Raises UnknownName and DefinitionError."""
+def hosts_of(environment: EnvironmentRef, cells: Path | None = None) -> EpisodeHosts:
+    """Where the episodes of an environment are played. cells: as of ForkServer. Raises UnknownName and
+    DefinitionError."""
     if environment.url:
         return PlainHosts(f"at {environment.url}", lambda: ServedHost(environment.url))
     if can_fork():
-        return ForkServer(environment)
+        return ForkServer(environment, cells)
     return SameProcessHosts(environment)

@@ -38,6 +38,7 @@ _ENDED: Final = {
     "MAX_TOKENS": "out of tokens",
     "DONE": "ended by the environment",
     "FAILED": "failed by the policy",
+    "RECORDING_LIMIT": "went on beyond its record",
 }
 
 

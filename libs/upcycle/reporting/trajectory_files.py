@@ -38,6 +38,11 @@ def file_of(name: str) -> Path | None:
     return found
 
 
+def newest_file() -> Path | None:
+    """Of the evaluations in one process that were started in this folder."""
+    return max(FOLDER.glob(f"*/{NAME}"), key=lambda path: path.stat().st_mtime_ns, default=None)
+
+
 class TrajectoryLines:
     """cut_line: number of a last line that its writer did not finish, known after a pass; 0: none is."""
 

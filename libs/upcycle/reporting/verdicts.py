@@ -6,9 +6,8 @@ agent that solves more tasks whole and earns less on the others.
 
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
-from typing import Any, Final, Literal
+from typing import Any, Final, Literal, Protocol
 
-from upcycle.reporting.comparison import PairedScore
 from upcycle.statistics.intervals import Estimate
 from upcycle.wording import amount
 
@@ -25,12 +24,28 @@ _WORDS: Final[dict[Finding, str]] = {
 _SHOWS_NONE: Final = ("none", "same")
 
 
+class ScoredDifference(Protocol):
+    """B minus A. num_tasks, num_rewards: that success and reward rest on."""
+
+    @property
+    def success(self) -> Estimate: ...
+
+    @property
+    def reward(self) -> Estimate | None: ...
+
+    @property
+    def num_tasks(self) -> int: ...
+
+    @property
+    def num_rewards(self) -> int: ...
+
+
 @dataclass(frozen=True, slots=True)
 class ComparisonVerdict:
     """better: a, b, none (no difference is shown) or unknown. decided_by: success, reward, both, or "" where
     nothing is decided."""
 
-    overall: PairedScore
+    overall: ScoredDifference
     success: Finding
     reward: Finding
     better: str
@@ -65,8 +80,8 @@ class ComparisonVerdict:
         return f"{better}, decided by {self.decided_by}: {other} says nothing"
 
 
-def verdict_of(overall: PairedScore) -> ComparisonVerdict:
-    """Of two evaluations, B against A."""
+def verdict_of(overall: ScoredDifference) -> ComparisonVerdict:
+    """Of two evaluations, or of two versions by their sessions, B against A."""
     success = _finding(overall.success, overall.num_tasks)
     reward = _finding(overall.reward, overall.num_rewards)
     speaking = {"success": success, "reward": reward}

@@ -12,6 +12,8 @@ from opentelemetry import propagate, trace
 from opentelemetry.instrumentation.grpc import aio_client_interceptors
 
 from upcycle.rpc.limits import MAX_MESSAGE_BYTES, client_options
+from upcycle.rpc.secure_channel import SecureChannel
+from upcycle.tls import current
 
 _FIRST_DELAY_S: Final = 0.1
 _MAX_DELAY_S: Final = 1.0
@@ -33,6 +35,8 @@ def connect(
     default_timeout_s: deadline of calls that set none; response streams are bounded by keepalive only.
     idempotent: bare method names ("GetRun") that may be sent again when the service is unavailable, until the
     deadline; all others fail at once.
+    In TLS where `upcycle.tls` says so: by the settings of a service, or UPCYCLE_TLS_CA. Raises
+    TlsFilesUnusable.
     """
     interceptors: list[grpc.aio.ClientInterceptor] = [
         *aio_client_interceptors(filter_=_is_recorded),
@@ -41,9 +45,10 @@ def connect(
         _UnaryStreamCalls(api_key),
         _StreamStreamCalls(api_key),
     ]
-    return grpc.aio.insecure_channel(
-        address, options=client_options(max_message_bytes), interceptors=interceptors
-    )
+    options = client_options(max_message_bytes)
+    if (tls := current()) is not None:
+        return SecureChannel(address, tls, options, interceptors)
+    return grpc.aio.insecure_channel(address, options=options, interceptors=interceptors)
 
 
 def _is_recorded(_: Details) -> bool:
@@ -58,7 +63,7 @@ def _with_defaults(details: Details, api_key: str | None, timeout_s: float | Non
         propagate.inject(carrier)
         for name, text in carrier.items():
             metadata.add(name, text)
-    if api_key is not None:
+    if api_key is not None and not metadata.get_all("authorization"):
         metadata.add("authorization", f"Bearer {api_key}")
     timeout = timeout_s if details.timeout is None else details.timeout
     return grpc.aio.ClientCallDetails(

@@ -102,8 +102,8 @@ class remote_errors:
 
 
 class peer_errors(remote_errors):
-    """As remote_errors, for a service that asks another one: a bug of the other, or its stop during the call,
-    is no answer, and the same call may succeed later."""
+    """As remote_errors, for a service that asks another one: a bug of the other, its stop during the call, or
+    a key that it does not know (yet), is no answer, and the same call may succeed later."""
 
     def __init__(self, what: str, answers: tuple[type[RemoteError], ...] = REFUSALS) -> None:
         """answers: the errors that the caller decides about; all others raise Unavailable with their text."""
@@ -115,7 +115,8 @@ class peer_errors(remote_errors):
     ) -> None:
         """Raises Unavailable, or one of `answers`."""
         found = remote_error(self._what, error) if isinstance(error, grpc.aio.AioRpcError) else error
-        if isinstance(found, RemoteError) and not isinstance(found, self._answers):
+        is_answer = isinstance(found, self._answers) and not isinstance(found, RemoteDenied)
+        if isinstance(found, RemoteError) and not is_answer:
             found = Unavailable(str(found))
         if found is not None and found is not error:
             raise found from error

@@ -47,7 +47,17 @@ _WITHOUT: Final = ("purpose", "policy.model", "training.loss_config", "against_v
 """Said by the command, by its argument MODEL, and by --set or a file alone."""
 _ABSENT: Final = {
     Purpose.TRAIN: ("policy.", "trainable", "max_concurrent"),
-    Purpose.EVAL: ("taskset", "training.", "gate.", "source_runs", "no_sampling", "track", "stop_on"),
+    Purpose.EVAL: (
+        "taskset",
+        "training.",
+        "gate.",
+        "source_runs",
+        "no_sampling",
+        "sessions",
+        "track",
+        "stop_on",
+        "mix",
+    ),
 }
 """Fields, and tables, that the other command has flags for."""
 _LATER: Final = ("taskset", "taskset_name", "source_runs")

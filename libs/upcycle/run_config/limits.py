@@ -20,6 +20,7 @@ MAX_TRAJECTORIES_PER_STEP: Final = 2048
 MAX_REVIEWED: Final = 200
 """What `upcycle trajectories review --top` shows at most."""
 MAX_TRACKED: Final = 16
+MAX_MIXED: Final = 16
 """Sets of one training run."""
 MAX_TRAINABLE_GROUP: Final = 512
 """A group of an evaluation that may train travels with all its members in one event of at most 256 KB."""

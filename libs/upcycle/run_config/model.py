@@ -8,14 +8,16 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import field, replace
+from fractions import Fraction
 from typing import Annotated, Any, Final
 
-from pydantic import BeforeValidator, Strict, model_validator
+from pydantic import Strict, model_validator
 from pydantic.dataclasses import dataclass
 from pydantic_core import ArgsKwargs, PydanticCustomError
 
 from upcycle.harness.context import POLICIES as CONTEXTS
 from upcycle.harness.context import STOP
+from upcycle.mixing import with_own
 from upcycle.run_config.gate import CONFIG, Flag, Gate, Number, Whole
 from upcycle.run_config.limits import (
     LARGEST,
@@ -25,7 +27,6 @@ from upcycle.run_config.limits import (
     Limit,
     OneOf,
     Text,
-    refuse,
     shown,
 )
 from upcycle.run_config.losses import NO_TRAINING_LOSS, TRAINING_LOSSES
@@ -38,9 +39,11 @@ from upcycle.run_config.names import (
     GUIDANCE,
     KL_ESTIMATORS,
     KL_PLACEMENTS,
+    LEAVE_OUT,
     LINEAR,
     REWARD_SCHEDULES,
     SCHEDULES,
+    SINGLE_SESSIONS,
     SOLVED_GROUPS,
     TASK_SAMPLERS,
     TURN_CREDITS,
@@ -49,16 +52,14 @@ from upcycle.run_config.names import (
     Purpose,
 )
 from upcycle.run_config.rules import POLICY_RULES, RUN_RULES, SAMPLING_RULES, TRAINING_RULES, Rule
+from upcycle.run_config.thinking import Thinking
 from upcycle.tracking import STOP_RULES
 
 RULES: Final = "rules"
 """Type of the pydantic errors that rules over several fields raise; `reasons` are their sentences."""
-ON, OFF = "on", "off"
 FULL_RATE: Final = 1e-6
 LORA_RATE: Final = 1e-5
 """Learning rates by what trains: those of prime-rl and TRL; adapters take about ten times as much."""
-_MAX_BUDGET: Final = 1 << 20
-_BUDGET: Final = f"1 to {_MAX_BUDGET}"
 
 Seed = Annotated[int, Strict(), Limit(-(2**62), 2**62)]
 
@@ -73,24 +74,6 @@ def keep_rules(value: Any, rules: Sequence[Rule]) -> None:
     reasons = [text for rule in rules for text in rule(value, marked)]
     if reasons:
         raise PydanticCustomError(RULES, "{text}", {"text": "; ".join(reasons), "reasons": reasons})
-
-
-class _Thinking(OneOf):
-    """Two words, or a number. The number is kept in its shortest form."""
-
-    __slots__ = ()
-
-    def _checked(self, value: str) -> str:
-        if value in ("", ON, OFF):
-            return value
-        is_number = value.isascii() and value.isdigit() and len(value) < 20
-        if is_number and 1 <= int(value) <= _MAX_BUDGET:
-            return str(int(value))
-        raise refuse(f"must be {ON}, {OFF} or a budget of {_BUDGET} tokens, got {shown(value)}")
-
-
-def _digits(value: Any) -> Any:
-    return str(value) if isinstance(value, int) and not isinstance(value, bool) else value
 
 
 @dataclass(frozen=True, slots=True, config=CONFIG)
@@ -129,7 +112,7 @@ class Sampling:
     """most tokens of an episode, prompt and completions together."""
     seed: Seed = 0
     """random seed of sampling; every episode and every turn derives its own."""
-    thinking: Annotated[str, BeforeValidator(_digits), _Thinking((ON, OFF, _BUDGET))] = ""
+    thinking: Thinking = ""
     """`on` or `off`: whether the chat template lets the model think before it answers
     (`enable_thinking`); empty: as the template does by itself. A number: on, and where a turn still thinks
     after so many tokens, the sampler ends its thinking with a `</think>`, which does not train."""
@@ -158,7 +141,7 @@ class Training:
     """optimizer steps; 0: until the run is stopped."""
     epochs: Annotated[Whole, Limit(1, 10**6)] | None = None
     """passes over the taskset, instead of steps: ceil(epochs * tasks / prompts_per_step) steps, with the
-    tasks that the taskset has when the run is submitted."""
+    tasks that it has when the run is submitted; with `mix` more, by its share."""
     prompts_per_step: Annotated[Whole, Limit(1, 999, why="a step is published as one")] = 16
     """groups per optimizer step, each of one task."""
     max_staleness: Annotated[Whole, Limit(0, 1000)] = 4
@@ -229,13 +212,16 @@ class Training:
     as equal."""
     solved_groups: Annotated[str, OneOf(SOLVED_GROUPS)] = "train"
     """groups that all solved: `train` on what else tells their rewards apart, such as brevity, or `skip`."""
+    single_sessions: Annotated[str, OneOf(SINGLE_SESSIONS)] = LEAVE_OUT
+    """recorded sessions that no other one has the group and the first prompt of: `leave_out`; `batch`: each
+    is compared with the mean reward of the other groups of its step, and trains."""
     drift_groups: Annotated[Whole, Limit(0, 999, why="0 measures none")] = 1
     """groups of each step on which the divergence from the run's first policy is measured (metric
     `drift_kl`); it is not in the loss. All weights: a second, frozen model in memory. 0: none."""
     task_sampler: Annotated[str, OneOf(TASK_SAMPLERS)] = UNIFORM
     """`uniform`: each task once per epoch. `spread`: tasks whose groups had different rewards are drawn more
     often. `age`: tasks that were not played for long."""
-    guidance: Annotated[str, OneOf(GUIDANCE)] = OFF
+    guidance: Annotated[str, OneOf(GUIDANCE)] = "off"
     """`on_failure`: a task that all failed, so that its group had no spread, is attempted once more by a
     group with the scenario's guidance in its prompt; such episodes train and count as evidence nowhere."""
     guidance_max_share: Annotated[Number, Limit(0, 1, above=True)] = 0.25
@@ -255,10 +241,8 @@ class Training:
     def _one_length(cls, data: Any) -> Any:
         given = (data.kwargs or {}) if isinstance(data, ArgsKwargs) else data
         if isinstance(given, Mapping) and "steps" in given and given.get("epochs") is not None:
-            reason = (
-                f"{marked('steps')} ({shown(given['steps'])}) and {marked('epochs')} "
-                f"({shown(given['epochs'])}) both say how long the run is: leave one out"
-            )
+            both = f"({shown(given['steps'])}) and {marked('epochs')} ({shown(given['epochs'])})"
+            reason = f"{marked('steps')} {both} both say how long the run is: leave one out"
             raise PydanticCustomError(RULES, "{text}", {"text": reason, "reasons": [reason]})
         return data
 
@@ -304,12 +288,12 @@ class Training:
         """Whether a run is over with this step. Never, if it has no limit (`steps` is 0)."""
         return 0 < self.steps <= step
 
-    def in_steps(self, num_tasks: int) -> Training:
-        """The same training with its length in steps, over a taskset of so many tasks. Raises
-        pydantic.ValidationError where what was chosen does not fit so many steps."""
+    def in_steps(self, num_tasks: int, share: Fraction = Fraction(1)) -> Training:
+        """The same training with its length in steps, over a taskset of so many tasks that has this share of
+        the groups. Raises pydantic.ValidationError where what was chosen does not fit so many steps."""
         if self.epochs is None:
             return self
-        steps = math.ceil(self.epochs * num_tasks / self.prompts_per_step)
+        steps = math.ceil(self.epochs * num_tasks / (share * self.prompts_per_step))
         return replace(self, steps=steps, epochs=None)
 
 
@@ -344,10 +328,12 @@ class RunSpec:
     """a running training run of the same model and taskset may draw this evaluation's groups, each once;
     needs groups of 2 to 512."""
     track: tuple[str, ...] = ()
-    """held-out tasksets that published versions of a training run are measured on, in the background: TASKSET
-    or TASKSET:every=STEPS (10 where it is left out)."""
+    """held-out tasksets that versions of a training run are measured on: TASKSET, TASKSET:every=STEPS."""
     stop_on: Annotated[str, OneOf(STOP_RULES, or_empty=True)] = ""
     """two_drops: end the training run after two sure drops in a row of a tracked set; its head stays."""
+    mix: tuple[str, ...] = ()
+    """other tasksets that a training run plays too, also of other environments: TASKSET:share=SHARE, of its
+    groups. The shares together are below 1, and the run's own taskset has the rest."""
     max_concurrent: Annotated[Whole, Limit(1, LARGEST)] | None = None
     """episodes of an evaluation in flight at once, at least its group size; without it what the planner
     allows."""
@@ -357,8 +343,9 @@ class RunSpec:
     families: tuple[Annotated[str, Text(1, 200)], ...] = ()
     """families whose tasks alone an evaluation plays; empty: all tasks."""
     draws: Annotated[Whole, Limit(1, 1_000_000)] | None = None
-    """groups of an evaluation, each of a task drawn at random with replacement; without it every task is
-    played once."""
+    """groups of an evaluation, each of a task drawn at random with replacement; else each task once."""
+    sessions: Annotated[str, Text(0, 500)] = ""
+    """graded recorded sessions that train first: `all`, or key=KEY,group=NAME,since=7d,before=DATE."""
 
     @model_validator(mode="after")
     def _check(self) -> RunSpec:
@@ -390,7 +377,8 @@ class RunSpec:
         return self.training is not None and not self.training.score_failures
 
     def in_steps(self, num_tasks: int) -> RunSpec:
-        """The same run with the length of its training in steps."""
+        """The same run with the length of its training in steps. num_tasks: of its own taskset."""
         if self.training is None or self.training.epochs is None:
             return self
-        return replace(self, training=self.training.in_steps(num_tasks))
+        own = with_own(self.taskset, self.mix)[0]
+        return replace(self, training=self.training.in_steps(num_tasks, own.share))

@@ -35,6 +35,10 @@ CONSTANT: Final = "constant"
 LINEAR: Final = "linear"
 SCHEDULES: Final = (CONSTANT, "cosine", LINEAR)
 SOLVED_GROUPS: Final = ("skip", "train")
+LEAVE_OUT, BATCH_BASELINE = "leave_out", "batch"
+SINGLE_SESSIONS: Final = (BATCH_BASELINE, LEAVE_OUT)
+WITH_BATCH_BASELINE: Final = ("dr_grpo", "rloo")
+"""Advantages that single sessions can have: the others divide by what one reward does not have."""
 BY_EPISODE, BY_TURN = "episode", "turn"
 TURN_CREDITS: Final = (BY_EPISODE, BY_TURN)
 UNIFORM, SPREAD, AGE = "uniform", "spread", "age"

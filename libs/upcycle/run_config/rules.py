@@ -11,8 +11,11 @@ from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any, Final
 
 from upcycle.local_runs import is_local_run, why_no_source
+from upcycle.mixing import with_own
+from upcycle.revision_names import plain_name
 from upcycle.run_config.limits import (
     MAX_GROUP_SIZE,
+    MAX_MIXED,
     MAX_TRACKED,
     MAX_TRAINABLE_GROUP,
     MAX_TRAJECTORIES_PER_STEP,
@@ -20,6 +23,7 @@ from upcycle.run_config.limits import (
 from upcycle.run_config.losses import loss_refusals
 from upcycle.run_config.names import (
     ALL_LINEAR,
+    BATCH_BASELINE,
     BY_TURN,
     CHANNELS,
     CONSTANT,
@@ -28,10 +32,12 @@ from upcycle.run_config.names import (
     ON_FAILURE,
     SCHEDULES,
     UNIFORM,
+    WITH_BATCH_BASELINE,
     Channel,
     Purpose,
     Say,
 )
+from upcycle.session_query import parse_sessions
 from upcycle.tracking import parse_tracked
 
 if TYPE_CHECKING:
@@ -118,6 +124,27 @@ def _guidance(training: Training, say: Say) -> Iterator[str]:
         )
 
 
+def _single_sessions(training: Training, say: Say) -> Iterator[str]:
+    if training.single_sessions != BATCH_BASELINE:
+        return
+    chosen = f"{say('single_sessions')} is {BATCH_BASELINE!r}"
+    if training.advantage not in WITH_BATCH_BASELINE:
+        yield (
+            f"{chosen} and {say('advantage')} is {training.advantage!r}, which divides by what one reward "
+            f"does not have: set {say('advantage')} to {' or '.join(WITH_BATCH_BASELINE)}"
+        )
+    if training.turn_credit == BY_TURN:
+        yield (
+            f"{chosen} and {say('turn_credit')} is {BY_TURN!r}: turns of one session have no others of the "
+            "same index beside them; leave one of them out"
+        )
+    if training.prompts_per_step < 2:
+        yield (
+            f"{chosen} and {say('prompts_per_step')} is 1: a session is compared with the other groups of a "
+            f"step; set {say('prompts_per_step')} to 2 or more"
+        )
+
+
 def _adapters(training: Training, say: Say) -> Iterator[str]:
     targets = training.lora_targets
     if training.lora_rank == 0:
@@ -165,8 +192,10 @@ def _purpose(spec: RunSpec, say: Say) -> Iterator[str]:
         "gate": spec.gate is not None,
         "source_runs": bool(spec.source_runs),
         "no_sampling": spec.no_sampling,
+        "sessions": bool(spec.sessions),
         "track": bool(spec.track),
         "stop_on": bool(spec.stop_on),
+        "mix": bool(spec.mix),
     }
     for name in (name for name, is_given in given.items() if is_given):
         yield f"{say(name)} is for purpose TRAIN only; this run has purpose EVAL"
@@ -250,6 +279,19 @@ def _sources(spec: RunSpec, say: Say) -> Iterator[str]:
         yield f"{say('source_runs')}: {why_no_source(run_id)}"
 
 
+def _sessions(spec: RunSpec, say: Say) -> Iterator[str]:
+    try:
+        if spec.sessions:
+            parse_sessions(spec.sessions)
+    except ValueError as error:
+        yield f"{say('sessions')}: {error}"
+    if spec.training is not None and spec.training.single_sessions == BATCH_BASELINE and not spec.sessions:
+        yield (
+            f"{say('training.single_sessions')} is {BATCH_BASELINE!r} and {say('sessions')} is empty: none "
+            f"is taken; name sessions in {say('sessions')}, or leave it out"
+        )
+
+
 def _tracking(spec: RunSpec, say: Say) -> Iterator[str]:
     names = []
     for text in spec.track:
@@ -263,6 +305,21 @@ def _tracking(spec: RunSpec, say: Say) -> Iterator[str]:
         yield f"{say('track')} names {len(spec.track)} tasksets, limit {MAX_TRACKED}"
     if spec.stop_on and not spec.track:
         yield f"{say('stop_on')} is {spec.stop_on} and {say('track')} is empty: name a held-out taskset there"
+
+
+def _mix(spec: RunSpec, say: Say) -> Iterator[str]:
+    try:
+        names = [plain_name(one.taskset) for one in with_own(spec.taskset, spec.mix)]
+    except ValueError as error:
+        yield f"{say('mix')}: {error}"
+        return
+    for name in [name for name, count in Counter(names).items() if count > 1][:1]:
+        own = f", which is {say('taskset')}" if name == names[0] else " twice"
+        yield f"{say('mix')} names {name!r}{own}: a taskset has one share"
+    if len(spec.mix) > MAX_MIXED:
+        yield f"{say('mix')} names {len(spec.mix)} tasksets, limit {MAX_MIXED}"
+    if spec.mix and spec.no_sampling:
+        yield f"{say('mix')} and {say('no_sampling')} are set: the run plays no task itself; leave one out"
 
 
 def _channel(policy: PolicyChoice, say: Say) -> Iterator[str]:
@@ -287,6 +344,7 @@ TRAINING_RULES: Final[tuple[Rule, ...]] = (
     _credit,
     _fading,
     _guidance,
+    _single_sessions,
     _adapters,
 )
 POLICY_RULES: Final[tuple[Rule, ...]] = (_channel,)
@@ -300,5 +358,7 @@ RUN_RULES: Final[tuple[Rule, ...]] = (
     _pair,
     _sampler,
     _sources,
+    _sessions,
     _tracking,
+    _mix,
 )

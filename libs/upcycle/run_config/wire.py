@@ -54,6 +54,8 @@ def spec_to_wire(spec: RunSpec) -> taskset_pb2.RunSpec:
         draws=spec.draws,
         track=spec.track,
         stop_on=spec.stop_on,
+        mix=spec.mix,
+        sessions=spec.sessions,
     )
 
 

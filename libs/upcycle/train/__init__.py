@@ -14,6 +14,7 @@ from upcycle.train.client import TrainingClient
 from upcycle.train.inputs import Conversation, Lora, Sample, TokenRow, Trajectory, whole_groups
 from upcycle.train.results import DatumTensors, Forward, ForwardBackwardResult, OptimStepResult, StepResult
 from upcycle.train.running import Source, TrainedRun, TrainingFailed
+from upcycle.train.sampling import Sampled, SamplingRefused
 
 __all__ = [
     "Conversation",
@@ -23,6 +24,8 @@ __all__ = [
     "Lora",
     "OptimStepResult",
     "Sample",
+    "Sampled",
+    "SamplingRefused",
     "Source",
     "StepResult",
     "TokenRow",

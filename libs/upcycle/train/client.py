@@ -7,7 +7,7 @@ executes each id once, so no gradient is accumulated or applied twice.
 import asyncio
 import time
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Final, TypedDict, Unpack
+from typing import TYPE_CHECKING, Any, Final, TypeVar, Unpack
 
 from upcycle.errors import UpcycleError
 from upcycle.platform import connected
@@ -16,7 +16,21 @@ from upcycle.retrying import retry
 from upcycle.run_client import new_request_id
 from upcycle.tasks import Taskset
 from upcycle.train.custom import CustomLoss, weights_of
-from upcycle.train.inputs import Lora, TrainingInput, input_to_wire
+from upcycle.train.inputs import Lora, TrainingInput
+from upcycle.train.requests import (
+    DEFAULT_LOSS,
+    AdamOptions,
+    PassOptions,
+    PassRequest,
+    Persist,
+    StepOptions,
+    adam_to_wire,
+    batch_to_wire,
+    lora_to_wire,
+    pass_options,
+    persist_to_wire,
+    refuse_unknown,
+)
 from upcycle.train.results import (
     Forward,
     ForwardBackwardResult,
@@ -27,34 +41,18 @@ from upcycle.train.results import (
     step_of,
 )
 from upcycle.train.running import TrainedRun, run_ids_of, submit, wait_until_finished
+from upcycle.train.sampling import Prompt, Sampled, SamplingRequest, sampled
 from upcycle.trained_models import head_was_set, stepped
 
 if TYPE_CHECKING:
     from upcycle.api.registry.v1.registry_pb2 import Checkpoint
     from upcycle.platform import Addresses, Platform
 
-DEFAULT_LOSS: Final = "importance_sampling"
 _MAX_PAUSE_S: Final = 3.0
 _ACTOR: Final = "training client"
+_LOST_STEPS: Final = "LOST_STEPS"
 
-
-class AdamOptions(TypedDict, total=False):
-    """Options of an AdamW update beside its learning rate. Defaults: beta1 0.9, beta2 0.95, eps 1e-8,
-    weight_decay 0, max_grad_norm 1 (0: no bound)."""
-
-    beta1: float
-    beta2: float
-    eps: float
-    weight_decay: float
-    max_grad_norm: float
-
-
-class StepOptions(AdamOptions, total=False):
-    """Options of a step: those of the update, and those of the pass before it, see `forward_backward`."""
-
-    reward_scale: float
-    num_substeps: int
-    advantage: str
+_Done = TypeVar("_Done", bound=OptimStepResult)
 
 
 class TrainingClient:
@@ -76,17 +74,21 @@ class TrainingClient:
         runtime: "Platform | Addresses | None" = None,
         lora: Lora | None = None,
         timeout_s: float = 600.0,
+        on_wait: Callable[[str | None], None] = lambda _: None,
     ) -> None:
         """runtime: a Platform or its Addresses; None: the running platform, found at each call. lora: which
         parameters train; None: the same as in the last call, at first all weights. timeout_s: of each call,
-        including everything that it waits for."""
+        including everything that it waits for. on_wait: gets what a call waits for, each time that it asked
+        for it in vain, and None once it waits no more."""
         if not model:
             raise UpcycleError("the model slug is empty", "`upcycle models list` names those that exist")
         self.model = model
         self._runtime = runtime
         self._timeout_s = timeout_s
+        self._on_wait = on_wait
         self._lora = lora
         self._accumulated: list[str] = []
+        self._sampled_version: int | None = None
 
     async def step(
         self,
@@ -102,22 +104,21 @@ class TrainingClient:
         """forward_backward, then optim_step, in one request; see both for the arguments."""
         from upcycle.api.training.v1 import service_pb2 as pb
 
-        scale, advantage = more.pop("reward_scale", 1.0), more.pop("advantage", "")
-        num_substeps = more.pop("num_substeps", 1)
+        asked = PassRequest(inputs, group_size, loss_fn, loss_fn_config, pass_options(more))
+        persist = more.pop("persist", "checkpoint")
         request = pb.StepRequest(
             model=self.model,
             request_id=new_request_id("step"),
-            batch=_batch(inputs, group_size, scale, advantage),
-            loss=_loss(loss_fn, loss_fn_config),
-            num_substeps=num_substeps,
-            adam=_adam(learning_rate, more),
+            batch=asked.batch(),
+            loss=asked.loss(),
+            num_substeps=asked.num_substeps,
+            adam=adam_to_wire(learning_rate, more),
             keep_head=not promote,
-            lora=_lora(self._lora),
+            lora=lora_to_wire(self._lora),
+            persist=persist_to_wire(persist),
         )
         reply = await self._call("step", lambda stub: stub.Step, request)
-        if promote:
-            stepped(self.model, is_head=reply.result.is_head)
-        return step_of(reply.result, dict(reply.metrics), reply.num_datums)
+        return self._stepped(step_of(reply.result, dict(reply.metrics), reply.num_datums), promote)
 
     async def forward_backward(
         self,
@@ -126,32 +127,33 @@ class TrainingClient:
         loss_fn_config: Mapping[str, float] | None = None,
         *,
         group_size: int | None = None,
-        reward_scale: float = 1.0,
-        num_substeps: int = 1,
-        advantage: str = "",
+        logprobs: bool = False,
+        **more: Unpack[PassOptions],
     ) -> ForwardBackwardResult:
         """Accumulates the gradient of a built-in loss; the next optim_step divides the accumulated sum by the
-        number of trained tokens.
+        number of trained tokens, unless normalize="sum".
 
         group_size: how many consecutive inputs form a group; rewards are relative to their group (None: all
-        inputs are one group; 1: the reward itself is the advantage). num_substeps: the pass is computed in
-        so many slices, which needs less memory and gives the same gradient. reward_scale: multiplies rewards.
-        advantage: how rewards of a group become credit, by default `dr_grpo`. loss_fn_config: options of
-        the loss, named in docs/understand/grpo.md.
+        inputs are one group; 1: the reward itself is the advantage). loss_fn_config: options of the loss,
+        named in docs/understand/grpo.md. logprobs: return those of the trained tokens. more: see PassOptions.
         """
         from upcycle.api.training.v1 import service_pb2 as pb
 
+        asked = PassRequest(inputs, group_size, loss_fn, loss_fn_config, pass_options(more))
+        refuse_unknown(more)
         request = pb.ForwardBackwardRequest(
             model=self.model,
             request_id=new_request_id("fb"),
-            batch=_batch(inputs, group_size, reward_scale, advantage),
-            loss=_loss(loss_fn, loss_fn_config),
-            num_substeps=num_substeps,
-            lora=_lora(self._lora),
+            batch=asked.batch(),
+            loss=asked.loss(),
+            num_substeps=asked.num_substeps,
+            lora=lora_to_wire(self._lora),
+            logprobs=logprobs,
         )
         reply = await self._call("forward_backward", lambda stub: stub.ForwardBackward, request)
         self._accumulated.append(request.request_id)
-        return ForwardBackwardResult(dict(reply.metrics), reply.num_datums)
+        per_token = [list(one.values) for one in reply.logprobs]
+        return ForwardBackwardResult(dict(reply.metrics), reply.num_datums, per_token)
 
     async def forward(
         self,
@@ -167,8 +169,8 @@ class TrainingClient:
         request = pb.ForwardRequest(
             model=self.model,
             request_id=new_request_id("fwd"),
-            batch=_batch(inputs, group_size, reward_scale, advantage),
-            lora=_lora(self._lora),
+            batch=batch_to_wire(inputs, group_size, reward_scale, advantage),
+            lora=lora_to_wire(self._lora),
         )
         reply = await self._call("forward", lambda stub: stub.Forward, request)
         return Forward(reply.forward_id, reply.version, [datum_of(datum) for datum in reply.data])
@@ -209,13 +211,21 @@ class TrainingClient:
         return await self.backward(passed.forward_id, weights, metrics)
 
     async def optim_step(
-        self, learning_rate: float, *, promote: bool = True, **adam: Unpack[AdamOptions]
+        self,
+        learning_rate: float,
+        *,
+        promote: bool = True,
+        persist: Persist = "checkpoint",
+        **adam: Unpack[AdamOptions],
     ) -> OptimStepResult:
         """One update with all accumulated gradients. The new version is saved, published and, if `promote`
         and the model has no gate, made head.
 
-        adam: beta1=0.9, beta2=0.95, eps=1e-8, weight_decay=0, max_grad_norm=1 (0: no bound). Refused if the
-        trainer has lost a gradient that this client accumulated.
+        persist: `weights` publishes the version only: engines may sample from it, head stays. `none` saves
+        nothing: the step is in the trainer's memory until a later one saves it. Where the trainer loses such
+        steps, the next call raises RemoteConflict with reason LOST_STEPS, once, and the one after it goes on
+        from the last checkpoint. adam: see AdamOptions. Refused if the trainer has lost a gradient that this
+        client accumulated.
         """
         from grpc import StatusCode
 
@@ -225,9 +235,10 @@ class TrainingClient:
         request = pb.OptimStepRequest(
             model=self.model,
             request_id=new_request_id("optim"),
-            adam=_adam(learning_rate, adam),
+            adam=adam_to_wire(learning_rate, adam),
             gradients=self._accumulated,
             keep_head=not promote,
+            persist=persist_to_wire(persist),
         )
         try:
             reply = await self._call("optim_step", lambda stub: stub.OptimStep, request)
@@ -236,9 +247,45 @@ class TrainingClient:
                 self._accumulated = []
             raise
         self._accumulated = []
-        if promote:
-            stepped(self.model, is_head=reply.result.is_head)
-        return optim_step_of(reply.result)
+        return self._stepped(optim_step_of(reply.result), promote)
+
+    def _stepped(self, done: _Done, promote: bool) -> _Done:
+        """Notes which weights the agents of this process, and `sample`, are to play."""
+        if done.persist != "none":
+            self._sampled_version = done.version
+            if promote:
+                stepped(self.model, is_head=done.is_head)
+        return done
+
+    async def sample(
+        self,
+        prompt: Prompt,
+        *,
+        num_samples: int = 1,
+        max_tokens: int = 256,
+        temperature: float = 1.0,
+        stop: Sequence[str] = (),
+        seed: int | None = None,
+        version: int | None = None,
+    ) -> list[Sampled]:
+        """What the model says, with tokens and log-probabilities, through the gateway; waits up to timeout_s
+        until an engine serves the weights.
+
+        prompt: text, token ids, or messages. version: None: the newest that this client published, before
+        that head. Raises SamplingRefused; Unavailable; PlatformNotFound without a key of the gateway.
+        """
+        at = self._sampled_version if version is None else version
+        name = self.model if at is None else f"{self.model}@v{at}"
+        asked = SamplingRequest(name, prompt, num_samples, max_tokens, temperature, stop, seed)
+        async with connected(self._runtime) as platform:
+            return await retry(
+                lambda: sampled(
+                    platform.addresses, asked, self._timeout_s, is_published=at == self._sampled_version
+                ),
+                budget_s=self._timeout_s,
+                max_pause_s=_MAX_PAUSE_S,
+                on_wait=self._on_wait,
+            )
 
     async def train_on(
         self,
@@ -297,10 +344,18 @@ class TrainingClient:
         request = SetHeadRequest(model=self.model, checkpoint_id=checkpoint_id, actor=_ACTOR, reason=reason)
         await self._ask("set_head", lambda at: at.registry.SetHead, request)
         head_was_set(self.model)
+        self._sampled_version = None
         return await self.head()
 
     async def _call(self, what: str, method: Callable[[Any], Any], request: Any) -> Any:
-        return await self._ask(what, lambda platform: method(platform.training), request)
+        from upcycle.rpc import RemoteConflict
+
+        try:
+            return await self._ask(what, lambda platform: method(platform.training), request)
+        except RemoteConflict as error:
+            if error.reason == _LOST_STEPS:  # the gradients of this client were in the same memory
+                self._accumulated, self._sampled_version = [], None
+            raise
 
     async def _ask(self, what: str, method: "Callable[[Platform], Any]", request: Any) -> Any:
         """Send a request, again under the same id while the service is unavailable; returns the reply."""
@@ -313,41 +368,6 @@ class TrainingClient:
                 return await method(platform)(request, timeout=max(give_up_at - time.monotonic(), 0.1))
 
         async with connected(self._runtime) as platform:
-            return await retry(once, budget_s=self._timeout_s, max_pause_s=_MAX_PAUSE_S)
-
-
-def _batch(
-    inputs: Sequence[TrainingInput], group_size: int | None, reward_scale: float, advantage: str
-) -> Any:
-    from upcycle.api.training.v1 import interactive_pb2 as pb
-
-    return pb.Batch(
-        inputs=[input_to_wire(one) for one in inputs],
-        group_size=group_size,
-        reward_scale=reward_scale,
-        advantage=advantage,
-    )
-
-
-def _loss(name: str, config: Mapping[str, float] | None) -> Any:
-    from upcycle.api.training.v1 import interactive_pb2 as pb
-
-    return pb.Loss(name=name, config=dict(config or {}))
-
-
-def _lora(given: Lora | None) -> Any:
-    from upcycle.api.training.v1 import interactive_pb2 as pb
-
-    if given is None:
-        return None
-    return pb.LoraOptions(rank=given.rank, alpha=given.alpha, targets=given.targets)
-
-
-def _adam(learning_rate: float, given: Mapping[str, Any]) -> Any:
-    from upcycle.api.training.v1 import interactive_pb2 as pb
-
-    names = [field.name for field in pb.AdamParameters.DESCRIPTOR.fields]
-    unknown = sorted(set(given) - set(names))
-    if unknown:
-        raise UpcycleError(f"unknown argument {unknown[0]!r}", f"the optimizer has {', '.join(names)}")
-    return pb.AdamParameters(learning_rate=learning_rate, **given)
+            return await retry(
+                once, budget_s=self._timeout_s, max_pause_s=_MAX_PAUSE_S, on_wait=self._on_wait
+            )

@@ -2,10 +2,13 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 if TYPE_CHECKING:
     from upcycle.api.training.v1 import interactive_pb2 as pb
+
+
+_PERSIST_NAMES: Final = {1: "checkpoint", 2: "weights", 3: "none"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,16 +42,21 @@ class Forward:
 class ForwardBackwardResult:
     """A gradient was accumulated. num_datums: rows that were trained. metrics["untrainable"]: how many inputs
     have no trainable token; their rewards still count in their groups. metrics["without_task"]: how many
-    name no task, so that it was not checked whether theirs is held out."""
+    name no task, so that it was not checked whether theirs is held out.
+
+    logprobs: if asked for, per datum, of each of its tokens from the second on, under the weights that the
+    gradient is of; 0 where a token is not trained. The order is that of `forward`."""
 
     metrics: Mapping[str, float]
     num_datums: int
+    logprobs: Sequence[Sequence[float]] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class OptimStepResult:
-    """An update that is durable and published. sampler_path: object key of the weights' manifest; state_path:
-    object key of the training state; is_head: whether head moved to this version."""
+    """An update. sampler_path: object key of the weights' manifest; state_path: object key of the training
+    state; is_head: whether head moved to this version. persist: what was saved: the ids and paths of the rest
+    are empty, and with `none` the version is the newest that was published before."""
 
     step: int
     version: int
@@ -58,6 +66,7 @@ class OptimStepResult:
     model: str
     metrics: Mapping[str, float]
     is_head: bool
+    persist: str = "checkpoint"
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,4 +111,5 @@ def _update(message: "pb.OptimStepResult", metrics: Mapping[str, float]) -> dict
         "model": message.model,
         "metrics": {**metrics, **message.metrics},
         "is_head": message.is_head,
+        "persist": _PERSIST_NAMES.get(message.persist, "checkpoint"),
     }

@@ -69,6 +69,7 @@ def line_of_record(record: Mapping[str, Any]) -> dict[str, Any]:
             "family": episode.get("family", ""),
             "digest": episode.get("task_digest", ""),
             "split": _word(episode.get("split"), "SPLIT_"),
+            **({"taskset": episode["taskset"]} if episode.get("taskset") else {}),
         },
         "messages": [*map(_prompt_message, body.get("prompt", [])), *_said(turns)],
         "tools": _parsed(body.get("tools_json")) or [],

@@ -4,6 +4,8 @@ from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
+from upcycle.reporting.mix_texts import mix_lines
+
 if TYPE_CHECKING:
     from google.protobuf.timestamp_pb2 import Timestamp
 
@@ -18,7 +20,9 @@ def facts_of(run: "Run", versions: Sequence[int]) -> tuple[tuple[str, str], ...]
 def _facts(run: "Run", versions: Sequence[int]) -> Iterator[tuple[str, str]]:
     yield "model", run.spec.policy.model
     yield ("version" if len(versions) == 1 else "versions"), ", ".join(f"v{version}" for version in versions)
-    yield "taskset", run.spec.taskset
+    yield "taskset", "" if run.mix else run.spec.taskset
+    for line in mix_lines(run):
+        yield "taskset", line
     yield "taskset digest", run.taskset_digest[:12]
     yield "source that judged it", run.source_digest[:12] or "not known"
     yield "submitted", moment(run.submitted_at) if run.HasField("submitted_at") else ""
@@ -29,6 +33,7 @@ def _facts(run: "Run", versions: Sequence[int]) -> Iterator[tuple[str, str]]:
     yield "episodes settled", f"{run.counts.settled} of {run.counts.requested}"
     ends = sorted(run.counts.groups_by_outcome.items())
     yield "groups", ", ".join(f"{count} {how}" for how, count in ends)
+    yield "guided groups", f"{run.guided_groups} of {run.groups}" if run.guided_groups else ""
     usage = run.usage
     spent = {"engines": usage.engine_s, "environments": usage.environment_s, "trainer": usage.trainer_s}
     yield "machines", ", ".join(f"{name} {seconds:.1f} s" for name, seconds in spent.items() if seconds)

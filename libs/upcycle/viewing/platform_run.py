@@ -15,6 +15,7 @@ from upcycle.reporting.report import report_of
 from upcycle.run_client import is_over, state_word
 from upcycle.run_pages.texts import kept
 from upcycle.run_pages.values import Header, RunPage, ShownEpisode
+from upcycle.tasks import plain_name
 from upcycle.viewing.asked import Asked
 from upcycle.viewing.bodies import MAX_DETAIL_CHARS, shown_episode
 from upcycle.viewing.headers import facts_of, warnings_of
@@ -64,7 +65,7 @@ async def _evaluation_page(platform: "Platform", done: "GetRunResponse", asked: 
 async def _training_page(platform: "Platform", run: "Run", asked: Asked) -> RunPage:
     notices: list[str] = []
     summaries = await _summaries(platform, run.run_id, notices)
-    episodes = tuple(_episode(one) for one in summaries)
+    episodes = tuple(_episode(one, is_mixed=bool(run.mix)) for one in summaries)
     chosen = asked.chosen(episodes)
     steps, verdicts = await read_steps(platform, run.run_id, run.spec.policy.model, summaries, notices)
     return RunPage(
@@ -97,10 +98,12 @@ async def _summaries(platform: "Platform", run_id: str, notices: list[str]) -> "
     return list(found.values())[::-1]
 
 
-def _episode(summary: "TrajectorySummary") -> EpisodeRow:
+def _episode(summary: "TrajectorySummary", *, is_mixed: bool) -> EpisodeRow:
+    """is_mixed: of a run on several tasksets, of which each task says which one it is of."""
     identity = summary.episode
+    of = f"{plain_name(identity.taskset)}: " if is_mixed and identity.taskset else ""
     return EpisodeRow(
-        task_slug=identity.task_slug,
+        task_slug=f"{of}{identity.task_slug}",
         family=identity.family or "default",
         episode_id=identity.episode_id,
         trajectory_id=identity.trajectory_id,

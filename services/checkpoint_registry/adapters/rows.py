@@ -10,6 +10,7 @@ from blob_store import BlobRef
 from checkpoint_registry.domain.evidence import Evaluation, SamplingProfile, Tally
 from checkpoint_registry.domain.jobs import GateJob, GateSpec, JobPhase
 from checkpoint_registry.domain.models import (
+    CanaryRelease,
     Checkpoint,
     CheckpointState,
     EngineLease,
@@ -26,10 +27,12 @@ def _columns(row: RowMapping, kind: type[Any]) -> dict[str, Any]:
     return {name: row[name] for name in kind.__slots__ if name in row}
 
 
-def model_of(row: RowMapping, latest: PublishedVersion, gate: GateJob | None) -> Model:
+def model_of(
+    row: RowMapping, latest: PublishedVersion, gate: GateJob | None, release: CanaryRelease | None
+) -> Model:
     """A row of `model` with its newest checkpoint and last move of head. gate: its newest job with one."""
     taskset = gate.gate.taskset if gate is not None and gate.gate is not None else ""
-    return Model(**_columns(row, Model), latest=latest, gate_taskset=taskset)
+    return Model(**_columns(row, Model), latest=latest, gate_taskset=taskset, canary_release=release)
 
 
 def checkpoint_of(row: RowMapping) -> Checkpoint:
@@ -56,6 +59,11 @@ def version_of(row: RowMapping) -> PublishedVersion:
 def move_of(row: RowMapping) -> HeadMove:
     """A row of `head_move`."""
     return HeadMove(**_columns(row, HeadMove))
+
+
+def release_of(row: RowMapping) -> CanaryRelease:
+    """A row of `canary_release`."""
+    return CanaryRelease(**_columns(row, CanaryRelease))
 
 
 def lease_of(row: RowMapping) -> EngineLease:

@@ -7,9 +7,11 @@ from sqlalchemy import Connection, insert, select, update
 
 from checkpoint_registry import wire
 from checkpoint_registry.adapters import tables
+from checkpoint_registry.adapters.canary_rows import end_release
 from checkpoint_registry.adapters.rows import checkpoint_of, move_of
 from checkpoint_registry.domain.errors import HeadMoved, UnknownCheckpoint, UnknownModel
 from checkpoint_registry.domain.models import Checkpoint, CheckpointState, HeadMove
+from grpc_edge.audit import audited
 from identities import events
 from sql_store import enqueue, owned
 
@@ -37,7 +39,7 @@ def move_head(
     """Sets head to `target` if it is at `revision` (None: wherever it is). Raises HeadMoved, UnknownModel.
 
     `move` brings actor, reason and time; the rest is filled in here. Head moved to itself is no move: the
-    audit's last line is returned.
+    audit's last line is returned. A move ends the model's canary release, which was beside the head before.
     """
     head = _head(connection, target.model, lock_revision(connection, target.model, revision))
     if head.to_checkpoint_id == target.checkpoint_id:
@@ -51,8 +53,11 @@ def move_head(
     )
     _set_head(connection, target, done)
     connection.execute(insert(tables.head_move).values(**asdict(done)))
+    _note(connection, target, done)
     _mark(connection, target, done.reason)
     _announce(connection, target, done)
+    why = f"head moved to {target.checkpoint_id}: {done.reason}"
+    end_release(connection, target.model, actor=done.actor, reason=why, at=done.moved_at)
     return done
 
 
@@ -60,6 +65,8 @@ def first_move(connection: Connection, base: Checkpoint, at: datetime) -> None:
     """The audit's first line: the model was added with version 0 as head. No event: no engine serves it."""
     move = HeadMove(base.model, 1, "", base.checkpoint_id, "import", "the model was added", at)
     connection.execute(insert(tables.head_move).values(**asdict(move)))
+    came_from = f" from {base.parent_checkpoint_id}" if base.parent_checkpoint_id else ""
+    audited(connection, f"model {base.model}", f"added{came_from}", digest=base.digest, by=move.actor)
 
 
 def lock_revision(connection: Connection, model: str, expected: int | None) -> int:
@@ -94,6 +101,12 @@ def _set_head(connection: Connection, target: Checkpoint, move: HeadMove) -> Non
     )
     if changed.rowcount != 1:
         raise HeadMoved(move.model, before, move.revision)
+
+
+def _note(connection: Connection, target: Checkpoint, move: HeadMove) -> None:
+    """In the audit log of the service, whose head moves are kept by model as well."""
+    moved = f"head moved from {move.from_checkpoint_id} to {move.to_checkpoint_id}: {move.reason}"
+    audited(connection, f"model {move.model}", moved, digest=target.digest, by=move.actor)
 
 
 def _announce(connection: Connection, target: Checkpoint, move: HeadMove) -> None:

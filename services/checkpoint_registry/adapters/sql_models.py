@@ -7,6 +7,7 @@ from sqlalchemy import Connection, RowMapping, delete, func, insert, select, upd
 
 from checkpoint_registry import telemetry, wire
 from checkpoint_registry.adapters import tables
+from checkpoint_registry.adapters.canary_rows import releases_under_way
 from checkpoint_registry.adapters.inserts import insert_once
 from checkpoint_registry.adapters.rows import (
     checkpoint_of,
@@ -219,7 +220,8 @@ class SqlLeaseStore:
     async def held_versions(self, now: datetime) -> set[tuple[str, int]]:
         """(model, version) that engines whose lease has not lapsed at `now` serve or hold beside it."""
         leases = [wire.lease_to_wire(lease) for lease in await self.live("", 0, now)]
-        return {(one.model, version) for one in leases for version in (one.version, *one.held_versions)}
+        own = {(one.model, version) for one in leases for version in (one.version, *one.held_versions)}
+        return own | {(held.model, held.version) for one in leases for held in one.held_policies}
 
     async def forget_lapsed(self, before: datetime) -> int:
         """Deletes leases that lapsed before `before`; the number of them."""
@@ -248,7 +250,9 @@ def _models(connection: Connection, model: str | None) -> list[Model]:
     )
     rows: Sequence[RowMapping] = connection.execute(query).mappings().all()
     latest, gates = latest_versions(connection, model), newest_gates(connection, model)
-    return [model_of(row, latest[row["model"]], gates.get(row["model"])) for row in rows]
+    releases = releases_under_way(connection, model)
+    named = ((row, row["model"]) for row in rows)
+    return [model_of(row, latest[name], gates.get(name), releases.get(name)) for row, name in named]
 
 
 def _versions(connection: Connection, model: str, version: int | None) -> list[Checkpoint]:

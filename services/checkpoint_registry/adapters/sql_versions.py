@@ -17,6 +17,7 @@ from checkpoint_registry.adapters.inserts import insert_once
 from checkpoint_registry.adapters.rows import version_of
 from checkpoint_registry.domain.errors import UnknownModel, UnknownVersion, VersionConflict, VersionRemoved
 from checkpoint_registry.domain.models import PublishedVersion
+from grpc_edge.audit import audited
 from identities.objects import PolicyFolder
 from sql_store import Database, owned
 
@@ -59,9 +60,9 @@ class SqlVersionStore:
         """Those of these versions that are no checkpoints of the tree."""
         return await self._db.run(lambda connection: _lacking(connection, tables.checkpoint, folders))
 
-    async def mark_removed(self, model: str, version: int, at: datetime) -> None:
+    async def mark_removed(self, model: str, version: int, at: datetime) -> bool:
         """Offer the version no more, neither as latest nor to a pin, even if its fact is yet to come. Its
-        files go after this.
+        files go after this. False: it is held, and nothing was changed.
         """
         unannounced = PublishedVersion(model, version, "", BlobRef("", "", 0), "", 0, at)
         change = (
@@ -70,11 +71,39 @@ class SqlVersionStore:
             .values(removed_at=at)
         )
 
-        def work(connection: Connection) -> None:
+        def work(connection: Connection) -> bool:
             insert_once(connection, tables.published_version, asdict(unannounced))
+            _locked_row(connection, model, version)  # a hold is granted before this, or finds it removed
+            if _is_held(connection, model, version, at):
+                return False
             connection.execute(change)
+            audited(connection, f"model {model}", f"version {version} removed", by="retention")
+            return True
 
-        await self._db.run(work)
+        return await self._db.run(work)
+
+
+def lock_version(connection: Connection, model: str, version: int) -> None:
+    """Inside a transaction: until it ends the version is not removed. Raises UnknownVersion,
+    VersionRemoved."""
+    row = _locked_row(connection, model, version)
+    if row is None:
+        raise UnknownVersion(model, version)
+    if row["removed_at"] is not None:
+        raise VersionRemoved(model, version, row["removed_at"])
+
+
+def _locked_row(connection: Connection, model: str, version: int) -> RowMapping | None:
+    query = select(tables.published_version).where(
+        owned(tables.published_version, model=model, version=version)
+    )
+    return connection.execute(query.with_for_update()).mappings().first()
+
+
+def _is_held(connection: Connection, model: str, version: int, at: datetime) -> bool:
+    hold = tables.policy_hold
+    query = select(hold.c.holder).where(owned(hold, model=model, version=version), hold.c.expires_at > at)
+    return connection.execute(query).first() is not None
 
 
 def record_version(connection: Connection, published: PublishedVersion) -> bool:

@@ -44,6 +44,28 @@ engine_lease = Table(
     *columns("body", LargeBinary),
     *columns("expires_at", UtcDateTime),
 )
+policy_hold = Table(
+    "policy_hold",
+    metadata,
+    *columns("tenant model holder engine_id", String),
+    *columns("version", BigInteger),
+    *columns("expires_at", UtcDateTime),
+)
+api_key = Table(
+    "api_key",
+    metadata,
+    *columns("tenant key_id sha256 name role created_by revoked_by", String),
+    *columns("scopes", JSON),
+    *columns("created_at expires_at revoked_at last_used_at", UtcDateTime),
+)
+canary_release = Table(
+    "canary_release",
+    metadata,
+    *columns("tenant model checkpoint_id actor reason", String),
+    *columns("revision version", BigInteger),
+    *columns("share shadow_share", Float),
+    *columns("changed_at", UtcDateTime),
+)
 gate_job = Table(
     "gate_job",
     metadata,

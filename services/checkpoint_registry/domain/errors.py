@@ -42,8 +42,63 @@ class VersionRemoved(RegistryError):
 
     def __init__(self, model: str, version: int, at: datetime) -> None:
         super().__init__(
-            f"version {version} of model {model!r} was removed at {at:%Y-%m-%d %H:%M} UTC: it is "
-            "no checkpoint, and neither an engine nor a run needed it; choose a checkpoint"
+            f"version {version} of model {model!r} was removed at {at:%Y-%m-%d %H:%M} UTC: it is no "
+            "checkpoint, and no engine, run or hold needed it; choose a checkpoint"
+        )
+
+
+class UnknownKey(RegistryError):
+    """No key of that id was made."""
+
+    def __init__(self, key_id: str) -> None:
+        super().__init__(f"no key {key_id!r:.80} was made; `upcycle keys list --all` shows all by their ids")
+
+
+class TooManyKeys(RegistryError):
+    """Every server has all valid keys in memory, so their number is limited."""
+
+    def __init__(self, limit: int) -> None:
+        super().__init__(f"{limit} keys are valid, and no more may be; revoke one with `upcycle keys revoke`")
+
+
+class KeysNeedAccess(RegistryError):
+    """The platform serves callers without a key, and would give a key to any of them."""
+
+    def __init__(self) -> None:
+        super().__init__(
+            "keys are neither made nor revoked here: the platform serves callers without a key "
+            "(UPCYCLE_ACCESS_OPEN), and any of them could; unset it"
+        )
+
+
+class NoRoom(RegistryError):
+    """Every place for policies beside the channels' is taken; the text says by what, for which holder and
+    until when."""
+
+
+class NoEngine(RegistryError):
+    """No engine supervisor runs."""
+
+
+class OtherBase(RegistryError):
+    """The engines that could hold the policy are of models of another base."""
+
+
+class AlreadyHead(RegistryError):
+    """A canary release of what serves everything."""
+
+    def __init__(self, checkpoint_id: str, model: str) -> None:
+        super().__init__(
+            f"{checkpoint_id!r} is head of {model!r}: a canary release serves another checkpoint"
+        )
+
+
+class NoCanaryRelease(RegistryError):
+    """None is under way."""
+
+    def __init__(self, model: str) -> None:
+        super().__init__(
+            f"no canary release of {model!r} is under way; `upcycle models canary {model}` lists its changes"
         )
 
 

@@ -1,9 +1,10 @@
 """Models, checkpoints, heads and engine leases as values."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import datetime
 from enum import StrEnum
+from typing import Final
 
 from blob_store import BlobRef
 from identities.entities import SLUG, SLUG_RULE, parse_checkpoint_id
@@ -11,6 +12,7 @@ from service_kit.errors import InvalidRequest
 
 # Longest lease. With a longer one, requests would be routed to a dead engine for too long.
 MAX_LEASE_TTL_S = 60.0
+MAX_ACTOR: Final = 64
 
 
 class CheckpointState(StrEnum):
@@ -43,6 +45,8 @@ class Model:
     """Revision of the last move of head that the gate did not make."""
     gate_taskset: str
     """Held-out taskset of the newest gate that a run of the model asked for; empty: none did."""
+    canary_release: "CanaryRelease | None"
+    """The one that is under way."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,6 +112,31 @@ class HeadMove:
 
 
 @dataclass(frozen=True, slots=True)
+class CanaryRelease:
+    """One line of the audit of canary releases: from then on the checkpoint answers this share of the
+    model's conversations, and unseen this share of the requests that head answers; both 0: it ended."""
+
+    model: str
+    revision: int
+    checkpoint_id: str
+    version: int
+    share: float
+    actor: str
+    reason: str
+    changed_at: datetime
+    shadow_share: float = 0.0
+
+    @property
+    def is_under_way(self) -> bool:
+        """Whether the checkpoint answers anything."""
+        return self.share > 0 or self.shadow_share > 0
+
+    def of_version(self, version: int) -> "CanaryRelease":
+        """The same, with the version of its checkpoint."""
+        return replace(self, version=version)
+
+
+@dataclass(frozen=True, slots=True)
 class EngineLease:
     """`body` is the message as the engine supervisor sent it, `expires_at` is the registry's."""
 
@@ -128,6 +157,14 @@ class LeaseRequest:
     channel: int
     ttl_s: float
     body: bytes
+
+
+def validate_author(actor: str, reason: str, deed: str) -> None:
+    """Raises InvalidRequest. deed: what the actor does."""
+    if not actor.strip() or not reason.strip():
+        raise InvalidRequest(f"actor and reason must say who {deed} and why; the audit keeps both")
+    if len(actor) > MAX_ACTOR:
+        raise InvalidRequest(f"actor has {len(actor)} characters; at most {MAX_ACTOR} are kept")
 
 
 def validate_slug(model: str) -> str:

@@ -2,19 +2,22 @@
 
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
-from typing import Final
 
 from blob_store import BlobRef
 from checkpoint_registry.adapters.policy_store import PolicyUploads
 from checkpoint_registry.adapters.sql_models import SqlModelStore
 from checkpoint_registry.domain.errors import GateDecides, ModelExists, UnknownCheckpoint, UnknownModel
-from checkpoint_registry.domain.models import Checkpoint, CheckpointState, HeadMove, Model, validate_slug
+from checkpoint_registry.domain.models import (
+    Checkpoint,
+    CheckpointState,
+    HeadMove,
+    Model,
+    validate_author,
+    validate_slug,
+)
 from checkpoint_registry.ports import Clock
 from identities import entities
-from service_kit.errors import InvalidRequest
 from upcycle.errors import Unavailable
-
-MAX_ACTOR: Final = 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,24 +39,23 @@ class Imported:
 
 @dataclass(frozen=True, slots=True)
 class HeadOrder:
-    """Which checkpoint becomes head, who says so and why. `actor` is not checked."""
+    """Which checkpoint becomes head, who says so and why. `actor` is not checked; `caller` is whose key it
+    came with."""
 
     model: str
     checkpoint_id: str
     actor: str
     reason: str
+    caller: str
 
     def validate(self) -> None:
         """Raises InvalidRequest."""
-        if not self.actor.strip() or not self.reason.strip():
-            raise InvalidRequest("actor and reason must say who moves head and why; the audit keeps both")
-        if len(self.actor) > MAX_ACTOR:
-            raise InvalidRequest(f"actor has {len(self.actor)} characters; at most {MAX_ACTOR} are kept")
+        validate_author(self.actor, self.reason, "moves head")
 
     @property
     def recorded_actor(self) -> str:
         """As the audit keeps it."""
-        return f"{self.actor} (unauthenticated)"
+        return f"{self.actor} ({self.caller})"
 
 
 class ManageModels:

@@ -1,10 +1,11 @@
-"""Removes published versions that neither the tree, nor an engine, nor a run needs."""
+"""Removes published versions that neither the tree, nor an engine, nor a hold, nor a run needs."""
 
 from collections.abc import Collection
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Final
 
+from checkpoint_registry.adapters.sql_holds import SqlHoldStore
 from checkpoint_registry.adapters.sql_models import SqlLeaseStore, SqlModelStore
 from checkpoint_registry.adapters.sql_versions import SqlVersionStore
 from checkpoint_registry.adapters.version_files import VersionFiles
@@ -18,10 +19,11 @@ _LEASE_GRACE: Final = timedelta(minutes=10)
 
 @dataclass(frozen=True, slots=True)
 class RetentionDeps:
-    """Who needs versions (tree, engines, runs), and where versions lie (rows, files)."""
+    """Who needs versions (tree, engines, holds, runs), and where versions lie (rows, files)."""
 
     models: SqlModelStore
     leases: SqlLeaseStore
+    holds: SqlHoldStore
     tasksets: Tasksets
     versions: SqlVersionStore
     files: VersionFiles
@@ -78,17 +80,17 @@ class PruneVersions:
         """Ask once more whether the version is needed; if not, mark its row before its files go."""
         if not await self._unneeded({folder}):
             return False
-        await self._deps.versions.mark_removed(*folder, self._now())
-        return True
+        return await self._deps.versions.mark_removed(*folder, self._now())
 
     async def _unneeded(self, asked: set[PolicyFolder]) -> set[PolicyFolder]:
         """By planner and engines, and by the tree. Planner first: its answer takes longest, and what is
         newest is known here."""
         pinned = await self._deps.tasksets.pinned_versions()
         held = await self._deps.leases.held_versions(self._now() - _LEASE_GRACE)
+        holds = {one.policy for one in await self._deps.holds.live(self._now())}
         unsaved = await self._deps.versions.unsaved(asked)
         self._in_tree |= asked - unsaved
-        return unsaved.difference(pinned, held)
+        return unsaved.difference(pinned, held, holds)
 
 
 def _by_model(named: Collection[PolicyFolder]) -> dict[str, set[int]]:

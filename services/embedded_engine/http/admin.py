@@ -10,7 +10,7 @@ from aiohttp import web
 from embedded_engine.errors import BadRequest, BadWeights, UnsupportedModel
 from embedded_engine.http.bodies import AdapterBody, DetokenizeBody, RpcBody, TokenizeBody, WeightVersionBody
 from embedded_engine.http.errors import error_reply, json_reply
-from embedded_engine.http.replies import read_body
+from embedded_engine.http.replies import beside, read_body
 from embedded_engine.http.serving import Serving
 from embedded_engine.weights import ModelWeights, load_weights
 from engine_client.labels import pinned_version, proven_label
@@ -121,8 +121,9 @@ async def load_adapter(request: web.Request) -> web.Response:
     await serving.engine.add_model(body.lora_name, weights, label)
     try:
         await asyncio.to_thread(serving.register, body.lora_name, directory)
-    except Exception:
-        await serving.engine.remove_model(body.lora_name)
+    except BaseException:  # also where the caller is gone: nothing may stay behind
+        serving.engine.abandon(body.lora_name)
+        serving.forget(body.lora_name)
         raise
     return web.Response(text=f"Success: LoRA adapter '{body.lora_name}' added successfully.")
 
@@ -142,9 +143,10 @@ async def tokenize(request: web.Request) -> web.Response:
     body = TokenizeBody.model_validate(await read_body(request))
     text = serving.resolve(body.model).text
     if body.messages is not None:
-        ids = text.chat.render(body.messages, body.tools or (), body.add_generation_prompt)
+        rendered = (body.messages, body.tools or (), body.add_generation_prompt)
+        ids = await beside(request, text.chat.render, *rendered)
     elif body.prompt is not None:
-        ids = text.encode(body.prompt)
+        ids = await beside(request, text.encode, body.prompt)
     else:
         raise BadRequest("1 validation error:\n  Field required: prompt or messages", param="body.prompt")
     names = [text.token_name(token) for token in ids] if body.return_token_strs else None

@@ -4,30 +4,33 @@ Unknown fields are ignored, as vLLM ignores them. Fields that vLLM honours and t
 are refused when they are set to anything but their default.
 """
 
-from typing import Annotated, Any, Self
+from typing import Annotated, Any, Self, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from embedded_engine.errors import BadRequest
 
-TokenId = Annotated[int, Field(ge=0)]
+T = TypeVar("T")
+TokenId = Annotated[int, Field(ge=0, lt=2**31)]
+"""What tokenizers and tensors take; whether the vocabulary has it is looked at later."""
+Many = Annotated[list[T], Field(fail_fast=True)]
+"""The first wrong element is reported, not each of a million."""
 
 _DEFAULTS: dict[str, tuple[Any, ...]] = {
-    "presence_penalty": (0, None),
-    "frequency_penalty": (0, None),
-    "repetition_penalty": (1, None),
-    "min_p": (0, None),
-    "logit_bias": ({}, None),
     "best_of": (1, None),
-    "echo": (False, None),
     "suffix": ("", None),
-    "response_format": (None, {"type": "text"}),
-    "structured_outputs": (None,),
     "bad_words": ([], None),
     "allowed_token_ids": (None,),
     "prompt_embeds": (None,),
     "use_beam_search": (False, None),
     "truncate_prompt_tokens": (None,),
+    "reasoning_effort": (None, "none"),
+    "include_reasoning": (True, None),
+    "chat_template_kwargs": ({}, None),
+    "add_generation_prompt": (True, None),
+    "continue_final_message": (False, None),
+    "add_special_tokens": (False, None),
+    "spaces_between_special_tokens": (True, None),
 }
 
 
@@ -43,9 +46,16 @@ class SamplingBody(BaseModel):
     top_p: float | None = None
     top_k: int | None = None
     seed: int | None = None
-    stop: str | list[str] | None = None
-    stop_token_ids: list[int] | None = None
+    stop: str | Many[str] | None = None
+    stop_token_ids: Many[int] | None = None
     ignore_eos: bool = False
+    min_p: float | None = None
+    presence_penalty: float | None = None
+    frequency_penalty: float | None = None
+    repetition_penalty: float | None = None
+    logit_bias: dict[str, float] | None = None
+    response_format: dict[str, Any] | None = None
+    structured_outputs: dict[str, Any] | None = None
     prompt_logprobs: int | None = None
     skip_special_tokens: bool = True
     include_stop_str_in_output: bool = False
@@ -74,7 +84,8 @@ class CompletionBody(SamplingBody):
     """POST /v1/completions."""
 
     model: str | None = None
-    prompt: list[TokenId] | list[list[TokenId]] | str | list[str] | None = None
+    prompt: Many[TokenId] | Many[Many[TokenId]] | str | Many[str] | None = None
+    echo: bool | None = False
     logprobs: int | None = None
     stream: bool = False
     stream_options: StreamOptions | None = None
@@ -86,9 +97,10 @@ class ChatBody(SamplingBody):
     """POST /v1/chat/completions."""
 
     model: str | None = None
-    messages: list[dict[str, Any]]
-    tools: list[dict[str, Any]] | None = None
+    messages: Many[dict[str, Any]]
+    tools: Many[dict[str, Any]] | None = None
     tool_choice: str | dict[str, Any] | None = None
+    parallel_tool_calls: bool | None = True
     max_completion_tokens: int | None = None
     logprobs: bool | None = False
     top_logprobs: int | None = None
@@ -96,9 +108,9 @@ class ChatBody(SamplingBody):
     stream_options: StreamOptions | None = None
     return_token_ids: bool | None = False
     return_tokens_as_token_ids: bool | None = False
-    tokens: list[TokenId] | None = None
+    tokens: Many[TokenId] | None = None
     """On /v1/chat/completions/tokens: the prompt, already rendered."""
-    prompt_token_ids: list[TokenId] | None = None
+    prompt_token_ids: Many[TokenId] | None = None
     """All ids so far; with `continuation_from`, only the messages after that count are rendered."""
     continuation_from: int | None = None
 
@@ -116,7 +128,7 @@ class GenerateBody(BaseModel):
 
     model: str | None = None
     request_id: str | None = None
-    token_ids: list[TokenId]
+    token_ids: Many[TokenId]
     sampling_params: GenerateSampling
     stream: bool = False
 
@@ -128,8 +140,8 @@ class TokenizeBody(BaseModel):
 
     model: str | None = None
     prompt: str | None = None
-    messages: list[dict[str, Any]] | None = None
-    tools: list[dict[str, Any]] | None = None
+    messages: Many[dict[str, Any]] | None = None
+    tools: Many[dict[str, Any]] | None = None
     add_generation_prompt: bool = True
     return_token_strs: bool | None = False
 
@@ -138,7 +150,7 @@ class DetokenizeBody(BaseModel):
     """POST /detokenize."""
 
     model: str | None = None
-    tokens: list[TokenId]
+    tokens: Many[TokenId]
 
 
 class RpcBody(BaseModel):

@@ -9,9 +9,13 @@ from aiohttp import web
 
 from chat_format import AssistantTurn
 from embedded_engine.errors import BadRequest
+from embedded_engine.grammars import CLOSE, OPEN
+from embedded_engine.http.answer_form import chat_form
 from embedded_engine.http.bodies import ChatBody
 from embedded_engine.http.errors import json_reply
 from embedded_engine.http.replies import (
+    adjusted,
+    beside,
     final_text,
     head,
     prompt_logprob_entries,
@@ -21,11 +25,10 @@ from embedded_engine.http.replies import (
     token_label,
     usage,
 )
-from embedded_engine.http.serving import Served, Serving
+from embedded_engine.http.serving import SamplingWish, Served, Serving
 from embedded_engine.http.text import GrowingText
+from embedded_engine.http.tool_choice import tool_rule
 from embedded_engine.sequences import Part, Sequence
-
-_TOOL_CALL = "<tool_call>"
 
 
 async def chat(request: web.Request) -> web.StreamResponse:
@@ -33,13 +36,10 @@ async def chat(request: web.Request) -> web.StreamResponse:
     serving: Serving = request.app["serving"]
     body = ChatBody.model_validate(await read_body(request))
     served = serving.resolve(body.model)
-    _check_tool_choice(body)
-    prompt = _prompt(body, served)
-    serving.check_prompt(prompt)
-    wanted = body.max_completion_tokens if body.max_completion_tokens is not None else body.max_tokens
-    logprobs = (body.top_logprobs or 0) if body.logprobs else None
-    spec = serving.spec(served, body, len(prompt), logprobs=logprobs, max_tokens=wanted)
-    sequences = serving.sequences(prompt, spec, body.n)
+    wish = _wish(body, served)
+    given = await beside(request, _prompt, body, served)
+    sequences = await serving.sequences(served, body, given, wish)
+    prompt = sequences[0].prompt
     if body.stream:
         return await send_events(request, _chunks(serving, body, served, sequences))
     await serving.run(served, sequences)
@@ -57,13 +57,18 @@ async def chat(request: web.Request) -> web.StreamResponse:
     )
 
 
-def _check_tool_choice(body: ChatBody) -> None:
-    if body.tool_choice not in (None, "auto", "none"):
-        # vLLM forces a call by constrained decoding, which this engine does not have.
-        raise BadRequest(
-            f"tool_choice {body.tool_choice!r} is not supported by the embedded engine; use auto or none",
-            param="tool_choice",
-        )
+def _wish(body: ChatBody, served: Served) -> SamplingWish:
+    """A call that must be the only one ends the answer, which leaves the distribution as it is."""
+    rule = tool_rule(body)
+    form = chat_form(body, rule, served.text)
+    ends = rule.single and (form is None or form.calls is not None)
+    return SamplingWish(
+        logprobs=(body.top_logprobs or 0) if body.logprobs else None,
+        max_tokens=body.max_tokens if body.max_completion_tokens is None else body.max_completion_tokens,
+        form=form,
+        last_text=CLOSE if ends else None,
+        last_token=served.text.single_token(CLOSE) if ends else None,
+    )
 
 
 def _prompt(body: ChatBody, served: Served) -> list[int]:
@@ -98,6 +103,7 @@ def _choice(
         # vLLM has the prompt only at the top level; HUD's client reads it here.
         "prompt_token_ids": sequence.prompt if body.return_token_ids else None,
         "weight_versions": sequence.version_spans(),
+        **adjusted(sequence),
     }
 
 
@@ -210,8 +216,8 @@ class _ChatStream:
         if final or not self._may_call:
             text, self._held = self._held, ""
             return text
-        at = self._held.find(_TOOL_CALL[0])
-        if at >= 0 and not (_TOOL_CALL.startswith(self._held[at:]) or self._held.startswith(_TOOL_CALL, at)):
+        at = self._held.find(OPEN[0])
+        if at >= 0 and not (OPEN.startswith(self._held[at:]) or self._held.startswith(OPEN, at)):
             at = -1
         cut = len(self._held) if at < 0 else at
         text, self._held = self._held[:cut], self._held[cut:]
@@ -229,4 +235,5 @@ class _ChatStream:
         if final:
             choice["stop_reason"] = stop_reason(self._served, part.sequence)
             choice["weight_versions"] = part.sequence.version_spans()
+            choice |= adjusted(part.sequence)
         return choice

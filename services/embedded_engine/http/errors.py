@@ -2,6 +2,7 @@
 
 import logging
 from collections.abc import Awaitable, Callable
+from typing import Final
 
 import orjson
 from aiohttp import web
@@ -19,6 +20,8 @@ from embedded_engine.errors import (
 
 log = logging.getLogger(__name__)
 
+_SHOWN: Final = 10
+"""Problems of one request that are said; a large one may have a million."""
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
@@ -29,7 +32,12 @@ def json_reply(body: object, status: int = 200) -> web.Response:
 
 def error_reply(status: int, kind: str, message: str, param: str | None = None) -> web.Response:
     """The error envelope."""
-    return json_reply({"error": {"message": message, "type": kind, "param": param, "code": status}}, status)
+    return json_reply(error_body(status, kind, message, param), status)
+
+
+def error_body(status: int, kind: str, message: str, param: str | None = None) -> dict[str, object]:
+    """What is in it."""
+    return {"error": {"message": message, "type": kind, "param": param, "code": status}}
 
 
 @web.middleware
@@ -61,8 +69,8 @@ def _invalid(error: ValidationError) -> web.Response:
     where = [".".join(("body", *map(str, problem["loc"]))) for problem in problems]
     lines = [
         f"  {{'type': '{p['type']}', 'loc': '{at}', 'msg': '{p['msg']}'}}"
-        for p, at in zip(problems, where, strict=True)
+        for p, at in list(zip(problems, where, strict=True))[:_SHOWN]
     ]
-    plural = "error" if len(lines) == 1 else "errors"
-    message = f"{len(lines)} validation {plural}:\n" + "\n".join(lines)
+    plural = "error" if len(problems) == 1 else "errors"
+    message = f"{len(problems)} validation {plural}:\n" + "\n".join(lines)
     return error_reply(400, "Bad Request", message, where[0] if where else None)

@@ -7,10 +7,18 @@ from typing import Any
 
 from aiohttp import web
 
+from embedded_engine.http.answer_form import answer_form
 from embedded_engine.http.bodies import GenerateBody
 from embedded_engine.http.errors import json_reply
-from embedded_engine.http.replies import prompt_logprob_entries, read_body, send_events, stop_reason, usage
-from embedded_engine.http.serving import Served, Serving
+from embedded_engine.http.replies import (
+    adjusted,
+    prompt_logprob_entries,
+    read_body,
+    send_events,
+    stop_reason,
+    usage,
+)
+from embedded_engine.http.serving import SamplingWish, Served, Serving
 from embedded_engine.sequences import Part, Sequence
 
 
@@ -20,10 +28,9 @@ async def generate(request: web.Request) -> web.StreamResponse:
     body = GenerateBody.model_validate(await read_body(request))
     served = serving.resolve(body.model)
     params = body.sampling_params
-    serving.check_prompt(body.token_ids)
     max_tokens = 16 if params.max_tokens is None else params.max_tokens
-    spec = serving.spec(served, params, len(body.token_ids), logprobs=params.logprobs, max_tokens=max_tokens)
-    sequences = serving.sequences(body.token_ids, spec, params.n)
+    wish = SamplingWish(params.logprobs, max_tokens, answer_form(params))
+    sequences = await serving.sequences(served, params, body.token_ids, wish)
     request_id = body.request_id or serving.new_id("generate-tokens")
     if body.stream:
         return await send_events(request, _chunks(serving, served, sequences, request_id))
@@ -54,6 +61,7 @@ def choice(served: Served, index: int, part: Part) -> dict[str, Any]:
         "sampling_mask": None,
         "weight_versions": sequence.version_spans() if finished else None,
         "logprobs": None if sequence.spec.num_top_logprobs is None else {"content": _content(part)},
+        **adjusted(sequence),
     }
 
 

@@ -1,25 +1,44 @@
 """Pieces that several replies have in common."""
 
+import asyncio
 import time
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
-from typing import Any
+from typing import Any, Final, ParamSpec, TypeVar
 
 import orjson
 from aiohttp import web
 
 from embedded_engine.errors import BadRequest
+from embedded_engine.http.errors import error_body
 from embedded_engine.http.serving import Served, Serving
 from embedded_engine.sequences import Sequence
 
+P = ParamSpec("P")
+T = TypeVar("T")
+_LARGE_BYTES: Final = 64 << 10
+"""Of a body: what takes longer to turn into tokens than a step of the engine takes."""
+
+
+async def beside(request: web.Request, function: Callable[P, T], *arguments: P.args, **named: P.kwargs) -> T:
+    """What the function returns; of a large body in a thread, so that the tokens of others go on."""
+    if (request.content_length or 0) <= _LARGE_BYTES:
+        return function(*arguments, **named)
+    return await asyncio.to_thread(function, *arguments, **named)
+
 
 async def send_events(request: web.Request, chunks: AsyncGenerator[object, None]) -> web.StreamResponse:
-    """Answer with one server-sent event per chunk. When the client is gone, the chunks are closed."""
+    """Answer with one server-sent event per chunk. When the client is gone, the chunks are closed. A refusal
+    that comes late is sent as an event, because the status is sent already."""
     response = web.StreamResponse(headers={"content-type": "text/event-stream; charset=utf-8"})
     await response.prepare(request)
     async with aclosing(chunks):
-        async for chunk in chunks:
-            await response.write(b"data: " + orjson.dumps(chunk) + b"\n\n")
+        try:
+            async for chunk in chunks:
+                await response.write(b"data: " + orjson.dumps(chunk) + b"\n\n")
+        except BadRequest as error:
+            refusal = error_body(400, "BadRequestError", str(error), error.param)
+            await response.write(b"data: " + orjson.dumps(refusal) + b"\n\n")
     await response.write(b"data: [DONE]\n\n")
     return response
 
@@ -52,9 +71,11 @@ def usage(sequences: list[Sequence]) -> dict[str, Any]:
 
 
 def stop_reason(served: Served, sequence: Sequence) -> int | str | None:
-    """As vLLM: the stop string or the requested stop token; None for the model's own end of turn."""
+    """As vLLM: the stop string or the requested stop token; None for the model's own end of turn, and for
+    what this engine added."""
     reason = sequence.stop_reason
-    return None if reason in served.text.chat.stop_token_ids else reason
+    own = reason in served.text.chat.stop_token_ids or reason in sequence.spec.unsaid_stops
+    return None if own else reason
 
 
 def final_text(served: Served, sequence: Sequence, *, skip_special: bool, include_stop: bool) -> str:
@@ -64,10 +85,18 @@ def final_text(served: Served, sequence: Sequence, *, skip_special: bool, includ
         token_ids = token_ids[:-1]
     text = served.text.decode(token_ids, skip_special=skip_special)
     if isinstance(sequence.stop_reason, str):
-        cut = text.find(sequence.stop_reason)
+        # It ends in the last token; what looks like it before the least tokens was let through.
+        before = served.text.decode(token_ids[:-1], skip_special=skip_special)
+        cut = text.find(sequence.stop_reason, max(0, len(before) - len(sequence.stop_reason) + 1))
         if cut >= 0:
             text = text[: cut + (len(sequence.stop_reason) if include_stop else 0)]
     return text
+
+
+def adjusted(sequence: Sequence) -> dict[str, Any]:
+    """Says by which fields the tokens come from another distribution than the policy's own; nothing of the
+    others."""
+    return {"adjusted_by": list(sequence.spec.adjusted_by)} if sequence.spec.adjusted_by else {}
 
 
 def token_label(served: Served, token_id: int, *, as_id: bool) -> str:

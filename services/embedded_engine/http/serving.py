@@ -2,24 +2,31 @@
 
 import asyncio
 import itertools
-import json
 import secrets
 import time
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, Callable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
+from embedded_engine.adjusting import Adjustment, Biased, Penalised
+from embedded_engine.constraints import COMPILE_S, CallConstraint, Constraint, GrammarCompiler, GrammarWorkers
 from embedded_engine.engine import EmbeddedEngine
 from embedded_engine.errors import BadRequest, EngineDead, UnknownModel
+from embedded_engine.http.answer_form import AnswerForm
 from embedded_engine.http.bodies import SamplingBody
+from embedded_engine.http.sampling_fields import (
+    Defaults,
+    adjusted_by,
+    check_max_tokens,
+    logit_bias_of,
+    penalties_of,
+    sampling_spec,
+)
 from embedded_engine.http.text import Text
 from embedded_engine.sampling import SamplingSpec
 from embedded_engine.sequences import ERROR, Part, Progress, Sequence
 
-_MAX_LOGPROBS = 20
 _MAX_N = 64
-_MAX_SEED = 2**64
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,19 +36,57 @@ class Served:
     name: str
     root: str
     text: Text
-    defaults: dict[str, Any]
-    """temperature, top_p, top_k of generation_config.json."""
+    defaults: Defaults
+    grammars: GrammarCompiler
     created: int
+
+    async def constraint(self, form: AnswerForm | None) -> Constraint | CallConstraint | None:
+        """What keeps an answer in its form. Raises BadRequest."""
+        if form is None:
+            return None
+        constraint = await self.grammars.compile(form.grammar, form.param)
+        if form.calls is None:
+            return constraint
+        return CallConstraint(constraint, form.calls)
+
+
+@dataclass(frozen=True, slots=True)
+class SamplingWish:
+    """What the routes spell in different ways. last_text: a text after which the sequence ends."""
+
+    logprobs: int | None
+    max_tokens: int | None
+    form: AnswerForm | None = None
+    last_text: str | None = None
+    last_token: int | None = None
+    """That text, where it is one token."""
+
+    def ended_early(self, spec: SamplingSpec) -> SamplingSpec:
+        """The spec, also ending after `last_text`."""
+        if self.last_text is None:
+            return spec
+        if self.last_token is None:
+            return replace(spec, stop=(*spec.stop, self.last_text), unsaid_stops=frozenset({self.last_text}))
+        ends = frozenset({self.last_token})
+        return replace(spec, stop_token_ids=spec.stop_token_ids | ends, unsaid_stops=ends)
 
 
 class Serving:
     """Served policies by name, and the way from a request body to finished sequences."""
 
     def __init__(
-        self, engine: EmbeddedEngine, directory: Path, on_end: Callable[[str, Sequence, float], None]
+        self,
+        engine: EmbeddedEngine,
+        directory: Path,
+        on_end: Callable[[str, Sequence, float], None],
+        *,
+        compile_s: float = COMPILE_S,
     ) -> None:
-        """`on_end`: called with (served name, sequence, now) when a sequence ended."""
+        """`on_end`: called with (served name, sequence, now) when a sequence ended. `compile_s`: longest that
+        a request waits for its grammar."""
         self.engine = engine
+        self._workers = GrammarWorkers()
+        self._compile_s = compile_s
         self._on_end = on_end
         self._served: dict[str, Served] = {}
         self._ids = itertools.count()
@@ -50,7 +95,12 @@ class Serving:
 
     def register(self, name: str, directory: Path) -> Served:
         """Make a policy's tokenizer and defaults known under `name`. Raises InvalidModelDir."""
-        served = Served(name, str(directory), Text(directory), _defaults(directory), int(time.time()))
+        text = Text(directory)
+        stop_ids = text.chat.stop_token_ids
+        vocab = self.engine.runner_of(name).model.config.vocab_size
+        compiler = GrammarCompiler(text.as_json, vocab, stop_ids, self._workers, self._compile_s)
+        defaults = Defaults.of(directory, stop_ids)
+        served = Served(name, str(directory), text, defaults, compiler, int(time.time()))
         self._served[name] = served
         return served
 
@@ -65,45 +115,13 @@ class Serving:
             raise UnknownModel(name)
         return found
 
+    async def close(self, _: object = None) -> None:
+        """End the processes that try grammars."""
+        await self._workers.trials.close()
+
     def new_id(self, prefix: str) -> str:
         """A unique request id."""
         return f"{prefix}-{self._salt}{next(self._ids):08x}"
-
-    def spec(
-        self,
-        served: Served,
-        body: SamplingBody,
-        prompt_len: int,
-        *,
-        logprobs: int | None,
-        max_tokens: int | None,
-    ) -> SamplingSpec:
-        """Checked sampling settings for a prompt of that length. Raises BadRequest in vLLM's words."""
-        limit = self.engine.limits.max_len
-        room = limit - prompt_len
-        wanted = room if max_tokens is None else max_tokens
-        if wanted < 1:
-            raise BadRequest(
-                f"max_tokens must be at least 1, got {wanted}. (parameter=max_tokens, value={wanted})",
-                param="max_tokens",
-            )
-        if wanted > limit:
-            raise BadRequest(
-                f"max_tokens={wanted} cannot be greater than max_model_len={limit}. Please request fewer "
-                f"output tokens. (parameter=max_tokens, value={wanted})",
-                param="max_tokens",
-            )
-        own = frozenset[int]() if body.ignore_eos else served.text.chat.stop_token_ids
-        return SamplingSpec(
-            max_tokens=min(wanted, room),
-            seed=secrets.randbits(63) if body.seed is None else body.seed % _MAX_SEED,
-            stop_token_ids=own | frozenset(body.stop_token_ids or ()),
-            stop=body.stops,
-            min_tokens=min(body.min_tokens, wanted),
-            num_top_logprobs=_count("logprobs", logprobs),
-            num_prompt_logprobs=_count("prompt_logprobs", body.prompt_logprobs),
-            **_distribution(served, body),
-        )
 
     def check_prompt(self, token_ids: list[int]) -> None:
         """Raises BadRequest, in vLLM's words, for a prompt that cannot be continued."""
@@ -123,13 +141,48 @@ class Serving:
         if worst >= vocab:
             raise BadRequest(f"Token id {worst} is out of vocabulary")
 
-    def sequences(self, prompt: list[int], spec: SamplingSpec, n: int) -> list[Sequence]:
-        """`n` sequences of one prompt; each draws from its own stream of randomness."""
-        if not 1 <= n <= _MAX_N:
-            raise BadRequest(f"n must be at least 1 and at most {_MAX_N}, got {n}.", param="n")
-        if n > 1 and spec.temperature == 0:
-            raise BadRequest(f"n must be 1 when using greedy sampling, got {n}.", param="n")
-        return [Sequence(prompt, replace(spec, seed=spec.seed + index)) for index in range(n)]
+    async def sequences(
+        self, served: Served, body: SamplingBody, prompt: list[int], wish: SamplingWish
+    ) -> list[Sequence]:
+        """`body.n` sequences of one prompt; each draws from its own stream of randomness. Raises BadRequest,
+        in vLLM's words where vLLM has the same rule."""
+        if not 1 <= body.n <= _MAX_N:
+            raise BadRequest(f"n must be at least 1 and at most {_MAX_N}, got {body.n}.", param="n")
+        self.check_prompt(prompt)
+        spec = self._spec(served, body, len(prompt), wish)
+        penalties, bias = penalties_of(body), logit_bias_of(body, self._vocab(served))
+        constraint = await served.constraint(wish.form)
+
+        def adjustments() -> Iterator[Adjustment]:
+            if constraint is not None:
+                yield constraint.fresh()
+            if bias:
+                yield Biased(bias, self.engine.device)
+            if not penalties.is_neutral:
+                yield Penalised(penalties, prompt, self._vocab(served), self.engine.device)
+
+        return [
+            Sequence(prompt, replace(spec, seed=spec.seed + index), adjustments=tuple(adjustments()))
+            for index in range(body.n)
+        ]
+
+    def _spec(self, served: Served, body: SamplingBody, prompt_len: int, wish: SamplingWish) -> SamplingSpec:
+        limit = self.engine.limits.max_len
+        room = limit - prompt_len
+        wanted = room if wish.max_tokens is None else wish.max_tokens
+        check_max_tokens(wanted, limit)
+        spec = sampling_spec(body, served.defaults, logprobs=wish.logprobs, wanted=wanted, room=room)
+        form = wish.form
+        if form is not None and (body.ignore_eos or body.min_tokens):
+            name = "ignore_eos" if body.ignore_eos else "min_tokens"
+            raise BadRequest(
+                f"{name} cannot be combined with {form.param}: the form says where an answer ends", param=name
+            )
+        names = adjusted_by(body) + (() if form is None else (form.param,))
+        return replace(wish.ended_early(spec), adjusted_by=names)
+
+    def _vocab(self, served: Served) -> int:
+        return self.engine.runner_of(served.name).model.config.vocab_size
 
     async def run(self, served: Served, sequences: list[Sequence]) -> None:
         """Return when every sequence ended. Cancelled (the client is gone): they are aborted."""
@@ -184,50 +237,7 @@ class Serving:
         for sequence in sequences:
             self._on_end(served.name, sequence, now_s)
         for sequence in sequences:
+            if sequence.finish_reason == ERROR and sequence.at_fault is not None:
+                raise BadRequest(sequence.error or "", param=sequence.at_fault)
             if sequence.finish_reason == ERROR:
                 raise EngineDead(sequence.error or "the sequence failed")
-
-
-def _count(name: str, value: int | None) -> int | None:
-    if value is None:
-        return None
-    if value < 0:
-        raise BadRequest(
-            f"{name} must be non-negative, got {value}. (parameter={name}, value={value})", param=name
-        )
-    if value > _MAX_LOGPROBS:
-        raise BadRequest(
-            f"Requested sample {name} of {value}, which is greater than max allowed: {_MAX_LOGPROBS} "
-            f"(parameter={name}, value={value})",
-            param=name,
-        )
-    return value
-
-
-def _distribution(served: Served, body: SamplingBody) -> dict[str, Any]:
-    temperature = served.defaults["temperature"] if body.temperature is None else body.temperature
-    top_p = served.defaults["top_p"] if body.top_p is None else body.top_p
-    top_k = served.defaults["top_k"] if body.top_k is None else max(body.top_k, 0) if body.top_k >= -1 else -2
-    if not temperature >= 0:
-        raise BadRequest(
-            f"temperature must be non-negative, got {temperature}. "
-            f"(parameter=temperature, value={temperature})",
-            param="temperature",
-        )
-    if not 0 < top_p <= 1:
-        raise BadRequest(
-            f"top_p must be in (0, 1], got {top_p}. (parameter=top_p, value={top_p})", param="top_p"
-        )
-    if top_k < 0:
-        raise BadRequest(f"top_k must be 0 (disable), or at least 1, got {body.top_k}.", param="top_k")
-    return {"temperature": float(temperature), "top_p": float(top_p), "top_k": int(top_k)}
-
-
-def _defaults(directory: Path) -> dict[str, Any]:
-    path = directory / "generation_config.json"
-    raw = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
-    return {
-        "temperature": float(raw.get("temperature") or 1.0),
-        "top_p": float(raw.get("top_p") or 1.0),
-        "top_k": int(raw.get("top_k") or 0),
-    }

@@ -27,6 +27,15 @@ class Text:
         """Text of token ids."""
         return str(self._tokenizer.decode(list(token_ids), skip_special_tokens=skip_special))
 
+    def single_token(self, text: str) -> int | None:
+        """The id of a text that is one token."""
+        found = self.encode(text)
+        return found[0] if len(found) == 1 else None
+
+    def as_json(self) -> str:
+        """The tokenizer, as its file has it."""
+        return str(self._tokenizer.to_str())
+
     def token_name(self, token_id: int) -> str:
         """The vocabulary's own spelling of a token."""
         return self._tokenizer.id_to_token(token_id) or ""

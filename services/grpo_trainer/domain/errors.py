@@ -12,8 +12,8 @@ class UnusableTrajectory(TrainerError):
 
 
 class Untrainable(UnusableTrajectory):
-    """The stored body is sound, and nothing in it can train: it was sampled greedily, or all of it is
-    masked."""
+    """The stored body is sound, and nothing in it can train: it was sampled greedily, all of it is
+    masked, or it holds text alone."""
 
 
 class InvalidTrainingSpec(TrainerError):
@@ -91,6 +91,11 @@ class NothingAccumulated(TrainerError):
 
 class LostGradients(TrainerError):
     """Gradients that the caller counts on are not accumulated any more."""
+
+
+class LostSteps(TrainerError):
+    """Optimizer steps that were not saved are gone with the process that held them; training goes on from the
+    last saved one. Said once for each loss."""
 
 
 class HeadMoved(TrainerError):

@@ -14,6 +14,7 @@ from grpo_trainer.domain.errors import Untrainable, UnusableTrajectory
 from grpo_trainer.domain.signal import why_no_signal
 from grpo_trainer.domain.spec import TrainingSpec
 from grpo_trainer.domain.trajectories import CompleteGroup, GradedTrajectory, Settlement, excluded
+from identities.entities import is_recorded_run
 from upcycle.run_config import MAX_TRAJECTORIES_PER_STEP
 
 MIN_MEMBERS = 2
@@ -110,6 +111,8 @@ class OfferRules:
         if (why := _unsound(offered, members)) is not None:
             return GroupReason.QUARANTINED, why
         count = len(members)
+        if count == 1 and self.spec.has_batch_baseline and is_recorded_run(offered.source_run_id):
+            return GroupReason.NONE, ""  # its step tells whether it teaches anything
         if count < MIN_MEMBERS:
             return GroupReason.SHORT_GROUP, f"{count} member, at least {MIN_MEMBERS} are needed"
         # Each group keeps to its share of a step, so a step of any groups keeps to the limit.

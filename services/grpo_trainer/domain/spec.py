@@ -12,8 +12,11 @@ from pydantic.dataclasses import dataclass
 
 from grpo_trainer.domain.errors import InvalidTrainingSpec
 from grpo_trainer.domain.schedules import Schedule
+from upcycle.mixing import with_own
 from upcycle.run_config import RunConfigInvalid, RunSpec, Training, checked
 from upcycle.run_config.gate import CONFIG
+from upcycle.run_config.names import BATCH_BASELINE
+from upcycle.tasks import plain_name
 
 _HYPERPARAMETERS: Final = tuple(one.name for one in fields(Training))
 
@@ -26,6 +29,7 @@ _NOT_DIGESTED: Final = (
     "task_sampler",
     "guidance",
     "guidance_max_share",
+    "tasksets",
 )
 """Hyperparameters on which no weights depend: the planner alone acts on them, or they only measure."""
 _WHEN_DIGESTED: Final = {"learning_rate": 1e-5, "lr_schedule": "constant"}
@@ -36,6 +40,7 @@ _LATER_THAN_0_3_0: Final = frozenset(
         "stale_after",
         "min_spread",
         "solved_groups",
+        "single_sessions",
         "drift_groups",
         "turn_credit",
         "turn_discount",
@@ -47,6 +52,7 @@ _LATER_THAN_0_3_0: Final = frozenset(
         "task_sampler",
         "guidance",
         "guidance_max_share",
+        "tasksets",
     }
 )
 
@@ -69,6 +75,8 @@ class TrainingSpec(Training):
     """name of the taskset that the promotion gate measures on; none of its tasks may train."""
     held_out_split: bool = False
     """the run draws from a held-out taskset: everything it samples is refused."""
+    tasksets: tuple[str, ...] = ()
+    """names of the tasksets of a run that plays several, its own one first; empty: it plays one."""
 
     @property
     def schedule(self) -> Schedule:
@@ -84,6 +92,12 @@ class TrainingSpec(Training):
     def parameters(self) -> str:
         """Which of them train, for people."""
         return f"adapters of rank {self.lora_rank}" if self.lora_rank else "all weights"
+
+    @property
+    def has_batch_baseline(self) -> bool:
+        """A recorded session that is alone in its group trains, compared with the other groups of its
+        step."""
+        return self.single_sessions == BATCH_BASELINE
 
     @property
     def min_members(self) -> int:
@@ -132,5 +146,6 @@ def spec_of_run(run_id: str, run: RunSpec, *, held_out_split: bool) -> TrainingS
         group_size=run.group_size,
         held_out_taskset=run.gate.taskset if run.gate is not None else "",
         held_out_split=held_out_split,
+        tasksets=tuple(plain_name(one.taskset) for one in with_own(run.taskset, run.mix)) if run.mix else (),
         **{name: getattr(run.training, name) for name in _HYPERPARAMETERS},
     )

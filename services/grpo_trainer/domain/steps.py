@@ -108,15 +108,36 @@ class StepPlan:
             **({} if self.success is None else {"success_all": self.success}),
             **length_metrics(self.before, self.groups, self.drawn, counts=counts),
             **_rates(members),
+            **self._by_taskset(),
             "staleness_max": float(max(ages)),
             "staleness_mean": sum(ages) / len(ages),
             "no_eos_fraction": sum(member.cut_off for member in members) / len(members),
             "trajectories": float(len(members)),
+            **self._single(),
             # Of all steps so far, so that a step that is announced twice counts once.
             "trainer_s": self.before.get("trainer_s", 0.0) + learned.get("rank_s", 0.0),
             "idle_s": self.idle_s,
             "idle_fraction": self.idle_s / max(self.idle_s + busy_s, 1e-9),
         }
+
+    def _single(self) -> dict[str, float]:
+        """Of a run that trains sessions without others beside them: how many this step had."""
+        if not self.spec.has_batch_baseline:
+            return {}
+        return {"single_sessions": float(sum(len(group.members) == 1 for group in self.groups))}
+
+    def _by_taskset(self) -> dict[str, float]:
+        """Of a run on several tasksets, what each gave: its groups in this step, 0 among them, and reward and
+        success of what the policy did by itself."""
+        found: dict[str, float] = {}
+        for name in self.spec.tasksets:
+            groups = [group for group in self.groups if group.members[0].taskset == name]
+            own = [member for group in groups for member in group.members if not member.guided]
+            found[f"groups:{name}"] = float(len(groups))
+            if own:
+                found[f"reward_mean:{name}"] = sum(member.reward for member in own) / len(own)
+                found[f"success_rate:{name}"] = sum(member.success for member in own) / len(own)
+        return found
 
 
 def _rates(members: Sequence[GradedTrajectory]) -> dict[str, float]:

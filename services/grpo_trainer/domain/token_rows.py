@@ -124,6 +124,10 @@ def episode_tokens(
             within = 0
         rows[-1].extend(turn, index=within, is_readable=train_parse_errors or not turn.parse_error)
         within += 1
+    if turns and not any(turn.sampled_ids for turn in turns):
+        raise Untrainable(
+            f"{trajectory_id}: holds no tokens: no policy of ours sampled it, so none can learn"
+        )
     versions = [span.version for turn in turns for span in turn.versions if span.num_tokens]
     trimmed = tuple(row for row in (each.trimmed() for each in rows) if row.token_ids)
     if not versions or any(row.trained[0] for row in trimmed):

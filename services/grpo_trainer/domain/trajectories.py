@@ -43,6 +43,8 @@ class GradedTrajectory:
     """An evaluation asked for it: run_id is the evaluation's."""
     guided: bool = False
     """Its prompt had guidance: it trains, and says nothing of what the policy can do without."""
+    taskset: str = ""
+    """That its task is of, without the revision; empty: not known."""
     counts_as: int | None = None
     """The version that its oldest token counts as where staleness is measured; None: oldest_version."""
 

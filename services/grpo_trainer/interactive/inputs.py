@@ -115,7 +115,7 @@ class Lora:
 class Pass:
     """One forward and backward pass. num_substeps: slices that it is computed in, one after another.
 
-    lora: what trains; None: what trained last, at first all weights.
+    lora: what trains; None: what trained last, at first all weights. logprobs: the pass returns them.
     """
 
     inputs: tuple[TrainingInput, ...]
@@ -123,6 +123,7 @@ class Pass:
     loss: LossSpec = field(default_factory=LossSpec)
     num_substeps: int = 1
     lora: Lora | None = None
+    logprobs: bool = False
 
     def __post_init__(self) -> None:
         if self.num_substeps < 1:

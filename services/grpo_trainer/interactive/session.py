@@ -13,33 +13,31 @@ from __future__ import annotations
 import asyncio
 import logging
 import tempfile
-import uuid
-from collections import OrderedDict
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
-from grpo_trainer.domain.errors import (
-    HeadMoved,
-    HeldOutInput,
-    InvalidInput,
-    LostGradients,
-    ModelBusy,
-    NothingAccumulated,
-    StaleForward,
-    UnknownForward,
-)
+from grpo_trainer.domain.errors import HeadMoved, HeldOutInput, InvalidInput, ModelBusy
+from grpo_trainer.domain.published import PublishedPolicy
 from grpo_trainer.domain.spec import TrainingSpec
 from grpo_trainer.domain.states import BasePolicy, SessionState
-from grpo_trainer.domain.steps import StepRecord
 from grpo_trainer.interactive.deps import InteractiveDeps
+from grpo_trainer.interactive.forwards import KeptForwards
 from grpo_trainer.interactive.inputs import Lora, Pass, prepared_batch
 from grpo_trainer.interactive.preparing import Preparer
-from grpo_trainer.interactive.state import Head, InteractiveState, StepDone, Update, groups_after
-from grpo_trainer.interactive.steps import announce_step, interactive_spec, recorded, session_of, step_metrics
+from grpo_trainer.interactive.state import Head, InteractiveState, Persist, StepDone, Update, groups_after
+from grpo_trainer.interactive.steps import (
+    TakenStep,
+    announce_step,
+    interactive_spec,
+    recorded,
+    refuse_missing,
+)
 from grpo_trainer.interactive.turns import ModelTurns
+from grpo_trainer.interactive.unsaved import UnsavedLedger
 from grpo_trainer.learner.prepared import DatumValues, MeasuredPass, PreparedBatch
 from grpo_trainer.learner.protocol import Snapshot
 from grpo_trainer.publishing import store_version
@@ -47,19 +45,8 @@ from grpo_trainer.retrying import RetryUntilAvailable
 
 log = logging.getLogger(__name__)
 
-_MAX_FORWARDS: Final = 8
-"""How many forward passes are kept for their `backward`; each keeps its rows in memory."""
 _BUDGET_S: Final = 120.0
 """How long a call waits while the object store, the bus or another service is unavailable."""
-
-
-@dataclass(frozen=True, slots=True)
-class _Forward:
-    """A forward pass that `backward` may name. generation: of the weights, see InteractiveSession."""
-
-    batch: PreparedBatch
-    generation: int
-    version: int
 
 
 class InteractiveSession:
@@ -87,13 +74,19 @@ class InteractiveSession:
         self._done: StepDone | None = None
         self._generation = 0
         self._pending: dict[str, MeasuredPass] = {}
-        self._forwards: OrderedDict[str, _Forward] = OrderedDict()
+        self._forwards = KeptForwards(model)
         self._turns = ModelTurns(model, deps)
+        self._unsaved = UnsavedLedger(model, deps.states, self.retry)
 
     @property
     def has_gradients(self) -> bool:
         """Gradients are accumulated that no optimizer step has applied yet."""
         return bool(self._pending)
+
+    @property
+    def is_unsaved(self) -> bool:
+        """Memory holds what a close would lose: gradients, or steps that were not saved."""
+        return self.has_gradients or self._unsaved.steps is not None
 
     @property
     def version(self) -> int | None:
@@ -105,12 +98,8 @@ class InteractiveSession:
         async with self._turn():
             policy, head = await self._current(asked.lora)
             batch = await self._prepared(asked, policy)
-            data = await self._learner.forward(batch)
-            forward_id = f"fwd-{uuid.uuid4().hex[:16]}"
-            self._forwards[forward_id] = _Forward(batch, self._generation, head.base.version)
-            while len(self._forwards) > _MAX_FORWARDS:
-                self._forwards.popitem(last=False)
-            return forward_id, head.base.version, data
+            data, version = await self._learner.forward(batch), self._version_of(head)
+            return self._forwards.keep(batch, self._generation, version), version, data
 
     async def forward_backward(self, request_id: str, asked: Pass) -> MeasuredPass:
         """Adds the gradient of a built-in loss to the accumulated ones."""
@@ -119,8 +108,10 @@ class InteractiveSession:
 
     async def _forward_backward(self, request_id: str, asked: Pass, policy: Path, head: Head) -> MeasuredPass:
         batch = await self._prepared(asked, policy)
-        measured = await self._learner.forward_backward(batch, asked.loss, asked.num_substeps)
-        metrics = {**measured.metrics, **batch.metrics_at(head.base.version)}
+        measured = await self._learner.forward_backward(
+            batch, asked.loss, asked.num_substeps, logprobs=asked.logprobs
+        )
+        metrics = {**measured.metrics, **batch.metrics_at(self._version_of(head))}
         self._pending[request_id] = replace(measured, metrics=metrics)
         return self._pending[request_id]
 
@@ -134,18 +125,8 @@ class InteractiveSession:
         """Adds the gradient that the caller computed on the rows of a forward pass."""
         async with self._turn():
             await self._current()
-            found = self._forwards.get(forward_id)
-            if found is None:
-                raise UnknownForward(
-                    f"{self.model}: forward pass {forward_id!r} is not in memory (the last "
-                    f"{_MAX_FORWARDS} are, until the trainer restarts): call forward again"
-                )
-            if found.generation != self._generation:
-                raise StaleForward(
-                    f"{self.model}: {forward_id} was computed at v{found.version}, and the weights have "
-                    "changed since: call forward again"
-                )
-            measured = await self._learner.backward(found.batch, weights)
+            batch = self._forwards.batch_of(forward_id, self._generation)
+            measured = await self._learner.backward(batch, weights)
             self._pending[request_id] = replace(measured, metrics={**measured.metrics, **metrics})
             return self._pending[request_id]
 
@@ -162,8 +143,8 @@ class InteractiveSession:
             return measured, await self._optim_step(request_id, only, head)
 
     async def optim_step(self, request_id: str, update: Update) -> StepDone:
-        """One update with all accumulated gradients. It is durable, published and, unless update.keep_head,
-        promoted when this returns."""
+        """One update with all accumulated gradients. It is saved as update.persist says; a checkpoint is
+        durable, published and, unless update.keep_head, promoted when this returns."""
         async with self._turn():
             _, head = await self._current()
             if (done := self._repeated(request_id)) is not None:
@@ -171,9 +152,10 @@ class InteractiveSession:
             return await self._optim_step(request_id, update, head)
 
     async def close(self) -> None:
-        """Free the model's memory; accumulated gradients are lost."""
+        """Free the model's memory; accumulated gradients are lost, and steps that were not saved."""
         self._pending.clear()
         self._forwards.clear()
+        self._unsaved.steps = None
         self._policy = self._at = None
         self._generation += 1
         await self._learner.close()
@@ -243,10 +225,11 @@ class InteractiveSession:
         self._at = at = replace(at, revision=head.revision)
         if spec is None or spec == self._spec:
             return self._policy, at
-        if self._pending:
+        if self.is_unsaved:
+            what = "gradients" if self._pending else "unsaved steps"
             raise InvalidInput(
-                f"{self.model}: gradients of {self._spec.parameters} are accumulated, this asks for "
-                f"{spec.parameters}: call optim_step first"
+                f"{self.model}: {what} of {self._spec.parameters} are accumulated, this asks for "
+                f"{spec.parameters}: call optim_step with persist=checkpoint first"
             )
         return await self._open(head, spec)
 
@@ -271,6 +254,12 @@ class InteractiveSession:
             await self._learner.drop()
         self._pending.clear()
 
+    async def give_up(self) -> None:
+        """Drop what was not saved: the next call reports lost steps. The caller holds the lock."""
+        await self.discard()
+        if self._unsaved.steps is not None:
+            await self.close()
+
     async def _open(self, head: Head, spec: TrainingSpec | None) -> tuple[Path, Head]:
         """Open the newest state if head still points to it or has not moved since its step; else open head.
 
@@ -280,6 +269,7 @@ class InteractiveSession:
         await self.close()
         deps, retry = self._deps, self.retry
         self._newest = state = await retry.until_available(self._turns.newest_state)
+        await self._unsaved.refuse_lost(state)
         if state is not None:
             known = await retry.until_available(lambda: deps.heads.holds(self.model, state.checkpoint_id))
             if not known or state.is_unpromoted(head):
@@ -323,25 +313,21 @@ class InteractiveSession:
         return policy
 
     async def _optim_step(self, request_id: str, update: Update, head: Head) -> StepDone:
-        self._refuse_missing(update.gradients)
+        refuse_missing(self.model, update, self._pending, kept_s=self._deps.gradients_kept_s)
+        is_saved = update.persist is Persist.CHECKPOINT
+        steps = await self._unsaved.begin(self._newest, head.base.version, is_saved=is_saved)
         pending, self._pending = self._pending, {}
         try:
             numbers = await self._learner.apply(update.adam)
+        except BaseException:
+            await self._unsaved.not_taken(is_saved=is_saved)
+            raise
         finally:
             self._generation += 1
+        steps = steps.trained(pending.values())
+        taken = TakenStep(self._spec, self._base or head.base, head, update, pending, numbers, steps)
         try:
-            snapshot = await self._learner.snapshot()
-            session = replace(await self._session(head, update, pending, numbers), canary=snapshot.canary)
-            policy = await store_version(
-                session, snapshot, self._deps.policies, self._deps.work_dir, self.retry
-            )
-            groups = groups_after(
-                await self._groups_before(head), (one for each in pending.values() for one in each.groups)
-            )
-            state = InteractiveState(
-                session, policy.manifest, policy.digest, request_id, head.revision, update.keep_head, groups
-            )
-            done = await self._finish(await self._persist(state, snapshot))
+            done = await (self._save(request_id, taken) if is_saved else self._leave_unsaved(taken))
         except BaseException:
             # The weights in memory may be newer than the durable ones, so the next call loads those.
             await self.close()
@@ -349,35 +335,42 @@ class InteractiveSession:
         self._stepped(done)
         return done
 
-    def _refuse_missing(self, gradients: Sequence[str]) -> None:
-        missing = [one for one in gradients if one not in self._pending]
-        if missing:
-            raise LostGradients(
-                f"{self.model}: gradients of {', '.join(missing)} are not accumulated (the trainer was "
-                f"restarted, head moved, or no call came for "
-                f"{self._deps.gradients_kept_s:g} s): call forward_backward again"
-            )
-        if not self._pending:
-            raise NothingAccumulated(
-                f"{self.model}: no gradient is accumulated; call forward_backward before optim_step"
-            )
-
-    async def _session(
-        self, head: Head, update: Update, pending: Mapping[str, MeasuredPass], numbers: Mapping[str, float]
-    ) -> SessionState:
-        """The state after the step, without its tensors. numbers: metrics of the update."""
-        deps = self._deps
-        newest = await self.retry.until_available(lambda: deps.policies.newest_uploaded(self.model))
-        record = StepRecord(  # it settles no group, because no run planned any
-            step=1 if self._newest is None else self._newest.session.step + 1,
-            version=max(newest, head.base.version) + 1,
-            trajectory_ids=tuple(one for each in pending.values() for one in each.trajectory_ids),
-            metrics=step_metrics(pending, update.adam, numbers),
-            completed_at=deps.now(),
-            saves_checkpoint=True,
-            parent_checkpoint_id=head.checkpoint_id,
+    async def _save(self, request_id: str, taken: TakenStep) -> StepDone:
+        """Store, announce and promote a step, and with it those before it that were not saved."""
+        session, policy, snapshot = await self._stored(taken)
+        groups = groups_after(await self._groups_before(taken.head), taken.steps.groups)
+        revision, keep_head = taken.head.revision, taken.update.keep_head
+        state = InteractiveState(
+            session, policy.manifest, policy.digest, request_id, revision, keep_head, groups
         )
-        return session_of(self._spec, head.base if self._base is None else self._base, record)
+        done = await self._finish(await self._persist(state, snapshot))
+        await self._unsaved.all_saved()
+        return done
+
+    async def _leave_unsaved(self, taken: TakenStep) -> StepDone:
+        """Publish the weights of a step, if they are to be; the rest of it stays in memory."""
+        steps, path = taken.steps, ""
+        if taken.update.persist is Persist.WEIGHTS:
+            session, policy, _ = await self._stored(taken)
+            publish = partial(self._deps.facts.publish_policy, session.spec, policy, step=session.step)
+            await self.retry.until_available(lambda: publish(at=session.completed_at))
+            steps, path = replace(steps, version=session.version), policy.manifest.key
+        self._unsaved.steps = steps
+        return taken.unsaved(path, steps.version)
+
+    async def _stored(self, taken: TakenStep) -> tuple[SessionState, PublishedPolicy, Snapshot]:
+        """The weights of a step, stored as the next version; no event names it yet."""
+        deps, snapshot = self._deps, await self._learner.snapshot()
+        newest = await self.retry.until_available(lambda: deps.policies.newest_uploaded(self.model))
+        session = taken.session(max(newest, taken.head.base.version) + 1, deps.now())
+        session = replace(session, canary=snapshot.canary)
+        policy = await store_version(session, snapshot, deps.policies, deps.work_dir, self.retry)
+        return session, policy, snapshot
+
+    def _version_of(self, head: Head) -> int:
+        """The newest published version that the weights in memory are, or were trained from."""
+        unsaved = self._unsaved.steps
+        return head.base.version if unsaved is None else unsaved.version
 
     async def _groups_before(self, head: Head) -> Mapping[str, Any]:
         """The groups that the weights of head were trained on; empty if its state is not kept."""

@@ -11,7 +11,7 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any, Final, TypeVar
 
-from grpo_trainer.domain.errors import BrokenArtifact, InvalidInput, RequestIdReused, UnknownModel
+from grpo_trainer.domain.errors import BrokenArtifact, InvalidInput, LostSteps, RequestIdReused, UnknownModel
 from grpo_trainer.interactive.claiming import RememberedClaims
 from grpo_trainer.interactive.deps import InteractiveDeps
 from grpo_trainer.interactive.session import InteractiveSession
@@ -75,7 +75,8 @@ class InteractiveSessions:
     ) -> T:
         """Execute `work` once per request id and return its result. The id of a request that failed may be
         sent again: a pass that failed changed nothing; an update that failed dropped the accumulated
-        gradients, or is durable, and then the id gets the recorded result.
+        gradients, or is durable, and then the id gets the recorded result. One that reported lost steps
+        reports them again; another goes on without them.
 
         digest: of the request's content. remember: keep the result for repeated requests; False for work
         without an effect. Raises InvalidInput, RequestIdReused, and what `work` raises.
@@ -152,26 +153,26 @@ class InteractiveSessions:
         await until_stopped(stop, self.drop_old_gradients, every_s=every_s)
 
     async def drop_old_gradients(self) -> None:
-        """Drop gradients that had no call about their model for `gradients_kept_s`; then close what is too
-        much."""
+        """Drop gradients, and steps that were not saved, that had no call about their model for
+        `gradients_kept_s`; then close what is too much."""
         for session in list(self._sessions.values()):
             unused_s = self._clock() - session.called_at
-            if session.has_gradients and unused_s >= self.deps.gradients_kept_s and not session.lock.locked():
+            if session.is_unsaved and unused_s >= self.deps.gradients_kept_s and not session.lock.locked():
                 log.warning("gradients_dropped", extra={"model": session.model, "unused_s": unused_s})
                 with suppress(Unavailable), one_piece(f"dropping gradients of {session.model}"):
                     async with session.lock:
-                        await session.discard()
+                        await session.give_up()
         if self._sessions:
             self._evict()
 
     def _evict(self) -> None:
-        """Close the sessions that were used least recently, but none with accumulated gradients or a call in
-        progress."""
+        """Close the sessions that were used least recently, but none with accumulated gradients, unsaved
+        steps or a call in progress."""
         newest = next(reversed(self._sessions))
         idle = [
             name
             for name, one in self._sessions.items()
-            if not one.lock.locked() and not one.has_gradients and one is not self._sessions[newest]
+            if not one.lock.locked() and not one.is_unsaved and one is not self._sessions[newest]
         ]
         for name in idle[: max(len(self._sessions) - self.deps.max_open, 0)]:
             closing = asyncio.create_task(self._sessions.pop(name).leave())
@@ -180,7 +181,7 @@ class InteractiveSessions:
 
     def _ended(self, key: tuple[str, str], task: asyncio.Task[Any], remember: bool) -> None:
         """Forget a request that failed, so that it may be sent again."""
-        if _failed(task) or not remember:
+        if not _reports_loss(task) and (_failed(task) or not remember):
             self._requests.pop(key, None)
 
     def _forget_old(self) -> None:
@@ -243,6 +244,12 @@ class InteractiveSessions:
     def ready(self) -> str | None:
         """Always ready: a session that waits for something does not keep the others from training."""
         return None
+
+
+def _reports_loss(task: asyncio.Task[Any]) -> bool:
+    """A repeated request gets it again: the first answer may not have arrived, and another request goes
+    on."""
+    return not task.cancelled() and isinstance(task.exception(), LostSteps)
 
 
 def _failed(task: asyncio.Task[Any]) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field, replace
+from enum import Enum
 from typing import Any, Final
 
 from pydantic import TypeAdapter
@@ -15,6 +16,15 @@ from grpo_trainer.learner.prepared import Adam
 from identities.entities import checkpoint_id
 
 
+class Persist(Enum):
+    """What of an optimizer step outlives the process: training state, weights and checkpoint; the weights, as
+    a published version; nothing."""
+
+    CHECKPOINT = "checkpoint"
+    WEIGHTS = "weights"
+    NONE = "none"
+
+
 @dataclass(frozen=True, slots=True)
 class Update:
     """One optimizer step. gradients: request ids that must be accumulated. keep_head: do not move head."""
@@ -22,6 +32,7 @@ class Update:
     adam: Adam
     gradients: tuple[str, ...] = ()
     keep_head: bool = False
+    persist: Persist = Persist.CHECKPOINT
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,7 +149,8 @@ class InteractiveView:
 
 @dataclass(frozen=True, slots=True)
 class StepDone:
-    """An interactive optimizer step, durable and published. is_head: head moved to it."""
+    """An interactive optimizer step, saved as `persist` says; the ids and paths of what was not saved are
+    empty. is_head: head moved to it."""
 
     step: int
     version: int
@@ -148,3 +160,4 @@ class StepDone:
     model: str
     metrics: Mapping[str, float]
     is_head: bool
+    persist: Persist = Persist.CHECKPOINT

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import json
+
 from blob_store import BlobStore
 from grpo_trainer.adapters import step_folders
 from grpo_trainer.adapters.boundaries import object_store
 from grpo_trainer.adapters.step_folders import Claim, StepStates, markers
+from grpo_trainer.domain.errors import BrokenArtifact
 from grpo_trainer.domain.states import SessionState
 from grpo_trainer.interactive.state import InteractiveState, interactive_state_from_json
 from identities import objects
@@ -45,6 +48,30 @@ class InteractiveStates(StepStates[InteractiveState]):
             folders, last = step_folders.by_folder(keys), await self._newest_marker(markers(keys))
             for folder in step_folders.old(folders, last, newest=newest):
                 await step_folders.delete(self._store, folders[folder])
+
+    async def note_unsaved(self, model: str, step: int) -> None:
+        """Store that the steps up to this one are in a trainer's memory only, instead of the note before."""
+        key = objects.interactive_unsaved(model)
+        with object_store(key):
+            await self._store.put(key, json.dumps({"step": step}).encode())
+
+    async def unsaved(self, model: str) -> int | None:
+        """The step of the note; None if there is none. Raises BrokenArtifact."""
+        key = objects.interactive_unsaved(model)
+        with object_store(key):
+            data = await self._store.read(key)
+        if data is None:
+            return None
+        try:
+            return int(json.loads(data)["step"])
+        except (ValueError, KeyError, TypeError) as error:
+            raise BrokenArtifact(f"{key} is no note about unsaved steps: {error}") from error
+
+    async def forget_unsaved(self, model: str) -> None:
+        """Remove the note."""
+        key = objects.interactive_unsaved(model)
+        with object_store(key):
+            await self._store.delete(key)
 
     async def _markers(self, model: str) -> list[str]:
         with object_store(f"states of {model}"):

@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+from datetime import datetime
 from functools import partial
 from typing import Final
 
 from blob_store import BlobRef
+from grpo_trainer.domain.errors import LostGradients, NothingAccumulated
 from grpo_trainer.domain.published import PublishedPolicy
 from grpo_trainer.domain.spec import TrainingSpec, training_spec
 from grpo_trainer.domain.states import BasePolicy, SessionState
 from grpo_trainer.domain.steps import StepRecord
 from grpo_trainer.interactive.deps import InteractiveDeps
 from grpo_trainer.interactive.inputs import Lora
-from grpo_trainer.interactive.state import Head, InteractiveState, StepDone
+from grpo_trainer.interactive.state import Head, InteractiveState, Persist, StepDone, Update
+from grpo_trainer.interactive.unsaved import UnsavedSteps
 from grpo_trainer.learner.prepared import Adam, MeasuredPass
 from grpo_trainer.publishing import announce_version
 from grpo_trainer.retrying import RetryUntilAvailable
@@ -71,11 +75,72 @@ def step_metrics(
             for each, weight in zip(pending.values(), weights, strict=True)
             if name in each.metrics
         ]
-        if name in ("tokens", "datums", "row_tokens", "untrainable", "without_task"):
+        if name in ("loss_sum", "tokens", "datums", "row_tokens", "untrainable", "without_task"):
             metrics[name] = sum(value for value, _ in known)
         else:
             metrics[name] = sum(value * weight for value, weight in known) / sum(w for _, w in known)
     return {**metrics, **numbers, "learning_rate": adam.learning_rate}
+
+
+def refuse_missing(model: str, update: Update, pending: Collection[str], *, kept_s: float) -> None:
+    """Raises LostGradients, NothingAccumulated. pending: request ids of the accumulated gradients; kept_s:
+    how long they are kept without a call."""
+    missing = [one for one in update.gradients if one not in pending]
+    if missing:
+        raise LostGradients(
+            f"{model}: gradients of {', '.join(missing)} are not accumulated (the trainer was "
+            f"restarted, head moved, or no call came for {kept_s:g} s): call forward_backward again"
+        )
+    if not pending:
+        raise NothingAccumulated(
+            f"{model}: no gradient is accumulated; call forward_backward before optim_step"
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class TakenStep:
+    """An update that the weights in memory have had. base: the weights that the session was opened with;
+    pending: its passes; numbers: metrics of the update; steps: it, and those before it that are not saved."""
+
+    spec: TrainingSpec
+    base: BasePolicy
+    head: Head
+    update: Update
+    pending: Mapping[str, MeasuredPass]
+    numbers: Mapping[str, float]
+    steps: UnsavedSteps
+
+    @property
+    def metrics(self) -> dict[str, float]:
+        """Of this step alone."""
+        return step_metrics(self.pending, self.update.adam, self.numbers)
+
+    def session(self, version: int, at: datetime) -> SessionState:
+        """The state after it, without its tensors. version: that it is published as."""
+        record = StepRecord(  # it settles no group, because no run planned any
+            step=self.steps.step,
+            version=version,
+            trajectory_ids=self.steps.trajectory_ids,
+            metrics=self.metrics,
+            completed_at=at,
+            saves_checkpoint=self.update.persist is Persist.CHECKPOINT,
+            parent_checkpoint_id=self.head.checkpoint_id,
+        )
+        return session_of(self.spec, self.base, record)
+
+    def unsaved(self, sampler_path: str, version: int) -> StepDone:
+        """Its result where no state was stored. sampler_path: key of its weights' manifest, if any."""
+        return StepDone(
+            step=self.steps.step,
+            version=version,
+            checkpoint_id="",
+            sampler_path=sampler_path,
+            state_path="",
+            model=self.spec.model,
+            metrics=self.metrics,
+            is_head=False,
+            persist=self.update.persist,
+        )
 
 
 async def announce_step(

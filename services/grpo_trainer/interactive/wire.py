@@ -20,8 +20,8 @@ from grpo_trainer.interactive.inputs import (
     StoredInput,
     TrainingInput,
 )
-from grpo_trainer.interactive.state import StepDone, Update
-from grpo_trainer.learner.prepared import Adam, DatumValues, LossSpec, MeasuredPass
+from grpo_trainer.interactive.state import Persist, StepDone, Update
+from grpo_trainer.learner.prepared import Adam, DatumValues, LossSpec, MeasuredPass, Normalize
 from trajectory_body import body_messages, tool_calls
 from upcycle.api.training.v1 import interactive_pb2 as pb
 from upcycle.api.training.v1 import service_pb2 as service
@@ -29,6 +29,18 @@ from upcycle.api.trajectory.v1 import trajectory_pb2 as trajectory
 
 _DIGEST: Final = re.compile("[0-9a-f]{64}")
 _MAX_WEIGHT: Final = 1e6
+_NORMALIZE: Final = {
+    pb.NORMALIZE_UNSPECIFIED: Normalize.TOKENS,
+    pb.NORMALIZE_TOKENS: Normalize.TOKENS,
+    pb.NORMALIZE_SUM: Normalize.SUM,
+}
+_PERSIST: Final = {
+    pb.PERSIST_UNSPECIFIED: Persist.CHECKPOINT,
+    pb.PERSIST_CHECKPOINT: Persist.CHECKPOINT,
+    pb.PERSIST_WEIGHTS: Persist.WEIGHTS,
+    pb.PERSIST_NONE: Persist.NONE,
+}
+_PERSIST_TO_WIRE: Final = {of: number for number, of in _PERSIST.items() if number}
 
 
 def pass_from_wire(request: service.ForwardBackwardRequest | service.StepRequest) -> Pass:
@@ -36,10 +48,19 @@ def pass_from_wire(request: service.ForwardBackwardRequest | service.StepRequest
     return Pass(
         inputs=inputs_from_wire(request.batch),
         options=options_from_wire(request.batch),
-        loss=LossSpec(request.loss.name or LossSpec().name, dict(request.loss.config)),
+        loss=loss_from_wire(request.loss),
         num_substeps=request.num_substeps or 1,
         lora=lora_from_wire(request.lora) if request.HasField("lora") else None,
+        logprobs=isinstance(request, service.ForwardBackwardRequest) and request.logprobs,
     )
+
+
+def loss_from_wire(given: pb.Loss) -> LossSpec:
+    """A built-in loss. Raises InvalidInput."""
+    normalize = _NORMALIZE.get(given.normalize)
+    if normalize is None:
+        raise InvalidInput(f"normalize is {given.normalize}; NORMALIZE_TOKENS and NORMALIZE_SUM are known")
+    return LossSpec(given.name or LossSpec().name, dict(given.config), normalize)
 
 
 def forward_from_wire(request: service.ForwardRequest) -> Pass:
@@ -176,7 +197,17 @@ def _message(message: trajectory.Message) -> dict[str, Any]:
 
 def update_from_wire(request: service.OptimStepRequest) -> Update:
     """An optimizer step. Raises InvalidInput."""
-    return Update(adam_from_wire(request.adam), tuple(request.gradients), request.keep_head)
+    return replace(update_of_step(request), gradients=tuple(request.gradients))
+
+
+def update_of_step(request: service.OptimStepRequest | service.StepRequest) -> Update:
+    """The update of a step, whatever its gradients are. Raises InvalidInput."""
+    persist = _PERSIST.get(request.persist)
+    if persist is None:
+        raise InvalidInput(
+            f"persist is {request.persist}; PERSIST_CHECKPOINT, PERSIST_WEIGHTS and PERSIST_NONE are known"
+        )
+    return Update(adam_from_wire(request.adam), keep_head=request.keep_head, persist=persist)
 
 
 def adam_from_wire(given: pb.AdamParameters) -> Adam:
@@ -207,7 +238,11 @@ def datum_to_wire(datum: DatumValues) -> pb.Datum:
 
 def measured_to_wire(measured: MeasuredPass) -> service.ForwardBackwardResponse:
     """What a pass measured."""
-    return service.ForwardBackwardResponse(metrics=finite(measured.metrics), num_datums=measured.num_datums)
+    return service.ForwardBackwardResponse(
+        metrics=finite(measured.metrics),
+        num_datums=measured.num_datums,
+        logprobs=[pb.TokenValues(values=values) for values in measured.logprobs],
+    )
 
 
 def step_to_wire(done: StepDone) -> pb.OptimStepResult:
@@ -221,6 +256,7 @@ def step_to_wire(done: StepDone) -> pb.OptimStepResult:
         model=done.model,
         metrics=finite(done.metrics),
         is_head=done.is_head,
+        persist=_PERSIST_TO_WIRE[done.persist],
     )
 
 

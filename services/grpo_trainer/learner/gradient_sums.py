@@ -1,7 +1,8 @@
 """Accumulated gradients of interactive training, and the update that applies them.
 
 Gradients of built-in losses are kept as sums over trained tokens and divided by the tokens of the whole step
-at its end, so that several small batches are one big one; gradients that a caller worked out stay as given.
+at its end, so that several small batches are one big one; gradients that a caller worked out, and sums that
+are to stay sums, stay as given.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from grpo_trainer.domain.errors import Diverged
-from grpo_trainer.learner.prepared import Adam
+from grpo_trainer.learner.prepared import Adam, Normalize
 
 T = TypeVar("T")
 
@@ -31,9 +32,9 @@ class GradientSums:
         self._as_given: list[Tensor | None] = [None] * len(self._parameters)
         self._num_tokens = 0
 
-    def of_tokens(self, passes: list[Callable[[], tuple[T, int]]]) -> list[T]:
+    def of_tokens(self, passes: list[Callable[[], tuple[T, int]]], normalize: Normalize) -> list[T]:
         """Do passes that each leave the mean gradient over their tokens; they return a result and that
-        number. All count, or none does."""
+        number. All count, or none does. normalize: whether the update divides their sum."""
         added: list[Tensor | None] = [None] * len(self._parameters)
         results, count = [], 0
         try:
@@ -45,8 +46,11 @@ class GradientSums:
                 count += tokens
         finally:
             self._clear()
-        _merge(self._token_sums, added)
-        self._num_tokens += count
+        if normalize is Normalize.SUM:
+            _merge(self._as_given, added)
+        else:
+            _merge(self._token_sums, added)
+            self._num_tokens += count
         return results
 
     def as_given(self, one: Callable[[], T]) -> T:

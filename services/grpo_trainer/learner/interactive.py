@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from array import array
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -14,7 +15,7 @@ from torch import Tensor
 from grpo_math.divergence import MismatchSums
 from grpo_math.losses import CrossEntropy
 from grpo_math.objective import Objective
-from grpo_math.packing import TrainingRow, pack, row_cuts
+from grpo_math.packing import Microbatch, TrainingRow, pack, row_cuts
 from grpo_trainer.domain.errors import InvalidInput, InvalidTrainingSpec
 from grpo_trainer.domain.spec import TrainingSpec
 from grpo_trainer.learner.core import CANARY_ROWS, step_options
@@ -22,7 +23,7 @@ from grpo_trainer.learner.gradient_sums import GradientSums
 from grpo_trainer.learner.interactive_rows import CreditedRow, credited_rows, num_without_spread, weighted
 from grpo_trainer.learner.optimization import Gradient, StepOptions, accumulate, mismatch_metrics
 from grpo_trainer.learner.packed_model import PackedModel
-from grpo_trainer.learner.prepared import Adam, DatumValues, LossSpec, MeasuredPass, PreparedBatch
+from grpo_trainer.learner.prepared import Adam, DatumValues, LossSpec, MeasuredPass, Normalize, PreparedBatch
 from grpo_trainer.learner.torch_learner import LearnerThread, TorchLearner, misfit
 from upcycle.run_config import loss_refusals
 
@@ -70,9 +71,12 @@ class TorchInteractiveLearner(TorchLearner):
         """Log-probabilities of all rows under the present weights. Raises InvalidInput."""
         return await self._thread.run(lambda: self._forward(self._rows(batch)))
 
-    async def forward_backward(self, batch: PreparedBatch, loss: LossSpec, num_substeps: int) -> MeasuredPass:
-        """Adds the gradient of a loss; the update divides the sum by its tokens. Raises InvalidInput."""
-        return await self._thread.run(lambda: self._forward_backward(batch, loss, num_substeps))
+    async def forward_backward(
+        self, batch: PreparedBatch, loss: LossSpec, num_substeps: int, *, logprobs: bool = False
+    ) -> MeasuredPass:
+        """Adds the gradient of a loss; the update divides the sum by its tokens, unless loss.normalize says
+        otherwise. logprobs: return those of the rows. Raises InvalidInput."""
+        return await self._thread.run(lambda: self._forward_backward(batch, loss, num_substeps, logprobs))
 
     async def backward(self, batch: PreparedBatch, weights: Sequence[Sequence[float]]) -> MeasuredPass:
         """Adds the gradient of -sum(weights * logprobs), per datum of `forward`. Raises InvalidInput."""
@@ -119,16 +123,21 @@ class TorchInteractiveLearner(TorchLearner):
             logprobs.update(_logprobs(model, cut, share_prefixes=share_prefixes))
         return tuple(_datum(one, logprobs[one.row.row_id]) for one in credited)
 
-    def _forward_backward(self, batch: PreparedBatch, loss: LossSpec, num_substeps: int) -> MeasuredPass:
+    def _forward_backward(
+        self, batch: PreparedBatch, loss: LossSpec, num_substeps: int, logprobs: bool
+    ) -> MeasuredPass:
         model, _ = self._loaded()
         options, credited = self._options(loss), self._rows(batch)
         rows = [one.row for one in credited]
         longest = max(row.num_trained for row in rows)
         size = math.ceil(len(rows) / min(num_substeps, len(rows)))
         slices = [rows[first : first + size] for first in range(0, len(rows), size)]
-        parts = self._sums().of_tokens([_mean_pass(model, part, options, longest) for part in slices])
+        scores = _Scores()
+        passes = [_mean_pass(model, part, options, longest, scores) for part in slices]
+        parts = self._sums().of_tokens(passes, loss.normalize)
         self._thread.group.core(self._session).canary_rows = rows[:CANARY_ROWS]
-        return _measured(batch, credited, parts)
+        measured = _measured(batch, credited, parts, loss.normalize)
+        return replace(measured, logprobs=tuple(map(scores.of, credited))) if logprobs else measured
 
     def _backward(self, batch: PreparedBatch, weights: Sequence[Sequence[float]]) -> MeasuredPass:
         model, _ = self._loaded()
@@ -147,10 +156,34 @@ class TorchInteractiveLearner(TorchLearner):
         return replace(measured, metrics={k: v for k, v in measured.metrics.items() if k != "loss"})
 
 
+class _Scores:
+    """Log-probabilities of the trained tokens of rows, by row id, as a pass computes them."""
+
+    def __init__(self) -> None:
+        self._by_row: dict[str, Tensor] = {}
+
+    def add(self, batch: Microbatch, logprobs: Tensor) -> None:
+        """Those of one microbatch [N]."""
+        counts = torch.bincount(batch.row_of_token, minlength=batch.num_rows).tolist()
+        parts = torch.split(logprobs.float().cpu(), counts)
+        self._by_row.update(zip(batch.row_ids, parts, strict=True))
+
+    def of(self, credited: CreditedRow) -> Sequence[float]:
+        """Per token of a row from its second on; 0 where it is not trained. An array: 4 bytes a value, since
+        the results of many passes are remembered."""
+        row = credited.row
+        return array("f", _spread(row, self._by_row.get(row.row_id, torch.empty(0))).tolist())
+
+
 def _gradient(
-    model: PackedModel, rows: Sequence[TrainingRow], options: StepOptions, longest: int = 0
+    model: PackedModel,
+    rows: Sequence[TrainingRow],
+    options: StepOptions,
+    longest: int = 0,
+    scores: _Scores | None = None,
 ) -> Gradient:
-    gradient = accumulate(model, rows, options, max_row_tokens=longest)
+    scored = None if scores is None else scores.add
+    gradient = accumulate(model, rows, options, max_row_tokens=longest, scored=scored)
     if gradient is None:
         raise InvalidInput("no token of the batch is trained")
     if not math.isfinite(gradient.loss):
@@ -159,12 +192,12 @@ def _gradient(
 
 
 def _mean_pass(
-    model: PackedModel, rows: Sequence[TrainingRow], options: StepOptions, longest: int
+    model: PackedModel, rows: Sequence[TrainingRow], options: StepOptions, longest: int, scores: _Scores
 ) -> Callable[[], tuple[Gradient, int]]:
     """One slice of a batch, to be called: leaves the mean gradient over its tokens."""
 
     def work() -> tuple[Gradient, int]:
-        gradient = _gradient(model, rows, options, longest)
+        gradient = _gradient(model, rows, options, longest, scores)
         return gradient, gradient.num_trained
 
     return work
@@ -182,7 +215,7 @@ def _logprobs(model: PackedModel, rows: Sequence[TrainingRow], *, share_prefixes
 def _datum(credited: CreditedRow, logprobs: Tensor) -> DatumValues:
     row = credited.row
     trained = row.trained[1:]
-    policy = torch.zeros(trained.shape[0]).masked_scatter(trained, logprobs.float())
+    policy = _spread(row, logprobs)
     sampler = torch.where(trained, row.sampler_logprobs[1:], 0.0)
     sampler = torch.where(torch.isfinite(sampler), sampler, policy)  # unknown: the ratio is 1
     return DatumValues(
@@ -197,6 +230,12 @@ def _datum(credited: CreditedRow, logprobs: Tensor) -> DatumValues:
     )
 
 
+def _spread(row: TrainingRow, values: Tensor) -> Tensor:
+    """[L-1] values of the trained tokens [N] at their places, 0 at the others."""
+    trained = row.trained[1:]
+    return torch.zeros(trained.shape[0]).masked_scatter(trained, values.float())
+
+
 def _per_token(number: int, row: TrainingRow, values: Sequence[float]) -> Tensor:
     """[L] weights of a row, of which the caller knows all but the first."""
     length = row.token_ids.shape[0] - 1
@@ -209,12 +248,17 @@ def _per_token(number: int, row: TrainingRow, values: Sequence[float]) -> Tensor
 
 
 def _measured(
-    batch: PreparedBatch, credited: Sequence[CreditedRow], parts: Sequence[Gradient]
+    batch: PreparedBatch,
+    credited: Sequence[CreditedRow],
+    parts: Sequence[Gradient],
+    normalize: Normalize = Normalize.TOKENS,
 ) -> MeasuredPass:
     tokens = sum(part.num_trained for part in parts)
+    loss = sum(part.loss * part.num_trained for part in parts)
     metrics = {
         **mismatch_metrics(sum((part.sums for part in parts), MismatchSums())),
-        "loss": sum(part.loss * part.num_trained for part in parts) / tokens,
+        "loss": loss / tokens,
+        **({"loss_sum": loss} if normalize is Normalize.SUM else {}),
         "tokens": float(tokens),
         "row_tokens": float(sum(part.num_row_tokens for part in parts)),
         "datums": float(len(credited)),

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 
 import torch
@@ -82,11 +82,13 @@ def accumulate(
     ranks: Ranks = ALONE,
     *,
     max_row_tokens: int,
+    scored: Callable[[Microbatch, Tensor], None] | None = None,
 ) -> Gradient | None:
     """Adds the gradient of the step's loss to the parameters. None where no token is trained.
 
     rows: of this rank; all ranks call this together, and what is returned is of all of them. max_row_tokens:
-    the constant of the aggregation `constant_length`.
+    the constant of the aggregation `constant_length`. scored: called with each microbatch and the [N]
+    log-probabilities that its gradient is of.
     """
     rows = [row for row in rows if row.num_trained]
     cuts = microbatches(rows, max_tokens=options.microbatch_tokens, share_prefixes=options.share_prefixes)
@@ -105,13 +107,20 @@ def accumulate(
         loss.backward()  # type: ignore[no-untyped-call]
         uncertain.append(entropies.detach())
         total += float(loss.detach())
+        if scored is not None:
+            scored(batch, logprobs.detach())
         sums += mismatch_sums(tokens, clip_low=options.clip_low, clip_high=options.clip_high)
-    for _ in range(num_dummy):
+    _add_nothing(model, num_dummy)
+    deciding = decision_entropy(ranks.joined(torch.cat(uncertain)))
+    return replace(_of_all_ranks(batches, total, sums, totals, ranks), decision_entropy=deciding)
+
+
+def _add_nothing(model: PolicyModel, times: int) -> None:
+    """As often as other ranks have more batches, since all of them sum gradients together."""
+    for _ in range(times):
         logprobs, entropies = model.logprobs(_dummy().to(model.device))
         nothing = 0.0 * (logprobs.sum() + entropies.sum())
         nothing.backward()  # type: ignore[no-untyped-call]
-    deciding = decision_entropy(ranks.joined(torch.cat(uncertain)))
-    return replace(_of_all_ranks(batches, total, sums, totals, ranks), decision_entropy=deciding)
 
 
 def _totals(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
+from enum import Enum
 
 from grpo_trainer.domain.errors import InvalidInput
 
@@ -46,12 +47,14 @@ class Adam:
 @dataclass(frozen=True, slots=True)
 class MeasuredPass:
     """What one forward and backward pass added. num_datums: rows; trajectory_ids: those of the store;
-    groups: their runs and groups."""
+    groups: their runs and groups. logprobs: per row, of each of its tokens from the second on, under the
+    weights that the gradient is of, 0 where not trained; empty if they were not asked for."""
 
     metrics: Mapping[str, float]
     num_datums: int
     trajectory_ids: tuple[str, ...] = ()
     groups: tuple[tuple[str, str], ...] = ()
+    logprobs: tuple[Sequence[float], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,12 +113,21 @@ class PreparedInput:
         return not any(any(row.trained) for row in self.rows)
 
 
+class Normalize(Enum):
+    """What the gradient of a pass is divided by: the trained tokens of all such passes of a step, or
+    nothing."""
+
+    TOKENS = "tokens"
+    SUM = "sum"
+
+
 @dataclass(frozen=True, slots=True)
 class LossSpec:
     """A loss by its name, and its numbers."""
 
     name: str = "importance_sampling"
     config: Mapping[str, float] = field(default_factory=dict)
+    normalize: Normalize = Normalize.TOKENS
 
 
 @dataclass(frozen=True, slots=True)

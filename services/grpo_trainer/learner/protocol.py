@@ -83,9 +83,11 @@ class InteractiveLearner(Learner, Protocol):
     async def forward(self, batch: PreparedBatch) -> tuple[DatumValues, ...]:
         """Log-probabilities of the rows under the weights of now. Raises InvalidInput."""
 
-    async def forward_backward(self, batch: PreparedBatch, loss: LossSpec, num_substeps: int) -> MeasuredPass:
-        """Adds the gradient of the loss, to be divided by all trained tokens of the step. Raises
-        InvalidInput."""
+    async def forward_backward(
+        self, batch: PreparedBatch, loss: LossSpec, num_substeps: int, *, logprobs: bool = False
+    ) -> MeasuredPass:
+        """Adds the gradient of the loss, to be divided as loss.normalize says. logprobs: return those of the
+        rows. Raises InvalidInput."""
 
     async def backward(self, batch: PreparedBatch, weights: Sequence[Sequence[float]]) -> MeasuredPass:
         """Adds the gradient of -sum(weights * logprobs), per datum of `forward`. Raises InvalidInput."""

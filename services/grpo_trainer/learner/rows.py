@@ -9,7 +9,12 @@ from typing import Final
 
 import torch
 
-from grpo_math.advantages import DEFAULT_ADVANTAGE, advantage_function, normalize_then_sum
+from grpo_math.advantages import (
+    DEFAULT_ADVANTAGE,
+    advantage_function,
+    normalize_then_sum,
+    with_batch_baseline,
+)
 from grpo_math.packing import TrainingRow
 from grpo_math.turn_credit import credit_by_turn, turn_returns
 from grpo_trainer.domain.rewards import RewardPart
@@ -33,11 +38,13 @@ class BatchRows:
 @dataclass(frozen=True, slots=True)
 class Credit:
     """How rewards of a group become the advantages of its members' turns. advantage: its name. discount and
-    reward_weight: of what turns earned; None: all turns of a member have its advantage."""
+    reward_weight: of what turns earned; None: all turns of a member have its advantage.
+    batch_baseline: a group of one is compared with the other groups of the batch."""
 
     advantage: str = DEFAULT_ADVANTAGE
     discount: float | None = None
     reward_weight: float = 1.0
+    batch_baseline: bool = False
 
 
 def batch_rows(groups: Sequence[BatchGroup], *, credit: Credit, group_size: int) -> BatchRows:
@@ -77,7 +84,10 @@ def _by_episode(groups: Sequence[BatchGroup], credit: Credit, group_size: int) -
     if credit.advantage == NORMALIZE_THEN_SUM:
         advantages = normalize_then_sum(*_parts(groups, width))
     else:
-        advantages = advantage_function(credit.advantage)(_padded([group.rewards for group in groups], width))
+        rewards = _padded([group.rewards for group in groups], width)
+        advantages = advantage_function(credit.advantage)(rewards)
+        if credit.batch_baseline:
+            advantages = with_batch_baseline(rewards, advantages)
     return [
         [[float(advantages[index, member])] for member in range(len(group.rollouts))]
         for index, group in enumerate(groups)

@@ -6,6 +6,7 @@ Tensors themselves are read with `weights_only=True`, by torch.
 
 from __future__ import annotations
 
+import enum
 import pickle
 from pathlib import Path, PurePath
 from typing import Any, Final, cast
@@ -62,10 +63,19 @@ class StateReader(filesystem.FileSystemReader):
 
 class _AllowListed(pickle.Unpickler):
     def find_class(self, module: str, name: str) -> Any:
+        if (module, name) == ("builtins", "getattr"):  # how Python 3.11.0 to 3.11.3 write members of enums
+            return _member_of
         is_type = module == "torch" and isinstance(getattr(torch, name, None), torch.dtype)
         if not is_type and (module, name) not in _ALLOWED:
             raise pickle.UnpicklingError(f"its index names {module}.{name}, which no index holds")
         return super().find_class(module, name)
+
+
+def _member_of(of: object, name: str) -> enum.Enum:
+    """What `getattr` may do in an index."""
+    if not isinstance(of, enum.EnumMeta) or name not in of.__members__:
+        raise pickle.UnpicklingError(f"its index names builtins.getattr of {of!r:.80}, which no index holds")
+    return cast(enum.Enum, of.__members__[name])
 
 
 def _num_bytes(one: object) -> int:

@@ -84,7 +84,7 @@ def misfit(config: Any, token_ids: Sequence[int]) -> str | None:
 def credit_of(spec: TrainingSpec) -> Credit:
     """How the run gives credit."""
     discount = spec.turn_discount if spec.turn_credit == BY_TURN else None
-    return Credit(spec.advantage, discount, spec.turn_reward_weight)
+    return Credit(spec.advantage, discount, spec.turn_reward_weight, spec.has_batch_baseline)
 
 
 class TorchLearner:

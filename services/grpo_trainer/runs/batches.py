@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from episodes import GroupReason
@@ -13,10 +14,12 @@ from grpo_trainer.domain.trajectories import CompleteGroup, Settlement, excluded
 
 @dataclass(frozen=True, slots=True)
 class Cut:
-    """Groups to train now, or none if there are not enough; and what was found stale on the way."""
+    """Groups to train now, or none if there are not enough; and what was found stale on the way, or to teach
+    nothing together: single sessions of one reward."""
 
     groups: tuple[CompleteGroup, ...]
     stale: tuple[Settlement, ...]
+    tied: tuple[Settlement, ...] = ()
 
 
 class BatchCutter:
@@ -63,7 +66,10 @@ class BatchCutter:
         stale = self.drop_stale(version)
         if len(self._ready) < self._spec.prompts_per_step:
             return Cut((), stale)
-        return Cut(tuple(self._ready)[: self._spec.prompts_per_step], stale)
+        groups = tuple(self._ready)[: self._spec.prompts_per_step]
+        if self._spec.has_batch_baseline and (why := _why_tied(groups)):
+            return Cut((), stale, tuple(excluded(one, GroupReason.ZERO_SPREAD, why) for one in groups))
+        return Cut(groups, stale)
 
     @property
     def stale(self) -> Lengths:
@@ -87,3 +93,12 @@ class BatchCutter:
     def num_ready(self) -> int:
         """Complete groups that wait."""
         return len(self._ready)
+
+
+def _why_tied(groups: Sequence[CompleteGroup]) -> str:
+    """Why a batch teaches nothing; empty where it does. Groups of several members were looked at before."""
+    members = [member for group in groups for member in group.members]
+    rewards = {member.reward for member in members}
+    if len(members) > len(groups) or len(rewards) > 1:
+        return ""
+    return f"all {len(members)} single sessions of a step have reward {members[0].reward:g}"

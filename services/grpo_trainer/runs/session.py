@@ -274,12 +274,12 @@ class TrainingSession:
             self.buffer.changed.clear()
             self._persistence.check()
             cut = self.buffer.cutter.cut(version)
-            for settlement in cut.stale:
+            for settlement in (*cut.stale, *cut.tied):
                 await self._exclude(settlement)
             contents = await self._contents(cut.groups) if cut.groups else None
             if contents is not None:
                 return _Batch(cut.groups, contents, time.monotonic() - began)
-            if not cut.groups:
+            if not cut.groups and not cut.tied:
                 await self.buffer.changed.wait()
         return None
 

@@ -4,6 +4,7 @@ import asyncio
 import os
 import secrets
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from pydantic import SecretStr
@@ -47,7 +48,9 @@ class GatewayDatabase(MigratedDatabase):
         await super().start()
         keys = SqlKeyStore(self)
         for source, text in await asyncio.to_thread(self._configured):
-            await keys.put(_key(source, text, self._now))
+            key = _key(source, text, self._now)
+            known = await keys.find(key.key_id)
+            await keys.put(replace(key, limits=known.limits) if known is not None else key)
 
     def _configured(self) -> Sequence[tuple[str, str]]:
         found = []

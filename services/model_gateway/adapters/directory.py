@@ -5,6 +5,8 @@ While the registry is unavailable the last view stays in force: engines outlive 
 
 import asyncio
 import logging
+import math
+import time
 from collections import OrderedDict
 from collections.abc import Callable
 from contextlib import suppress
@@ -14,8 +16,8 @@ from google.protobuf.message import Message
 
 from event_bus import Delivery
 from grpc_edge import Peer
-from model_gateway import wire
 from model_gateway.domain.routing import Promotion, RoutingView
+from model_gateway.wire import directory as wire
 from service_kit.loops import pause
 from upcycle.api.registry.v1 import events_pb2
 from upcycle.api.registry.v1 import service_pb2 as pb
@@ -42,6 +44,8 @@ class RegistryDirectory:
         self._view = RoutingView()
         self._changed = asyncio.Event()
         self._look = asyncio.Event()
+        self._looking = asyncio.Lock()
+        self._looked_at = -math.inf
         self._digests: OrderedDict[tuple[str, int], str] = OrderedDict()
         self._trouble: str | None = "the registry has not answered yet"
 
@@ -71,6 +75,13 @@ class RegistryDirectory:
         self._trouble = None
         self._take(wire.view_from_wire(models, engines))
 
+    async def refresh_at_most_every(self, seconds: float, *, timeout_s: float) -> None:
+        """`refresh`, unless it was done so recently: many requests may wait for one answer."""
+        async with self._looking:
+            if time.monotonic() - self._looked_at >= seconds:
+                await self.refresh(timeout_s)
+                self._looked_at = time.monotonic()
+
     async def digest(self, model: str, version: int) -> str:
         """Digest of a version; empty when the registry does not answer in time."""
         known = self._digests.get((model, version))
@@ -98,6 +109,11 @@ class RegistryDirectory:
         """A new head is known at once, and the registry is asked."""
         self._keep(event.model, event.version, event.digest)
         self._take(wire.with_head(self._view, event.model, event.version, event.checkpoint_id))
+        self._look.set()
+
+    async def on_canary_release(self, event: events_pb2.CanaryReleaseChanged, _: Delivery[Any]) -> None:
+        """Applied at once, and the registry is asked: facts of two changes may arrive in any order."""
+        self._take(wire.with_release(self._view, event.release))
         self._look.set()
 
     async def on_engine(self, _: Message, __: Delivery[Any]) -> None:

@@ -104,6 +104,15 @@ class AiohttpEngines:
         lengths = [card.get("max_model_len") for card in cards if card.get("id") == engine.model]
         return int(lengths[0]) if lengths and lengths[0] else None
 
+    async def is_alive(self, engine: EngineRoute) -> bool:
+        """Whether the engine says so at /health."""
+        timeout = aiohttp.ClientTimeout(total=_PROBE_S)
+        try:
+            async with self._open().get(engine.base_url + "/health", timeout=timeout) as response:
+                return response.status == 200
+        except _LOST:
+            return False
+
     async def _get(self, engine: EngineRoute, path: str) -> object:
         """The JSON answer, or None if the engine does not answer; callers have a fallback."""
         timeout = aiohttp.ClientTimeout(total=_PROBE_S)

@@ -15,6 +15,7 @@ from sqlalchemy import Connection, RowMapping, insert, select, update
 from model_gateway.adapters import tables
 from model_gateway.domain.errors import KeysUnavailable
 from model_gateway.domain.keys import ApiKey, format_key, hash_secret
+from model_gateway.domain.limits import NO_LIMITS, KeyLimits
 from sql_store import Database
 from upcycle.errors import Unavailable
 
@@ -50,12 +51,28 @@ class SqlKeyStore:
         return found
 
     async def create(
-        self, name: str, *, scopes: Iterable[str], models: Iterable[str], now: datetime
+        self,
+        name: str,
+        *,
+        scopes: Iterable[str],
+        models: Iterable[str],
+        now: datetime,
+        may_capture: bool = False,
+        limits: KeyLimits = NO_LIMITS,
     ) -> tuple[ApiKey, str]:
         """A fresh key and its text, which is shown once and kept nowhere."""
         key_id = "".join(secrets.choice(_ALPHABET) for _ in range(_ID_CHARS))
         secret = secrets.token_urlsafe(_SECRET_BYTES)
-        key = ApiKey(key_id, hash_secret(secret), name, frozenset(scopes), frozenset(models), now)
+        key = ApiKey(
+            key_id,
+            hash_secret(secret),
+            name,
+            frozenset(scopes),
+            frozenset(models),
+            now,
+            may_capture=may_capture,
+            limits=limits,
+        )
         await self.put(key)
         return key, format_key(key_id, secret)
 
@@ -70,6 +87,8 @@ class SqlKeyStore:
                 "models": sorted(key.models),
                 "created_at": key.created_at,
                 "revoked_at": key.revoked_at,
+                "may_capture": key.may_capture,
+                "limits": key.limits.to_json(),
             }
             mine = tables.api_key.c.key_id == key.key_id
             if connection.execute(update(tables.api_key).where(mine).values(**values)).rowcount == 0:
@@ -77,6 +96,22 @@ class SqlKeyStore:
 
         await self._db.run(work)
         self._remembered.pop(key.key_id, None)
+
+    async def set_capture(self, key_id: str, may_capture: bool) -> bool:
+        """Its holder agreed to capture, or no longer does. False: no such key."""
+        mine = tables.api_key.c.key_id == key_id
+        change = update(tables.api_key).where(mine).values(may_capture=may_capture)
+        changed = await self._db.run(lambda connection: connection.execute(change).rowcount == 1)
+        self._remembered.pop(key_id, None)
+        return changed
+
+    async def set_limits(self, key_id: str, limits: KeyLimits) -> bool:
+        """What it may use, in place of what was set before. False: no such key."""
+        mine = tables.api_key.c.key_id == key_id
+        change = update(tables.api_key).where(mine).values(limits=limits.to_json())
+        changed = await self._db.run(lambda connection: connection.execute(change).rowcount == 1)
+        self._remembered.pop(key_id, None)
+        return changed
 
     async def revoke(self, key_id: str, at: datetime) -> bool:
         """False: no such key, or revoked before."""
@@ -114,4 +149,6 @@ def _key(row: RowMapping) -> ApiKey:
         models=frozenset(row["models"]),
         created_at=row["created_at"],
         revoked_at=row["revoked_at"],
+        may_capture=row["may_capture"],
+        limits=KeyLimits.from_json(row["limits"]),
     )

@@ -1,31 +1,45 @@
 """Reading a completion request: known fields, limits, and which weights it asks for."""
 
-import difflib
 import re
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Any
 
 from identities.entities import SLUG, checkpoint_id, parse_checkpoint_id
-from model_gateway.domain.errors import BadRequest, UnknownField
-from model_gateway.domain.fields import CHAT_FIELDS, COMPLETIONS_FIELDS
+from model_gateway.domain import engine_fields as tables
+from model_gateway.domain.chat_messages import check_messages
+from model_gateway.domain.errors import BadRequest, WrongType
+from model_gateway.domain.fields import FieldTable, check_fields
 
 
 class ApiRoute(StrEnum):
-    """What is asked for; the value is the path on the engine."""
+    """What an engine is asked for; the value is the path on the engine."""
 
     CHAT = "/v1/chat/completions"
     COMPLETIONS = "/v1/completions"
+    CHAT_TOKENS = "/v1/chat/completions/tokens"
+    GENERATE = "/inference/v1/generate"
+    TOKENIZE = "/tokenize"
+    DETOKENIZE = "/detokenize"
+
+    @property
+    def samples(self) -> bool:
+        """Whether the policy is asked for tokens."""
+        return self not in (ApiRoute.TOKENIZE, ApiRoute.DETOKENIZE)
 
 
-FIELDS: Mapping[ApiRoute, frozenset[str]] = {
-    ApiRoute.CHAT: CHAT_FIELDS,
-    ApiRoute.COMPLETIONS: COMPLETIONS_FIELDS,
+FIELDS: Mapping[ApiRoute, FieldTable] = {
+    ApiRoute.CHAT: tables.CHAT_FIELDS,
+    ApiRoute.COMPLETIONS: tables.COMPLETIONS_FIELDS,
+    ApiRoute.CHAT_TOKENS: tables.CHAT_TOKENS_FIELDS,
+    ApiRoute.GENERATE: tables.GENERATE_FIELDS,
+    ApiRoute.TOKENIZE: tables.TOKENIZE_FIELDS,
+    ApiRoute.DETOKENIZE: tables.DETOKENIZE_FIELDS,
 }
 
-MAX_DEPTH = 64
-"""Of arrays and objects within one field of a request."""
+VERSION_HEADER = "X-Upcycle-Version"
+_OF_STREAMS = ("stream", "stream_options")
 _PINNED = re.compile(r"v(0|[1-9]\d{0,17})")
 
 
@@ -59,6 +73,51 @@ class CompletionCall:
     stream: bool
     wants_usage: bool  # as a last chunk of the stream
     return_token_ids: bool
+    recorded: bool = (
+        False  # the engine is asked for token ids and log-probabilities, whatever the client wants
+    )
+    canary: int | None = None  # the version that answers instead of head while an engine serves it
+    shadow: int | None = None  # the version that is sent the request, too, once head has answered
+
+    @property
+    def is_of_canary(self) -> bool:
+        """Whether its target is the version of a canary release, which the client did not ask for."""
+        return self.canary is not None and self.target.version == self.canary
+
+    @property
+    def asks_for_logprobs(self) -> bool:
+        """The client does."""
+        asked = self.body.get("logprobs")
+        return asked is not None if self.route is ApiRoute.COMPLETIONS else bool(asked)
+
+    @property
+    def may_be_recorded(self) -> bool:
+        """Whether there is a conversation or a prompt to keep; of ids in and out the client has all."""
+        return self.route in (ApiRoute.CHAT, ApiRoute.CHAT_TOKENS, ApiRoute.COMPLETIONS)
+
+    @property
+    def temperature(self) -> float:
+        """At which a recorded call is sampled: OpenAI's default where it names none."""
+        asked = self.body.get("temperature")
+        return float(asked) if isinstance(asked, int | float) else 1.0
+
+    def for_recording(self) -> "CompletionCall":
+        """The same call, recorded. Raises BadRequest for an answer that repeats its prompt."""
+        if self.body.get("echo"):
+            raise BadRequest("echo cannot be recorded: leave it out, or name no session", param="echo")
+        return replace(self, recorded=True)
+
+    def as_shadow(self) -> "CompletionCall":
+        """The call as its shadow is sent: to that version, answered in one piece, recorded."""
+        kept = {name: value for name, value in self.body.items() if name not in _OF_STREAMS}
+        return replace(
+            self,
+            target=ModelTarget(self.target.model, self.shadow),
+            body=kept,
+            stream=False,
+            wants_usage=False,
+            recorded=True,
+        )
 
     def outbound(self, served_name: str) -> Mapping[str, Any] | None:
         """The body to send to an engine that serves the target as `served_name`; None: `raw` will do."""
@@ -68,99 +127,121 @@ class CompletionCall:
         if self.stream and not self.wants_usage:
             options = self.body.get("stream_options") or {}
             changes["stream_options"] = {**options, "include_usage": True}
+        if self.recorded:
+            changes |= self._fields_for_recording()
         if not changes and "checkpoint" not in self.body:
             return None
         return {key: value for key, value in {**self.body, **changes}.items() if key != "checkpoint"}
 
+    def _fields_for_recording(self) -> dict[str, Any]:
+        fields: dict[str, Any] = {"return_token_ids": True, "temperature": self.temperature}
+        if not self.asks_for_logprobs:
+            fields["logprobs"] = 0 if self.route is ApiRoute.COMPLETIONS else True
+        return fields
+
 
 def read_call(route: ApiRoute, raw: bytes, body: Any, limits: CallLimits) -> CompletionCall:
-    """Raises BadRequest, UnknownField."""
-    if not isinstance(body, dict):
-        raise BadRequest(f"the body is a JSON {type(body).__name__}, expected an object")
-    _check_fields(route, body)
-    _check_limits(body, limits)
-    _check_depth(raw, body)
-    stream = _flag(body, "stream")
-    options = body.get("stream_options")
-    if options is not None and not isinstance(options, dict):
-        raise BadRequest("stream_options must be an object", param="stream_options")
+    """Raises BadRequest and its kin."""
+    asked = as_object(body)
+    check_limits(asked, limits)
+    check_fields(route.value, FIELDS[route], asked)
+    _check_for_route(route, asked, limits)
+    options = asked.get("stream_options") or {}
     return CompletionCall(
         route=route,
-        target=read_target(body.get("model"), body.get("checkpoint")),
+        target=read_target(asked.get("model"), asked.get("checkpoint")),
         raw=raw,
-        body=body,
-        stream=stream,
-        wants_usage=bool((options or {}).get("include_usage")),
-        return_token_ids=_flag(body, "return_token_ids"),
+        body=asked,
+        stream=bool(asked.get("stream")),
+        wants_usage=bool(options.get("include_usage")),
+        return_token_ids=bool(asked.get("return_token_ids")),
     )
 
 
+def as_object(body: Any) -> dict[str, Any]:
+    """Raises BadRequest for a body that is no JSON object."""
+    if not isinstance(body, dict):
+        raise WrongType(f"the body is a JSON {type(body).__name__}, expected an object")
+    return body
+
+
+def _check_for_route(route: ApiRoute, body: Mapping[str, Any], limits: CallLimits) -> None:
+    """What fields say about one another."""
+    if body.get("stream_options") is not None and not body.get("stream"):
+        raise BadRequest("stream_options is only for stream: true", param="stream_options")
+    if route in (ApiRoute.CHAT, ApiRoute.CHAT_TOKENS):
+        if body.get("top_logprobs") is not None and not body.get("logprobs"):
+            raise BadRequest("top_logprobs needs logprobs: true", param="top_logprobs")
+        check_messages(body.get("messages"))
+    if route is ApiRoute.GENERATE:
+        sampling = body.get("sampling_params") or {}
+        check_limits(sampling, limits)
+        check_fields("sampling_params", tables.GENERATE_SAMPLING_FIELDS, sampling)
+
+
 def read_target(model: Any, checkpoint: Any = None) -> ModelTarget:
-    """`incident`, `incident@head`, `incident@v12`; a checkpoint id beside the slug pins too."""
+    """`incident`, `incident@head`, `incident@v12`, `incident@<checkpoint id>`; a checkpoint id beside the
+    slug pins too. Raises BadRequest, also for two that differ."""
     slug, _, at = model.partition("@") if isinstance(model, str) else ("", "", "")
     if not SLUG.fullmatch(slug):
         raise BadRequest(f"model {model!r:.80}: it must name a model, e.g. `incident@v12`", param="model")
-    pinned = _PINNED.fullmatch(at)
-    if at and at != "head" and pinned is None:
-        raise BadRequest(f"model {model!r}: after '@' comes `head` or `v<number>`", param="model")
+    named = ModelTarget(slug, _version_named(slug, at, "model") if at else None)
     if checkpoint is None:
-        return ModelTarget(slug, int(pinned[1]) if pinned else None)
+        return named
     found = parse_checkpoint_id(str(checkpoint))
     if found is None or found.model != slug:
         raise BadRequest(
             f"checkpoint {checkpoint!r} is not one of {slug!r}; expected e.g. {checkpoint_id(slug, 1)}",
             param="checkpoint",
         )
-    return ModelTarget(slug, found.version)
+    return _agreeing(named, found.version, "checkpoint")
 
 
-def _check_fields(route: ApiRoute, body: Mapping[str, Any]) -> None:
-    unknown = body.keys() - FIELDS[route]
-    if not unknown:
-        return
-    name = min(unknown)
-    nearest = difflib.get_close_matches(name, FIELDS[route], n=1, cutoff=0.6)
-    hint = f"; did you mean {nearest[0]!r}?" if nearest else ""
-    raise UnknownField(f"unknown field {name!r} for {route.value}{hint}", param=name)
+def at_version(call: CompletionCall, header: str | None) -> CompletionCall:
+    """The call, at the version that header X-Upcycle-Version names: `12`, `v12`, a checkpoint id, `head`.
+    Raises BadRequest, also where the body names another one."""
+    if header is None:
+        return call
+    said = header.strip()
+    name = f"v{said}" if said.isascii() and said.isdigit() else said
+    version = _version_named(call.target.model, name, VERSION_HEADER)
+    return call if version is None else replace(call, target=_agreeing(call.target, version, VERSION_HEADER))
 
 
-def _check_limits(body: Mapping[str, Any], limits: CallLimits) -> None:
+def _version_named(slug: str, name: str, param: str) -> int | None:
+    """None: head. Raises BadRequest."""
+    if name == "head":
+        return None
+    if (pinned := _PINNED.fullmatch(name)) is not None:
+        return int(pinned[1])
+    found = parse_checkpoint_id(name)
+    if found is None or found.model != slug:
+        raise BadRequest(
+            f"{name!r:.80} names no version of {slug!r}: `head`, `v<number>` or a checkpoint id such as "
+            f"{checkpoint_id(slug, 1)}",
+            param=param,
+        )
+    return found.version
+
+
+def _agreeing(named: ModelTarget, version: int, param: str) -> ModelTarget:
+    if named.version not in (None, version):
+        raise BadRequest(f"{param} says v{version}, and the model is {named}: name one version", param=param)
+    return ModelTarget(named.model, version)
+
+
+def check_limits(body: Mapping[str, Any], limits: CallLimits) -> None:
+    """Raises BadRequest for a number beyond what the gateway allows."""
     most_of = {
         "n": limits.max_n,
         "best_of": limits.max_n,
         "max_tokens": limits.max_tokens,
         "max_completion_tokens": limits.max_tokens,
+        "max_output_tokens": limits.max_tokens,
     }
     for name, most in most_of.items():
         value = body.get(name)
         if value is None:
             continue
         if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= most:
-            raise BadRequest(f"{name} is {value!r}, expected an integer from 1 to {most}", param=name)
-
-
-def _check_depth(raw: bytes, body: Mapping[str, Any]) -> None:
-    """Engines fail on what nests deeper, some of them with an error of their own."""
-    if raw.count(b"[") + raw.count(b"{") <= MAX_DEPTH:
-        return
-    for name, value in body.items():
-        level = [value]
-        for _ in range(MAX_DEPTH):
-            level = [part for one in level for part in _parts(one)]
-            if not level:
-                break
-        else:
-            raise BadRequest(f"{name} nests deeper than {MAX_DEPTH} levels", param=name)
-
-
-def _parts(value: Any) -> Iterable[Any]:
-    """The objects and arrays in an object or an array."""
-    inner = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
-    return [part for part in inner if isinstance(part, dict | list)]
-
-
-def _flag(body: Mapping[str, Any], name: str) -> bool:
-    value = body.get(name)
-    if value is not None and not isinstance(value, bool):
-        raise BadRequest(f"{name} is {value!r}, expected true or false", param=name)
-    return bool(value)
+            raise BadRequest(f"{name} is {value!r:.80}, expected an integer from 1 to {most}", param=name)

@@ -1,4 +1,8 @@
-"""API keys: `up_<id>_<secret>`. The id finds the row, the secret is only ever kept as its SHA-256."""
+"""API keys: `up_<id>_<secret>`. The id finds the row, the secret is only ever kept as its SHA-256.
+
+Keys of the registry begin with `upk_` and are looked up by the SHA-256 of the whole key
+(`grpc_edge.issued_keys`).
+"""
 
 import hashlib
 import hmac
@@ -6,11 +10,16 @@ import re
 from dataclasses import dataclass
 from datetime import datetime
 
+from grpc_edge.issued_keys import PLATFORM, PREFIX, IssuedKey
 from model_gateway.domain.errors import NotAllowed, NotAuthenticated
+from model_gateway.domain.limits import NO_LIMITS, KeyLimits
+from upcycle.api.common.v1.access_pb2 import Role
 
 INFERENCE = "inference"
 ADMIN = "admin"
+"""Reads the usage of all keys; every key reads its own."""
 SCOPES = (INFERENCE, ADMIN)
+_ONE_MODEL = f"{INFERENCE}:"
 
 _KEY = re.compile(r"up_([a-z0-9]{8,32})_([A-Za-z0-9_-]{16,128})")
 # Compared against when there is no such key, so that an unknown id costs what a wrong secret costs.
@@ -19,7 +28,8 @@ _NO_KEY = hashlib.sha256(b"nobody").hexdigest()
 
 @dataclass(frozen=True, slots=True)
 class ApiKey:
-    """One key. Empty `models` allows every model."""
+    """One key. Empty `models` allows every model. may_capture: its holder agreed that a share of its traffic
+    is recorded."""
 
     key_id: str
     secret_sha256: str
@@ -28,6 +38,8 @@ class ApiKey:
     models: frozenset[str]
     created_at: datetime
     revoked_at: datetime | None = None
+    may_capture: bool = False
+    limits: KeyLimits = NO_LIMITS
 
     def require(self, scope: str) -> None:
         """Raises NotAllowed."""
@@ -55,12 +67,27 @@ def parse_key(text: str) -> PresentedKey:
     return PresentedKey(found[1], found[2])
 
 
-def bearer(authorization: str | None) -> PresentedKey:
-    """The key of an Authorization header. Raises NotAuthenticated."""
+def bearer_text(authorization: str | None) -> str:
+    """The key of an Authorization header, unparsed. Raises NotAuthenticated."""
     scheme, _, token = (authorization or "").partition(" ")
     if scheme.lower() != "bearer":
         raise NotAuthenticated
-    return parse_key(token.strip())
+    return token.strip()
+
+
+def is_issued(text: str) -> bool:
+    """Whether it has the form of a key of the registry."""
+    return text.startswith(PREFIX)
+
+
+def issued_key(key: IssuedKey) -> ApiKey:
+    """A key of the registry as one of the gateway: `inference` allows every model, `inference:MODEL` one. An
+    operator's that is for the platform has scope admin."""
+    models = {scope.removeprefix(_ONE_MODEL) for scope in key.scopes if scope.startswith(_ONE_MODEL)}
+    scopes = {INFERENCE} if models or INFERENCE in key.scopes else set[str]()
+    if key.role == Role.ROLE_OPERATOR and PLATFORM in key.scopes:
+        scopes.add(ADMIN)
+    return ApiKey(key.key_id, "", key.name, frozenset(scopes), frozenset(models), key.created_at)
 
 
 def check(presented: PresentedKey, stored: ApiKey | None) -> ApiKey:

@@ -1,4 +1,4 @@
-"""What is kept of a request: a row for accounting, and where capture is switched on the exchange itself."""
+"""What is kept of every request: a row for accounting."""
 
 from dataclasses import dataclass
 from datetime import datetime
@@ -22,16 +22,15 @@ class UsageRow:
     started_at: datetime
     first_byte_s: float | None
     duration_s: float
+    cost: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
-class CapturedExchange:
-    """One exchange, word for word, for capture."""
+class ModelUsage:
+    """What one key used of one model in some days. cost: by the prices at the time of each request."""
 
-    request_id: str
     model: str
-    version: int
-    digest: str
-    request: bytes
-    response: bytes
-    sampled_at: datetime
+    requests: int
+    prompt_tokens: int
+    completion_tokens: int
+    cost: float

@@ -2,10 +2,13 @@
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final
 
-from model_gateway.domain.calls import ModelTarget
+from model_gateway.domain.calls import ApiRoute, CompletionCall, ModelTarget
 from model_gateway.domain.routing import EngineRoute, served_name
+
+MAX_TOKENS: Final = 2**31 - 1
+"""Of one request; what is beyond was not counted but made up."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -17,32 +20,56 @@ class TokenUsage:
 
 
 def usage_of(reply: Mapping[str, Any]) -> TokenUsage | None:
-    """The usage of a reply or of a chunk."""
+    """The usage of a reply or of a chunk; None where it says none, or numbers that no answer can have."""
     usage = reply.get("usage")
     if not isinstance(usage, Mapping):
         return None
-    return TokenUsage(int(usage.get("prompt_tokens") or 0), int(usage.get("completion_tokens") or 0))
+    prompt, completion = (_number_of(usage.get(name)) for name in ("prompt_tokens", "completion_tokens"))
+    return None if prompt is None or completion is None else TokenUsage(prompt, completion)
+
+
+def _number_of(tokens: Any) -> int | None:
+    if tokens is None:
+        return 0
+    is_number = isinstance(tokens, int | float) and not isinstance(tokens, bool)
+    return int(tokens) if is_number and 0 <= tokens <= MAX_TOKENS else None
+
+
+def counted_usage(call: CompletionCall, reply: Mapping[str, Any]) -> TokenUsage:
+    """The usage that a reply says, or where it says none (vLLM's token route) that of the ids in it."""
+    if (said := usage_of(reply)) is not None:
+        return said
+    prompt = call.body.get("token_ids") if call.route is ApiRoute.GENERATE else None
+    if not isinstance(prompt, list):
+        return TokenUsage()
+    return TokenUsage(len(prompt), sum(len(choice.get("token_ids") or ()) for choice in choices_of(reply)))
 
 
 def versions_in(reply: Mapping[str, Any]) -> list[int]:
     """Versions in a reply's or chunk's spans, in order; empty where the engine says nothing."""
     found = []
-    for choice in _choices(reply):
+    for choice in choices_of(reply):
         for span in choice.get("weight_versions") or ():
-            label = str(span.get("version", "")).removeprefix("unproven-")
-            if label.isdecimal():
-                found.append(int(label))
+            version = version_in(span)
+            if version is not None:
+                found.append(version)
     return found
+
+
+def version_in(span: Mapping[str, Any]) -> int | None:
+    """The version that a span names; None where its label names none."""
+    label = str(span.get("version", "")).removeprefix("unproven-")
+    return int(label) if label.isdecimal() else None
 
 
 def finish_reasons(reply: Mapping[str, Any]) -> list[str]:
     """Of the choices that are finished."""
-    return [str(choice["finish_reason"]) for choice in _choices(reply) if choice.get("finish_reason")]
+    return [str(choice["finish_reason"]) for choice in choices_of(reply) if choice.get("finish_reason")]
 
 
 def with_ids_in_both_places(reply: dict[str, Any]) -> bool:
     """Copies prompt_token_ids between the top level and the choices; True when something was missing."""
-    choices = list(_choices(reply))
+    choices = list(choices_of(reply))
     top = reply.get("prompt_token_ids")
     inner = next((c["prompt_token_ids"] for c in choices if c.get("prompt_token_ids") is not None), None)
     ids = top if top is not None else inner
@@ -63,6 +90,7 @@ def pinned_version(engine: EngineRoute, target: ModelTarget) -> int | None:
     return target.version if name is not None and name != target.model else None
 
 
-def _choices(reply: Mapping[str, Any]) -> Iterable[dict[str, Any]]:
+def choices_of(reply: Mapping[str, Any]) -> Iterable[dict[str, Any]]:
+    """The choices of a reply or of a chunk."""
     choices = reply.get("choices")
     return (choice for choice in choices if isinstance(choice, dict)) if isinstance(choices, list) else ()

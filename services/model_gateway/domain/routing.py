@@ -4,9 +4,11 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
 
-from engine_client import SERVING_STATES, EngineState
+from engine_client import SERVING_STATES, EngineState, pinned_name
 from identities.entities import checkpoint_id
+from identities.objects import PolicyFolder
 from model_gateway.domain.calls import ModelTarget
+from model_gateway.domain.canary import Canary
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,6 +24,8 @@ class EngineRoute:
     held_versions: frozenset[int]
     state: EngineState
     renewal: str  # changes with each renewal, so that one after a failure clears the suspicion
+    held_policies: frozenset[PolicyFolder] = frozenset()  # of other models of the same base
+    failures: tuple[tuple[PolicyFolder, str], ...] = ()  # what it was to hold and cannot, and why
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,6 +36,7 @@ class ModelHead:
     head_version: int
     head_checkpoint_id: str
     created_s: int
+    canary: Canary | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,10 +48,32 @@ class RoutingView:
 
     def serving(self, target: ModelTarget) -> list[EngineRoute]:
         """Engines that can take a request for the target, now or once their reload is done."""
-        usable = (one for one in self.engines if one.model == target.model and one.state in SERVING_STATES)
-        if target.version is None:
-            return [one for one in usable if one.follows_head]
+        usable = (one for one in self.engines if one.state in SERVING_STATES)
         return [one for one in usable if served_name(one, target) is not None]
+
+    def at_head(self, target: ModelTarget) -> ModelTarget:
+        """A model that no engine follows, such as a new fork, is served like a version: the one that head
+        is."""
+        follows = any(one.model == target.model and one.follows_head for one in self.engines)
+        head = self.models.get(target.model)
+        if target.version is not None or follows or head is None:
+            return target
+        return ModelTarget(target.model, head.head_version)
+
+    def holding(self, target: ModelTarget) -> list[EngineRoute]:
+        """Engines that serve a version under its own name, whatever their channel does."""
+        name = pinned_name(target.model, target.version or 0)
+        return [one for one in self.serving(target) if served_name(one, target) == name]
+
+    def why_not_held(self, target: ModelTarget) -> str:
+        """What engines say about a version that they were to hold and cannot; empty where none does."""
+        wanted = PolicyFolder(target.model, target.version or 0)
+        return "; ".join(
+            f"{engine.engine_id}: {why}"
+            for engine in self.engines
+            for policy, why in engine.failures
+            if policy == wanted
+        )
 
     def is_settled(self, engine: EngineRoute) -> bool:
         """Whether the lease's version is certain: no reload is under way or due."""
@@ -58,12 +85,15 @@ class RoutingView:
 
 def served_name(engine: EngineRoute, target: ModelTarget) -> str | None:
     """The name under which an engine serves the target; None when it does not."""
+    is_own = engine.model == target.model
     if target.version is None:
-        return target.model if engine.follows_head else None
-    if target.version in engine.held_versions:
-        return f"{target.model}@v{target.version}"
+        return target.model if is_own and engine.follows_head else None
+    if is_own and target.version in engine.held_versions:
+        return pinned_name(target.model, target.version)
+    if PolicyFolder(target.model, target.version) in engine.held_policies:
+        return pinned_name(target.model, target.version)
     is_served = engine.version == target.version and engine.state is not EngineState.RELOADING
-    return target.model if is_served else None
+    return target.model if is_own and is_served else None
 
 
 def choose(

@@ -5,7 +5,8 @@ from typing import Any
 from model_gateway.adapters.directory import RegistryDirectory
 from model_gateway.adapters.engine_http import AiohttpEngines
 from model_gateway.domain.calls import ModelTarget
-from model_gateway.domain.routing import EngineRoute
+from model_gateway.domain.canary import Canary
+from model_gateway.domain.routing import EngineRoute, ModelHead, RoutingView
 from model_gateway.usecases.pick import PickEngine
 from model_gateway.usecases.promotions import Promotions
 
@@ -44,14 +45,15 @@ class ListModels:
         return cards
 
     def serving(self) -> list[dict[str, Any]]:
-        """Per model: head, the engines that serve it, requests that wait for one, seconds since the last
-        request, and the latest promotions with their times."""
+        """Per model: head, its canary release, the engines that serve it, requests that wait for one, seconds
+        since the last request, and the latest promotions with their times."""
         view = self._directory.view
         asked = {model: self._pick.asked_for(model) for model in view.models}
         return [
             {
                 "model": model.model,
                 "head_version": model.head_version,
+                "canary": None if model.canary is None else _canary(model, model.canary, view),
                 "engines": [_engine(engine) for engine in view.serving(ModelTarget(model.model))],
                 "waiting": asked[model.model].waiting,
                 "asked_s_ago": asked[model.model].seconds_ago,
@@ -75,6 +77,16 @@ class ListModels:
             if length is not None:
                 self._lengths[model] = length
         return self._lengths.get(model)
+
+
+def _canary(model: ModelHead, canary: Canary, view: RoutingView) -> dict[str, Any]:
+    engines = view.holding(ModelTarget(model.model, canary.version))
+    return {
+        "version": canary.version,
+        "share": canary.share,
+        "shadow_share": canary.shadow_share,
+        "engines": [engine.engine_id for engine in engines],
+    }
 
 
 def _engine(engine: EngineRoute) -> dict[str, Any]:

@@ -7,7 +7,7 @@ spans, or the version it says it has loaded while a reload is due), else the lea
 import logging
 import time
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 
 import orjson
@@ -15,16 +15,18 @@ import orjson
 from model_gateway.adapters.directory import RegistryDirectory
 from model_gateway.adapters.engine_http import AiohttpEngines
 from model_gateway.domain.calls import CompletionCall, ModelTarget
-from model_gateway.domain.errors import EngineLost, GatewayError
+from model_gateway.domain.errors import EngineFailed, EngineLost, GatewayError
 from model_gateway.domain.replies import (
     TokenUsage,
+    counted_usage,
     finish_reasons,
     pinned_version,
-    usage_of,
     versions_in,
     with_ids_in_both_places,
 )
 from model_gateway.domain.routing import EngineRoute, ServedWeights, served_name
+from model_gateway.domain.sampled_answers import AnswerCollector, without_unasked
+from model_gateway.domain.sessions import SampledChoice
 from model_gateway.ports import EngineReply
 from model_gateway.usecases.pick import PickEngine
 from model_gateway.usecases.streams import EventStream, error_event
@@ -35,6 +37,8 @@ log = logging.getLogger(__name__)
 _OK = 200
 _NOT_FOUND = 404
 _SERVER_ERROR = 500
+_MOST_FAILED = 2
+"""Tries of a request that engines which live cannot answer."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +51,7 @@ class RelayPolicy:
 
 @dataclass(slots=True)
 class EngineAnswer:
-    """A complete answer."""
+    """A complete answer. weights: None of an upstream model."""
 
     status: int
     body: bytes
@@ -56,20 +60,34 @@ class EngineAnswer:
     finish_reasons: list[str]
     engine_s: float  # spent waiting for engines
     tries: int
+    choices: list[SampledChoice] = field(default_factory=list)  # of a recorded call
 
 
 @dataclass(slots=True)
 class OpenStream:
-    """A stream whose first bytes are here. Close it, read or not."""
+    """A stream whose first bytes are here. Close it, read or not. weights: None of an upstream model."""
 
     reply: EngineReply
-    weights: ServedWeights
+    weights: ServedWeights | None
     engine_s: float
     tries: int
     facts: EventStream
-    final_weights: ServedWeights  # exact once the events are read
+    final_weights: ServedWeights | None  # exact once the events are read
     error: GatewayError | None = None
+    estimate: Callable[[], TokenUsage] | None = None  # of tokens, where none were told
     events: AsyncGenerator[bytes, None] = field(init=False)
+
+    @property
+    def usage(self) -> TokenUsage:
+        """Tokens so far, as far as they are known: of an answer that was left in the middle at least those
+        that came, whatever was told before them."""
+        reported = self.facts.usage
+        if self.estimate is None or (self.facts.is_done and reported != TokenUsage()):
+            return reported
+        came = self.estimate()
+        if reported == TokenUsage():
+            return came
+        return replace(reported, completion_tokens=max(reported.completion_tokens, came.completion_tokens))
 
     async def close(self) -> None:
         """Lets the engine go; before the end it aborts the request."""
@@ -100,27 +118,46 @@ class EngineRelay:
         self._pick = pick
         self._policy = policy
 
-    async def answer(self, call: CompletionCall, headers: Mapping[str, str]) -> EngineAnswer:
-        """The whole answer, whatever its status below 500. Raises GatewayError."""
-        return await self._by_an_engine(call, headers, self._read)
+    async def answer(
+        self, call: CompletionCall, headers: Mapping[str, str], *, wait_s: float | None = None
+    ) -> EngineAnswer:
+        """The whole answer, whatever its status below 500. wait_s: for an engine, in place of the policy's.
+        Raises GatewayError."""
+        return await self._by_an_engine(call, headers, self._read, wait_s)
 
     async def open_stream(
-        self, call: CompletionCall, headers: Mapping[str, str]
+        self, call: CompletionCall, headers: Mapping[str, str], *, wait_s: float | None = None
     ) -> OpenStream | EngineAnswer:
         """A stream with its first event at hand, or the engine's refusal. Raises GatewayError."""
-        return await self._by_an_engine(call, headers, self._opened_or_refused)
+        return await self._by_an_engine(call, headers, self._opened_or_refused, wait_s)
 
-    async def _by_an_engine(self, call: CompletionCall, headers: Mapping[str, str], use: _Use[T]) -> T:
+    async def once(self, call: CompletionCall, engine: EngineRoute) -> EngineAnswer:
+        """The whole answer of this engine, tried once; nothing is held against an engine that fails. Raises
+        GatewayError."""
+        started = time.monotonic()
+        return await self._read(call, await self._attempt(call, engine, {}), started, 1)
+
+    async def _by_an_engine(
+        self, call: CompletionCall, headers: Mapping[str, str], use: _Use[T], wait_s: float | None
+    ) -> T:
         """What `use` makes of an engine's reply; of another's, while engines are lost before it did."""
         started = time.monotonic()
-        until = started + self._policy.engine_wait_s
-        tries = 0
+        until = started + (self._policy.engine_wait_s if wait_s is None else wait_s)
+        tries = failed = 0
         while True:
             tries += 1
-            engine = await self._pick.pick(call.target, until=until)
+            picked = await self._pick.pick(call.target, until=until, canary=call.canary)
+            engine, asked = picked.engine, replace(call, target=picked.target)
             self._pick.busy[engine.engine_id] += 1
             try:
-                return await use(call, await self._attempt(call, engine, headers), started, tries)
+                return await use(asked, await self._attempt(asked, engine, headers), started, tries)
+            except EngineFailed as error:
+                failed += 1
+                log.warning("engine_failed", extra={"engine_id": engine.engine_id, "why": error.message})
+                if asked.is_of_canary:
+                    call = replace(call, canary=None)  # head answers
+                elif failed == _MOST_FAILED:
+                    raise
             except EngineLost as error:
                 self._lost(engine, error, until)
             finally:
@@ -141,8 +178,18 @@ class EngineRelay:
         gone = reply.status == _NOT_FOUND and call.target.version is not None
         if reply.status >= _SERVER_ERROR or gone:
             reply.close()
-            raise EngineLost(f"engine {engine.engine_id} answered {reply.status}")
+            raise await self._why_lost(call, engine, reply.status)
         return _Attempt(engine, reply, before)
+
+    async def _why_lost(self, call: CompletionCall, engine: EngineRoute, status: int) -> EngineLost:
+        """An engine that goes on is not lost: what it cannot answer would take it from all others. Nor is one
+        by what a canary's version cannot answer, as it may serve head, too."""
+        said = f"engine {engine.engine_id} answered {status}"
+        if call.is_of_canary:
+            return EngineFailed(f"{said} for {call.target}, so head answers; its log says why")
+        if status == _SERVER_ERROR and await self._engines.is_alive(engine):
+            return EngineFailed(f"{said} to this request, and goes on; its log says why")
+        return EngineLost(said)
 
     def _lost(self, engine: EngineRoute, error: EngineLost, until: float) -> None:
         """Suspects the engine; raises when there is no time for another try."""
@@ -170,10 +217,18 @@ class EngineRelay:
         if not versions:
             versions = [attempt.version_before, await self._loaded(attempt.engine, call.target)]
         weights = await self._weights(call.target.model, versions)
-        if call.return_token_ids and with_ids_in_both_places(reply):
+        choices: list[SampledChoice] = []
+        has_changed = call.return_token_ids and with_ids_in_both_places(reply)
+        if call.recorded:
+            collected = AnswerCollector()
+            collected.add(reply)
+            choices = collected.choices
+            without_unasked(call, reply, streamed=False)
+            has_changed = True
+        if has_changed:
             body = orjson.dumps(reply)
-        usage = usage_of(reply) or TokenUsage()
-        return EngineAnswer(_OK, body, weights, usage, finish_reasons(reply), engine_s, tries)
+        usage = counted_usage(call, reply)
+        return EngineAnswer(_OK, body, weights, usage, finish_reasons(reply), engine_s, tries, choices)
 
     async def _opened_or_refused(
         self, call: CompletionCall, attempt: _Attempt, started: float, tries: int

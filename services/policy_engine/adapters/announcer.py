@@ -9,11 +9,12 @@ from google.protobuf.message import Message
 
 from event_bus import BusError, EventBus
 from identities import events
+from identities.objects import PolicyFolder
 from policy_engine import wire
 from policy_engine.domain import LeaseFacts, Reloaded, ServedPolicy, VersionRefused
 from upcycle.api.registry.v1 import service_pb2
 from upcycle.errors import Unavailable
-from upcycle.rpc import peer_errors
+from upcycle.rpc import RemoteRefused, peer_errors
 
 if TYPE_CHECKING:
     # The type of an async stub exists for type checkers only.
@@ -52,13 +53,19 @@ class PlatformAnnouncer:
         event = wire.failed_event(self._who, serving, version, why, self._now())
         await self._publish("reload_failed", event, f"v{version}/{why.kind}")
 
-    async def renew_lease(self, facts: LeaseFacts, ttl_s: float) -> None:
-        """Tell the registry that the engine is alive. Raises Unavailable."""
-        lease = wire.lease_to_wire(self._who, facts)
-        with peer_errors("renew the engine's lease", ()):
-            await self._registry.RenewEngineLease(
-                service_pb2.RenewEngineLeaseRequest(lease=lease, ttl_s=ttl_s)
-            )
+    async def renew_lease(self, facts: LeaseFacts, ttl_s: float) -> list[PolicyFolder]:
+        """Tell the registry that the engine is alive; what it has this engine hold. Raises Unavailable."""
+        request = service_pb2.RenewEngineLeaseRequest(lease=wire.lease_to_wire(self._who, facts), ttl_s=ttl_s)
+        try:
+            with peer_errors("renew the engine's lease", (RemoteRefused,)):
+                reply = await self._registry.RenewEngineLease(request)
+        except RemoteRefused as error:
+            if error.reason != "UNKNOWN_FIELD":
+                raise Unavailable(str(error)) from None
+            wire.as_of_0_3(request.lease)  # a registry that is still of that version
+            with peer_errors("renew the engine's lease", ()):
+                reply = await self._registry.RenewEngineLease(request)
+        return [PolicyFolder(hold.model, hold.version) for hold in reply.holds]
 
     def _next(self) -> str:
         self._num_published += 1

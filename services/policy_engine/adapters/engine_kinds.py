@@ -31,6 +31,8 @@ class EngineOptions:
 class EmbeddedKind:
     """The embedded engine. It checks weights completely before it swaps them."""
 
+    admin_key_variable = "EMBEDDED_ENGINE_ADMIN_KEY"
+
     def __init__(self, options: EngineOptions) -> None:
         self._options = options
 
@@ -54,6 +56,8 @@ class EmbeddedKind:
 
 class VllmKind:
     """vLLM's server, in the environment it was installed into."""
+
+    admin_key_variable = ""
 
     def __init__(self, options: EngineOptions) -> None:
         self._options = options

@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import logging
 import os
+import secrets
 import signal
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -24,6 +25,7 @@ _WATCH_S = 2.0
 _MISSED_HEALTH = 5
 _STOP_S = 10.0
 _TAIL_BYTES = 3000
+_KEY_BYTES = 24
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,6 +39,10 @@ class EngineCommand:
 
 class EngineKind(Protocol):
     """What differs between the engines that an engine supervisor can start."""
+
+    @property
+    def admin_key_variable(self) -> str:
+        """Where it reads the key that steering it needs; "": it has none."""
 
     def command(self, directory: Path, host: str, port: int) -> EngineCommand:
         """How to start it on a prepared directory."""
@@ -97,15 +103,20 @@ class EngineProcess(_Engine):
         self._log_path = log_path
         self._variables = variables
         self._process: asyncio.subprocess.Process | None = None
+        self.admin_key = ""
+        """That steers the process which runs now, of an engine that has one."""
 
     async def start(self, policy: Policy) -> EngineControl:
         """Start it on a policy and return once it is healthy. Raises EngineBroken."""
         await self.stop()
         port = self._port or free_ports(1, self._host)[0]
         command = self._kind.command(self.prepare(policy), self._host, port)
-        self._process = await _spawn(command, self._log_path, self._variables)
+        variable = self._kind.admin_key_variable
+        self.admin_key = secrets.token_urlsafe(_KEY_BYTES) if variable else ""
+        with_key = {variable: self.admin_key} if variable else {}
+        self._process = await _spawn(command, self._log_path, self._variables, with_key)
         self.base_url = f"http://{self._host}:{port}"
-        self._client = EngineClient(self.base_url)
+        self._client = EngineClient(self.base_url, admin_key=self.admin_key)
         log.info("engine_started", extra={"pid": self._process.pid, "url": self.base_url})
         await self._until_healthy(self._client)
         return self._client
@@ -149,13 +160,14 @@ class EngineProcess(_Engine):
 class AttachedEngine(_Engine):
     """An engine that runs by itself. It must see the supervisor's cache directory under the same path."""
 
-    def __init__(self, kind: EngineKind, base_url: str, *, start_s: float) -> None:
+    def __init__(self, kind: EngineKind, base_url: str, *, start_s: float, admin_key: str = "") -> None:
         super().__init__(kind, base_url.rstrip("/"), start_s)
+        self._admin_key = admin_key
 
     async def start(self, policy: Policy) -> EngineControl:
         """Wait until it answers, and load the policy over whatever it serves."""
         await self.stop()
-        self._client = EngineClient(self.base_url)
+        self._client = EngineClient(self.base_url, admin_key=self._admin_key)
         try:
             async with asyncio.timeout(self._start_s):
                 while not await self._client.health(timeout_s=2.0):
@@ -181,7 +193,7 @@ class AttachedEngine(_Engine):
 
 
 async def _spawn(
-    command: EngineCommand, log_path: Path, variables: Sequence[str]
+    command: EngineCommand, log_path: Path, variables: Sequence[str], secret: Mapping[str, str]
 ) -> asyncio.subprocess.Process:
     log_path.parent.mkdir(parents=True, exist_ok=True)
     with log_path.open("wb") as output:
@@ -190,7 +202,7 @@ async def _spawn(
             stdin=asyncio.subprocess.DEVNULL,
             stdout=output,
             stderr=asyncio.subprocess.STDOUT,
-            env={**child_environment(variables), **command.env},
+            env={**child_environment(variables), **command.env, **secret},
             start_new_session=True,
         )
 

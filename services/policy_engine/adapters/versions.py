@@ -4,6 +4,7 @@ import logging
 from typing import TYPE_CHECKING
 
 from episodes import Channel
+from identities.objects import PolicyFolder
 from policy_engine import wire
 from policy_engine.domain import EngineTarget, FailureKind, PinRequests, VersionRefused
 from upcycle.api.registry.v1 import registry_pb2, service_pb2
@@ -72,14 +73,16 @@ class ChannelVersions:
             by_digest.setdefault(target.digest, target)
         return list(by_digest.values())
 
-    async def of_pin(self, version: int) -> EngineTarget:
-        """The version that a run pins. Raises VersionRefused for one that was removed."""
-        request = service_pb2.GetVersionRequest(model=self._model, version=version)
+    async def of_pin(self, policy: PolicyFolder) -> EngineTarget:
+        """A version that a run pins or the registry has held. Raises VersionRefused for one that was
+        removed."""
+        name = f"{policy.model}@v{policy.version}"
+        request = service_pb2.GetVersionRequest(model=policy.model, version=policy.version)
         try:
-            with peer_errors(f"the registry, to find v{version}", (RemoteNotFound, RemoteRefused)):
+            with peer_errors(f"the registry, to find {name}", (RemoteNotFound, RemoteRefused)):
                 reply = await self._registry.GetVersion(request)
         except RemoteNotFound as error:
-            raise Unavailable(f"v{version} to be published") from error
+            raise Unavailable(f"{name} to be published") from error
         except RemoteRefused as error:
             raise VersionRefused(FailureKind.VERSION_REMOVED, str(error), may_pass_later=False) from error
         return wire.target_of_version(reply.version)
@@ -91,7 +94,7 @@ class ChannelVersions:
         if self._channel is Channel.CANDIDATE:
             for version in self._pins.versions():
                 try:
-                    return [await self.of_pin(version)]
+                    return [await self.of_pin(PolicyFolder(self._model, version))]
                 except VersionRefused as error:
                     log.warning("pin_refused", extra={"version": version, "why": str(error)})
         return []

@@ -67,9 +67,10 @@ class ReloadProtocol:
             raise _as_refusal(error, new) from error
         return ServedPolicy(new, worst), paused_s
 
-    async def hold(self, engine: EngineControl, policy: Policy) -> None:
-        """Serve a pinned version beside the main one. Raises VersionRefused; the engine is then as before."""
-        name = pinned_name(self._model, policy.target.version)
+    async def hold(self, engine: EngineControl, policy: Policy, model: str) -> None:
+        """Serve a version beside the main one, under the name of its model. Raises VersionRefused; the engine
+        is then as before."""
+        name = pinned_name(model, policy.target.version)
         try:
             await engine.load_adapter(name, self._host.prepare(policy))
             try:

@@ -97,7 +97,7 @@ class EngineSupervisor:
         if not self._deps.host.base_url or self._serving is None:
             return None
         return LeaseFacts(
-            self._deps.host.base_url, self._state, self._reason, self._serving, self._pins.held()
+            self._deps.host.base_url, self._state, self._reason, self._serving, self._pins.facts()
         )
 
     def on_change(self, listener: Callable[[], None]) -> None:
@@ -115,6 +115,7 @@ class EngineSupervisor:
                 await self._round(stop)
         finally:
             self._change(EngineState.STOPPING)
+            self._pins.forget_engine()
             await self._deps.host.stop()
 
     async def _round(self, stop: asyncio.Event) -> None:

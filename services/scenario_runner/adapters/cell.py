@@ -7,44 +7,20 @@ there are such ports.
 """
 
 import os
-import sys
 import tempfile
-from collections.abc import Iterable, Iterator, Sequence, Set
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, Literal
 
 from scenario_runner.adapters import seccomp
 from upcycle.environment import landlock
+from upcycle.environment.cell_paths import DEVICES, SYSTEM, entries, granted, interpreter, programs
 
 Mode = Literal["enforced", "best_effort", "off"]
 FOLDER_PREFIX: Final = "upcycle-env-"
 """Begins the name of every zygote's folder."""
 
-_SYSTEM: Final = (
-    *("/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/opt", "/snap", "/nix/store", "/proc"),
-    *("/sys/devices/system", "/sys/fs/cgroup", "/sys/kernel/mm/transparent_hugepage"),
-    *(
-        f"/etc/{name}"
-        for name in (
-            *("alternatives", "bash.bashrc", "ca-certificates", "crypto-policies", "environment", "fonts"),
-            *("gai.conf", "group", "host.conf", "hostname", "hosts", "inputrc", "java", "ld.so.cache"),
-            *("ld.so.conf", "ld.so.conf.d", "localtime", "locale.alias", "locale.conf", "machine-id"),
-            *("magic", "mime.types", "nsswitch.conf", "os-release", "passwd", "pki/ca-trust"),
-            *(
-                "pki/tls/certs",
-                "pki/tls/cert.pem",
-                "profile",
-                "profile.d",
-                "protocols",
-                "resolv.conf",
-                "services",
-            ),
-            *("ssl/certs", "ssl/cert.pem", "ssl/openssl.cnf", "terminfo", "timezone", "vim", "xattr.conf"),
-        )
-    ),
-)
-_DEVICES: Final = tuple(f"/dev/{name}" for name in ("null", "zero", "full", "random", "urandom", "tty"))
 _NAMES_PORT: Final = 53
 _SHARED: Final = ("/dev/shm", "/dev/ptmx", "/dev/pts")  # noqa: S108 - not a temporary file
 """What multiprocessing and terminals need: of an operator's code alone, because all of a user share it."""
@@ -75,13 +51,13 @@ class CellRules:
 
     def plan(self, folder: Path, source: Path, *, is_deployed: bool) -> "CellPlan":
         """Of the cell of one environment. folder: its zygote's own. source: the folder of its files."""
-        at_home = _entries(os.path.expanduser("~"), ".")
-        zygotes = _entries(tempfile.gettempdir(), FOLDER_PREFIX)
+        at_home = entries(os.path.expanduser("~"), ".")
+        zygotes = entries(tempfile.gettempdir(), FOLDER_PREFIX)
         ports = () if self.ports is None and is_deployed else self.ports
         return CellPlan(
             folder=str(folder),
             version=0 if self.mode == "off" else landlock.version(),
-            readable=(str(source), *self.files, *_programs()),
+            readable=(str(source), *self.files, *programs()),
             writable=(*self.folders, *(() if is_deployed else _SHARED)),
             ports=None if self.mode == "off" else ports,
             hidden=tuple(os.path.realpath(path) for path in (*self.hidden, *at_home, *zygotes)),
@@ -115,10 +91,10 @@ class Cell:
     def __init__(self, plan: CellPlan) -> None:
         self._plan = plan
         self._rules = landlock.Ruleset()
-        self._granted = _granted(
+        self._granted = granted(
             (
-                *((path, landlock.WRITE) for path in (*plan.writable, *_DEVICES)),
-                *((path, landlock.READ) for path in (*plan.readable, *_SYSTEM, *_interpreter())),
+                *((path, landlock.WRITE) for path in (*plan.writable, *DEVICES)),
+                *((path, landlock.READ) for path in (*plan.readable, *SYSTEM, *interpreter())),
             ),
             frozenset(plan.hidden),
         )
@@ -169,54 +145,3 @@ class Cell:
         for path, access in self._granted.items():
             rules.allow(path, access)
         return rules
-
-
-def _granted(asked: Iterable[tuple[str, int]], hidden: Set[str]) -> dict[str, int]:
-    """What to allow so that all is granted that is asked for, without what is hidden: no path twice, and none
-    whose folder is allowed the same."""
-    granted: dict[str, int] = {}
-    shown = [one for path, access in asked for one in _shown(os.path.realpath(path), access, hidden)]
-    for path, access in sorted(shown, key=lambda one: len(one[0])):
-        above = (str(folder) for folder in (path, *Path(path).parents))
-        if not any(granted.get(folder, 0) & access == access for folder in above):
-            granted[path] = granted.get(path, 0) | access
-    return granted
-
-
-def _shown(path: str, access: int, hidden: Set[str]) -> Iterator[tuple[str, int]]:
-    """A path with what is granted there: of a folder with something hidden below it, whatever else is in it.
-    Of what is hidden the names alone are seen."""
-    below = f"{path.rstrip('/')}/"
-    if not any(one.startswith(below) for one in hidden):
-        yield path, access
-        return
-    yield path, landlock.LIST
-    for inside in _entries(path):
-        if inside not in hidden:
-            yield from _shown(inside, access, hidden)
-
-
-def _interpreter() -> list[str]:
-    """Where it and installed packages lie; a working directory of / would be everything."""
-    prefixes = (sys.prefix, sys.base_prefix, sys.exec_prefix, os.path.dirname(sys.executable))
-    return [*prefixes, *(path for path in sys.path if path not in ("", "/"))]
-
-
-def _programs() -> list[str]:
-    """The folders of PATH; of one such as ~/.nvm/versions/node/v22/bin what belongs to its programs too."""
-    home = Path(os.path.expanduser("~"))
-    found: list[str] = []
-    shared = {home, home / ".local", home / ".cargo", Path("/")}
-    for folder in map(Path, os.environ.get("PATH", "").split(os.pathsep)):
-        is_of_one = folder.is_relative_to(home) and folder.parent not in shared
-        found.append(str(folder.parent if is_of_one else folder))
-    return [path for path in found if os.path.isabs(path)]
-
-
-def _entries(folder: str, beginning: str = "") -> list[str]:
-    """What begins so in a folder, without links; nothing where it cannot be read."""
-    try:
-        found = [entry for entry in os.scandir(folder) if entry.name.startswith(beginning)]
-        return [entry.path for entry in found if not entry.is_symlink()]
-    except OSError:
-        return []

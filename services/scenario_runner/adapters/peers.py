@@ -10,12 +10,13 @@ from typing import TYPE_CHECKING, Final, TypeVar
 from grpc.aio import AioRpcError
 from nats.aio.client import Client
 from nats.errors import Error as NatsError
+from nats.js import JetStreamContext
 from nats.js.errors import NotFoundError
 
 from engine_client import SERVING_STATES, state_from_wire
 from episodes import Channel, Purpose
 from episodes.identity import CHANNELS
-from event_bus.connection import plain_client
+from event_bus.connection import jetstream_of_service, plain_client
 from event_bus.topology import (
     REWARD_GRADER,
     ROLLOUT_SAMPLER_EVAL,
@@ -259,8 +260,7 @@ class BusGauge:
         """None when the bus does not answer in time."""
         try:
             async with asyncio.timeout(ASK_TIMEOUT_S):
-                client = await self._connected()
-                info = await client.jetstream(timeout=ASK_TIMEOUT_S).consumer_info(spec.stream, spec.durable)
+                info = await (await self._api()).consumer_info(spec.stream, spec.durable)
         except NotFoundError:
             return DurableFact(0, 0, 0, is_missing=True)
         except (NatsError, OSError, TimeoutError) as error:
@@ -280,14 +280,16 @@ class BusGauge:
         (subject,) = (UPCYCLE.command_subject(EpisodeRequested, pool, model) for pool in spec.pools)
         try:
             async with asyncio.timeout(ASK_TIMEOUT_S):
-                jetstream = (await self._connected()).jetstream(timeout=ASK_TIMEOUT_S)
-                oldest = await jetstream.get_msg(spec.stream, seq=1, subject=subject, next=True)
+                oldest = await (await self._api()).get_msg(spec.stream, seq=1, subject=subject, next=True)
         except NotFoundError:  # it was handled meanwhile
             return None
         except (NatsError, OSError, TimeoutError) as error:
             log.info("queue_not_read", extra={"durable": spec.durable, "error": repr(error)})
             return None
         return oldest.time
+
+    async def _api(self) -> JetStreamContext:
+        return jetstream_of_service(await self._connected(), self._settings, ASK_TIMEOUT_S)
 
     async def _connected(self) -> Client:
         async with self._connecting:

@@ -7,7 +7,7 @@ import sqlalchemy as sa
 
 from blob_store import BlobRef
 from scenario_runner.adapters.sql_plan import PLANNING, PlanUnit
-from scenario_runner.adapters.tables import EPISODE, RUN, TASK, TASKSET
+from scenario_runner.adapters.tables import EPISODE, RUN, RUN_MIX, TASK, TASKSET
 from scenario_runner.domain.environments import EnvironmentSource, EpisodeNotOpen, EpisodeToPlay
 from scenario_runner.domain.runs import EpisodeState
 from scenario_runner.wire import runs as wire
@@ -15,6 +15,12 @@ from sql_store import Database, owned, take_turn
 from upcycle.run_config import RunSpec
 
 _FAILED = EPISODE.alias("failed")
+_MIXED_DIGEST = (  # by name: of an older revision, too
+    sa.select(RUN_MIX.c.source_digest)
+    .where(RUN_MIX.c.run_id == EPISODE.c.run_id, RUN_MIX.c.name == TASKSET.c.name)
+    .correlate(EPISODE, TASKSET)
+    .scalar_subquery()
+)
 _WANTED = (
     sa.select(
         EPISODE.c.state,
@@ -23,7 +29,7 @@ _WANTED = (
         TASK.c.args_json,
         TASKSET.c.source,
         RUN.c.spec,
-        RUN.c.source_digest,
+        sa.func.coalesce(_MIXED_DIGEST, RUN.c.source_digest).label("source_digest"),
         *(_FAILED.c[name] for name in ("body_key", "body_sha256", "body_size")),
     )
     .join_from(EPISODE, RUN, EPISODE.c.run_id == RUN.c.run_id)

@@ -89,12 +89,16 @@ class SourceStore:
         except BlobError as error:
             raise Unavailable(f"the object store: {error}") from error
 
-    async def find(self, digest: str) -> SourceFiles | None:
-        """None for one that was never kept. Raises EnvironmentBroken for other content, Unavailable."""
+    async def packed(self, digest: str) -> bytes | None:
+        """As it is kept, unchecked; None for one that was never kept, or is no longer. Raises Unavailable."""
         try:
-            packed = await self._store.read(objects.packed_source(digest))
+            return await self._store.read(objects.packed_source(digest))
         except BlobError as error:
             raise Unavailable(f"the object store: {error}") from error
+
+    async def find(self, digest: str) -> SourceFiles | None:
+        """None for one that was never kept. Raises EnvironmentBroken for other content, Unavailable."""
+        packed = await self.packed(digest)
         if packed is None:
             return None
         try:

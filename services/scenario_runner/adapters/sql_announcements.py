@@ -57,7 +57,7 @@ class SqlAnnouncements(SqlTasksets):
     ) -> None:
         """offered_before: when it was announced; it is announced once more."""
         fact = published.group_offered(run, offer, offered_before or self.now)
-        event_id = event_ids.group_offered(run.run_id, offer.group.group_id)
+        event_id = event_ids.group_offered(run.run_id, offer.group_id)
         self._announce(run, fact, event_id, again=offered_before is not None)
 
     def announce_finished(self, run: RunRecord, counts: Counts) -> None:

@@ -7,8 +7,10 @@ from typing import Any
 import sqlalchemy as sa
 
 from episodes import Split
+from grpc_edge.audit import audited
 from scenario_runner.adapters.sql_rows import taskset_of
-from scenario_runner.adapters.tables import CLAIM, RUN, TASK, TASKSET
+from scenario_runner.adapters.tables import CLAIM, RUN, RUN_MIX, TASK, TASKSET
+from scenario_runner.domain.mixes import tasksets_of
 from scenario_runner.domain.tasksets import TasksetFacts, TasksetUser
 from scenario_runner.wire import runs as wire
 from sql_store import owned
@@ -52,8 +54,9 @@ class Catalog:
 
     def runs_on(self, name: str, keys: Collection[str]) -> list[TasksetUser]:
         """Runs that play these revisions of a taskset, or whose gate judges by them, newest first."""
+        mixes = sa.select(RUN_MIX.c.run_id).where(RUN_MIX.c.taskset.in_(sorted(keys)))
         columns = (RUN.c.run_id, RUN.c.taskset, RUN.c.spec, RUN.c.model, RUN.c.removed_at, RUN.c.is_emptied)
-        plays = RUN.c.taskset.in_(sorted(keys))
+        plays = RUN.c.taskset.in_(sorted(keys)) | RUN.c.run_id.in_(mixes)
         may_judge = RUN.c.spec.contains('"gate"')
         wanted = sa.select(*columns).where(owned(RUN), plays | may_judge).order_by(RUN.c.submitted_at.desc())
         return list(self._users(self._sql.execute(wanted).all(), name, keys))
@@ -61,12 +64,10 @@ class Catalog:
     def _users(self, rows: Iterable[Any], name: str, keys: Collection[str]) -> Iterator[TasksetUser]:
         for run_id, taskset, spec, model, removed_at, is_emptied in rows:
             is_gone = removed_at is not None and bool(is_emptied)
-            if taskset in keys:
+            found = wire.spec_from_json(spec)
+            if taskset in keys or name in map(plain_name, tasksets_of(found)[1:]):
                 yield TasksetUser(run_id, model, is_gone=is_gone)
-            elif (gate := wire.spec_from_json(spec).gate) is not None and name in (
-                gate.taskset,
-                plain_name(gate.taskset),
-            ):
+            elif (gate := found.gate) is not None and name in (gate.taskset, plain_name(gate.taskset)):
                 yield TasksetUser(run_id, model, is_gone=is_gone, is_gated=True)
 
     def num_audits(self, name: str) -> int:
@@ -96,3 +97,5 @@ class Catalog:
         self._sql.execute(sa.delete(TASK).where(owned(TASK), TASK.c.taskset.in_(sorted(keys))))
         mine = owned(TASKSET), TASKSET.c.storage_key.in_(sorted(keys))
         self._sql.execute(sa.update(TASKSET).where(*mine).values(deleted_at=moment))
+        for key in sorted(keys):
+            audited(self._sql, f"taskset {key}", "deleted", by="planner")

@@ -17,11 +17,14 @@ from scenario_runner.adapters import plan_statements as statements
 from scenario_runner.adapters import sql_recounts
 from scenario_runner.adapters.sql_announcements import SqlAnnouncements
 from scenario_runner.adapters.sql_catalog import Catalog
+from scenario_runner.adapters.sql_mixes import Mixes
 from scenario_runner.adapters.sql_retention import OldRuns
 from scenario_runner.adapters.sql_rows import episode_of, run_of, slots_of
+from scenario_runner.adapters.sql_sessions import OfferedSessions
 from scenario_runner.adapters.sql_source_groups import SourceGroups
 from scenario_runner.adapters.sql_task_pasts import TaskPasts
 from scenario_runner.adapters.sql_tracked import TrackedRates
+from scenario_runner.adapters.sql_watched import WatchedTime
 from scenario_runner.adapters.tables import EPISODE, GROUP, RUN
 from scenario_runner.domain.learning import WithoutStep
 from scenario_runner.domain.plan import Loss
@@ -106,10 +109,13 @@ class PlanUnit(SqlAnnouncements):
         self.changed_runs: set[str] = set()
         """Whose rows this transaction writes."""
         self.source_groups = SourceGroups(connection, self.changed_runs)
+        self.sessions = OfferedSessions(connection)
         self.task_pasts = TaskPasts(connection)
         self.tracked = TrackedRates(connection, self.changed_runs)
+        self.mixes = Mixes(connection, self.changed_runs)
         self.old_runs = OldRuns(connection)
         self.catalog = Catalog(connection)
+        self.watched = WatchedTime(connection, now)
         self._runs: dict[str, RunRecord | None] = {}
         self._final_counts: dict[str, str] = {}
         self._members: dict[str, dict[str, EpisodeRow]] = {}
@@ -363,6 +369,7 @@ class PlanUnit(SqlAnnouncements):
 
     def flush(self) -> None:
         """Write what was changed."""
+        self.mixes.flush()
         runs = [run for run_id in self._dirty_runs if (run := self._runs[run_id]) is not None]
         groups = [self._groups[group_id] for group_id in self._dirty_groups]
         episodes = list(self._dirty_episodes.values())

@@ -6,7 +6,18 @@ from typing import Any, Final
 
 import sqlalchemy as sa
 
-from scenario_runner.adapters.tables import EPISODE, GROUP, RUN, RUN_COUNT, SOURCE_GROUP, TASKSET
+from grpc_edge.audit import audited
+from identities.entities import RECORDED_RUN
+from scenario_runner.adapters.tables import (
+    EPISODE,
+    GROUP,
+    OFFERED_SESSION,
+    RUN,
+    RUN_COUNT,
+    RUN_MIX,
+    SOURCE_GROUP,
+    TASKSET,
+)
 from scenario_runner.domain.retention import FinishedRun, RunSummary
 from scenario_runner.wire.summaries import summary_from_json, summary_to_json
 from sql_store import owned
@@ -35,6 +46,12 @@ class OldRuns:
         drawn = self._drawn_from([name for name, *_ in rows])
         return [FinishedRun(name, moment, model, name in drawn) for name, moment, model in rows]
 
+    def _forget_sessions(self, run_id: str) -> None:
+        """The ledger knows which of the sessions trained."""
+        self._sql.execute(sa.delete(OFFERED_SESSION).where(OFFERED_SESSION.c.run_id == run_id))
+        of_sessions = SOURCE_GROUP.c.source_run_id.startswith(RECORDED_RUN, autoescape=True)
+        self._sql.execute(sa.delete(SOURCE_GROUP).where(SOURCE_GROUP.c.run_id == run_id, of_sessions))
+
     def _drawn_from(self, run_ids: Sequence[str]) -> set[str]:
         """Of these, those from which a run drew that is still there."""
         source = SOURCE_GROUP.c.source_run_id
@@ -53,7 +70,11 @@ class OldRuns:
         runs = sa.select(RUN.c.source_digest).where(
             owned(RUN), RUN.c.source_digest.in_(sorted(digests)), RUN.c.removed_at.is_(None)
         )
-        used = dict.fromkeys(self._sql.execute(runs.distinct()).scalars(), "a run was judged by it")
+        of_mix = RUN_MIX.c.source_digest
+        mixed = sa.select(of_mix).join_from(RUN_MIX, RUN, RUN.c.run_id == RUN_MIX.c.run_id)
+        mixed = mixed.where(owned(RUN), of_mix.in_(sorted(digests)), RUN.c.removed_at.is_(None))
+        judges = self._sql.execute(runs.union(mixed)).scalars()
+        used = dict.fromkeys(judges, "a run was judged by it")
         sources = sa.select(TASKSET.c.source).where(
             owned(TASKSET), TASKSET.c.deleted_at.is_(None), TASKSET.c.source.contains(DEPLOYED)
         )
@@ -67,6 +88,7 @@ class OldRuns:
         released = sa.func.coalesce(RUN.c.released_at, sa.bindparam("moment", moment, RUN.c.released_at.type))
         mine = RUN.c.run_id == run_id
         self._sql.execute(sa.update(RUN).where(mine).values(**values, released_at=released))
+        audited(self._sql, f"run {run_id}", f"removed: {summary.why}", by="retention")
 
     def summary(self, run_id: str) -> RunSummary:
         """Of a removed run."""
@@ -84,6 +106,7 @@ class OldRuns:
         for table in (SOURCE_GROUP, EPISODE, GROUP):
             self._sql.execute(sa.delete(table).where(table.c.group_id.in_(group_ids)))
         if len(group_ids) < _GROUPS_AT_ONCE:
+            self._forget_sessions(run_id)
             self._sql.execute(sa.delete(RUN_COUNT).where(RUN_COUNT.c.run_id == run_id))
             emptied = sa.update(RUN).where(RUN.c.run_id == run_id).values(is_emptied=sa.true())
             self._sql.execute(emptied)

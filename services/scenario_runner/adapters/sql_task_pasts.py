@@ -4,7 +4,6 @@ import sqlalchemy as sa
 
 from episodes import GroupOutcome, GroupReason
 from scenario_runner.adapters.tables import GROUP
-from scenario_runner.domain.runs import RunRecord
 from scenario_runner.domain.task_sampler import TaskPast, added
 
 _FLAT = f"{GroupOutcome.EXCLUDED.value}({GroupReason.ZERO_SPREAD.value})"
@@ -22,11 +21,11 @@ class TaskPasts:
     def __init__(self, connection: sa.Connection) -> None:
         self._sql = connection
 
-    def of(self, run: RunRecord, since: int) -> dict[int, TaskPast]:
-        """By task of the run's taskset, of its groups from this position on, open ones included.
+    def of(self, run_id: str, taskset: str, since: int) -> dict[int, TaskPast]:
+        """By task of a taskset that the run plays, of its groups from this position on, open ones included.
         What a task taught with guidance says nothing of it without: guided groups are left out."""
         found: dict[int, TaskPast] = {}
-        wanted = {"run_id_": run.run_id, "taskset_": run.taskset, "since": since}
+        wanted = {"run_id_": run_id, "taskset_": taskset, "since": since}
         for task, outcome, count, newest in self._sql.execute(_PASTS, wanted):
             trained = count if outcome == GroupOutcome.TRAINED.value else 0
             flat = count if outcome == _FLAT else 0

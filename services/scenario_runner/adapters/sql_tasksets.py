@@ -10,6 +10,7 @@ import sqlalchemy as sa
 from sqlalchemy.dialects import postgresql, sqlite
 
 from episodes import Split
+from grpc_edge.audit import audited
 from scenario_runner.adapters import plan_statements as statements
 from scenario_runner.adapters.sql_rows import slots_of, task_of, taskset_of
 from scenario_runner.adapters.tables import CLAIM, TASK, TASKSET
@@ -78,11 +79,20 @@ class SqlTasksets:
             for position, task in enumerate(taskset.tasks)
         ]
         self._insert(TASK, rows)
+        what = f"registered: {taskset.num_tasks} tasks of {taskset.source.name}, split {taskset.split.value}"
+        audited(self._sql, f"taskset {taskset.key}", what, digest=taskset.digest, by="planner")
+
+    def note_source(self, name: str, digest: str, outcome: str) -> None:
+        """In the audit log, of the packed source of an environment, which lies in the object store."""
+        audited(self._sql, f"environment {name}".strip(), outcome, digest=digest, by="retention")
 
     def move_taskset(self, key: str, source: EnvironmentSource) -> None:
         """The same tasks, found elsewhere."""
         moved = sa.update(TASKSET).where(owned(TASKSET, storage_key=key))
         self._sql.execute(moved.values(source=wire.source_to_json(source)))
+        audited(
+            self._sql, f"taskset {key}", f"environment is now {wire.source_to_json(source)}", by="planner"
+        )
 
     def tasks(self, key: str, positions: Sequence[int] | None = None) -> dict[int, RunnableTask]:
         """Of the revision with this key, by position; all of them without positions."""

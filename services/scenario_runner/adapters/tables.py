@@ -71,10 +71,32 @@ TRACKED = sa.Table(
     *columns("reward drift engine_s", sa.Float),
     *columns("noted_at", UtcDateTime),
 )
+RUN_MIX = sa.Table(
+    "run_mix",
+    METADATA,
+    *columns("run_id name taskset source_digest", sa.String),
+    sa.Column("place", sa.Integer),
+    *columns("num_tasks num_groups num_guided num_trained num_left_out", sa.BigInteger),
+    *columns("num_in_a_row num_graded num_successes", sa.BigInteger),
+    sa.Column("reward_sum", sa.Float),
+)
+OFFERED_SESSION = sa.Table(
+    "offered_session",
+    METADATA,
+    *columns("run_id episode_id group_id task_digest body_key body_sha256", sa.String),
+    *columns("member stop_reason", sa.Integer),
+    *columns("oldest_version newest_version body_size", sa.BigInteger),
+    *columns("reward", sa.Float),
+    *columns("success", sa.Boolean),
+    *columns("graded_at", UtcDateTime),
+)
 SOURCE_GROUP = sa.Table(
     "source_group",
     METADATA,
     *columns("group_id run_id source_run_id state reason", sa.String),
     *columns("step", sa.BigInteger),
     *columns("ended_at offered_at settled_at", UtcDateTime),
+)
+WATCHED_TIME = sa.Table(
+    "watched_time", METADATA, sa.Column("work", sa.String), *columns("since until", UtcDateTime)
 )

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 
 from engine_client import EngineState
 from episodes import Channel, EpisodeFailure, Purpose
+from scenario_runner.domain.explain_mixes import idle_tasksets
 from scenario_runner.domain.explain_people import reviews, warnings
 from scenario_runner.domain.learning import (
     alarm,
@@ -45,12 +46,20 @@ def explain(facts: RunFacts) -> tuple[list[WaitReason], str]:
     reasons = [*_paused(facts), *sorted(_reasons(facts), key=lambda reason: -reason.episodes)]
     if not reasons:
         counts = facts.view.counts
-        return [], f"nothing is stuck: {counts.in_flight} in flight, {counts.settled} settled"
+        of_groups = f"; {run.num_guided} of {run.next_position} groups are guided" if run.num_guided else ""
+        settled = f"{counts.in_flight} in flight, {counts.settled} settled"
+        return [], f"nothing is stuck: {settled}{of_groups}{_singles(facts)}"
     first = reasons[0]
     if not first.episodes:
-        return reasons, f"{first.owner}: {first.what}"
+        return reasons, f"{first.owner}: {first.what}{_singles(facts)}"
     waiting = amount(first.episodes, "episode waits", "episodes wait")
-    return reasons, f"{waiting} for {first.owner}: {first.what}"
+    return reasons, f"{waiting} for {first.owner}: {first.what}{_singles(facts)}"
+
+
+def _singles(facts: RunFacts) -> str:
+    num = sum(report.single for report in facts.view.sources)
+    many = amount(num, "recorded session is", "recorded sessions are")
+    return f"; {many} single, compared with the other groups of a step" if num else ""
 
 
 def _reasons(facts: RunFacts) -> Iterator[WaitReason]:
@@ -64,6 +73,7 @@ def _reasons(facts: RunFacts) -> Iterator[WaitReason]:
     yield from _supply(facts)
     yield from _failing(facts)
     yield from _learning_nothing(facts)
+    yield from idle_tasksets(facts)
     yield from warnings(facts)
     yield from reviews(facts)
 

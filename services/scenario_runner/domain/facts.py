@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from blob_store import BlobRef
 from episodes import GroupOutcome
-from identities.entities import group_of_episode, parse_group_id
+from identities.entities import group_of_episode, is_recorded_episode, parse_group_id
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,9 +94,12 @@ Fact = Graded | Failed | GroupSettled | Advanced | Stopping | SessionFailed
 
 
 def trained_by(fact: Advanced) -> Iterator[GroupSettled]:
-    """The ends of the groups of a step."""
+    """The ends of the groups of a step, but of recorded sessions: their ids do not say which group they are
+    of."""
     members: dict[str, list[str]] = {}
     for episode in fact.episode_ids or ():
+        if is_recorded_episode(episode):
+            continue
         members.setdefault(group_of_episode(episode), []).append(episode)
     for group, episodes in members.items():
         numbered = parse_group_id(group)

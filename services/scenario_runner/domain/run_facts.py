@@ -40,6 +40,8 @@ class PlanWaits:
     failures: Mapping[str, int] = field(default_factory=dict)
     last_failure: str = ""
     """"<scenario>: <detail>" of the newest failure."""
+    idle_outcomes: Mapping[str, Sequence[str]] = field(default_factory=dict)
+    """How the newest groups of a taskset ended that gives a run none to train on, by its name."""
     without_step: WithoutStep = field(default_factory=WithoutStep)
     """Of a training run: what became of its groups since its last step."""
 

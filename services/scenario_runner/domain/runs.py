@@ -9,6 +9,7 @@ from typing import Final
 from episodes import Split
 from identities.tenants import DEFAULT_TENANT
 from scenario_runner.domain.environments import RunnerError
+from scenario_runner.domain.mixes import MixReport, shares_of
 from scenario_runner.domain.source_groups import SourceReport
 from scenario_runner.domain.tracked import TrackedRow
 from upcycle.run_config import RunSpec
@@ -155,9 +156,11 @@ class RunRecord:
 
     @property
     def epochs_a_step(self) -> float:
-        """Passes over its taskset that a training step is; 0 of an evaluation."""
+        """Passes over its own taskset that a training step is; 0 of an evaluation."""
         training = self.spec.training
-        return training.prompts_per_step / self.num_tasks if training and self.num_tasks else 0.0
+        if training is None or not self.num_tasks:
+            return 0.0
+        return training.prompts_per_step * float(shares_of(self.spec)[0]) / self.num_tasks
 
     @property
     def reward_mean(self) -> float:
@@ -181,6 +184,8 @@ class RunView:
     """What a person should know of a training run that goes on."""
     tracked: tuple[TrackedRow, ...] = ()
     """What its versions did on the sets that it is followed on, oldest step first."""
+    mix: tuple[MixReport, ...] = ()
+    """Its tasksets, the own one first; empty where it plays one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -275,5 +280,5 @@ class AlreadyTaken(RunnerError):
     """The name or id stands for something else already."""
 
 
-class WrongOperatorKey(RunnerError):
+class ForOperatorsOnly(RunnerError):
     """The caller has not shown the operator's key."""

@@ -86,7 +86,8 @@ class EndedGroup:
 class SourceReport:
     """What a training run took from one evaluation, in groups.
 
-    groups = offered + trained + waiting + everything in left_out, which counts released groups as well."""
+    groups = offered + trained + waiting + everything in left_out, which counts released groups as well.
+    single: recorded sessions among them that may train without others, against the mean of their step."""
 
     run_id: str
     groups: int = 0
@@ -94,3 +95,4 @@ class SourceReport:
     trained: int = 0
     waiting: int = 0
     left_out: Mapping[str, int] = field(default_factory=dict)
+    single: int = 0

@@ -6,21 +6,26 @@ from dataclasses import dataclass, replace
 
 from blob_store import BlobRef
 from episodes import GroupOutcome, GroupReason, Purpose, Split
-from scenario_runner.domain.runs import EpisodeRow, EpisodeState, GroupRow, RunRecord
+from scenario_runner.domain.mixes import tasksets_of
+from scenario_runner.domain.runs import EpisodeRow, EpisodeState, RunRecord
 from scenario_runner.domain.source_groups import EndedGroup, SourceGroupState, SourceReport, SourceTally
 from upcycle.run_config import MAX_TRAINABLE_GROUP, MAX_TRAJECTORIES_PER_STEP
+from upcycle.tasks import plain_name
 
 
 @dataclass(frozen=True, slots=True)
 class Offer:
-    """A group that a training run may train on, with all that its trainer must know of it."""
+    """A group that a training run may train on, with all that its trainer must know of it. taskset: key of
+    the revision that the task is of; empty for recorded sessions."""
 
-    source: RunRecord
-    group: GroupRow
+    group_id: str
+    source_run_id: str
+    group_size: int
+    taskset: str
     split: Split
     task_digest: str
     is_before_start: bool
-    """The evaluation had ended before the training run began."""
+    """The evaluation had ended, or the sessions had their rewards, before the training run began."""
     members: Sequence[EpisodeRow]
 
 
@@ -95,7 +100,7 @@ def may_train_on(run: RunRecord, source: RunRecord) -> bool:
         and source.spec.purpose is Purpose.EVAL
         and source.spec.trainable
         and source.spec.policy.model == run.spec.policy.model
-        and source.taskset_name == run.taskset_name
+        and source.taskset_name in (run.taskset_name, *map(plain_name, tasksets_of(run.spec)[1:]))
     )
 
 

@@ -24,18 +24,18 @@ class TaskPast:
     newest: int = -1
 
 
-def draw_tasks(sampler: str, seed: int, past: Sequence[TaskPast], positions: range) -> list[tuple[int, int]]:
-    """(position, index of its task) of the groups at these positions; the same for the same past. past: of
-    each task, in the newest epochs.
+def draw_tasks(sampler: str, seed: int, past: Sequence[TaskPast], positions: Sequence[int]) -> list[int]:
+    """Index of the task of each group at these positions; the same for the same past. past: of each task, in
+    the newest epochs.
 
     Of groups that are planned together nothing is known yet, so each makes its task a quarter as likely.
     """
-    weights = [_weight(sampler, one, positions.start) for one in past]
-    draws = random.Random(f"{seed}/{sampler}/{positions.start}")  # noqa: S311 - an order of tasks, no secret
-    chosen: list[tuple[int, int]] = []
-    for position in positions:
+    weights = [_weight(sampler, one, positions[0]) for one in past]
+    draws = random.Random(f"{seed}/{sampler}/{positions[0]}")  # noqa: S311 - an order of tasks, no secret
+    chosen: list[int] = []
+    for _ in positions:
         (task,) = draws.choices(range(len(past)), weights)
-        chosen.append((position, task))
+        chosen.append(task)
         weights[task] *= _AGAIN
     return chosen
 

@@ -20,7 +20,7 @@ from scenario_runner.domain.environments import (
     PolicyFault,
     UnknownLease,
 )
-from scenario_runner.domain.runs import AlreadyTaken, NotFound, Refused, WrongOperatorKey
+from scenario_runner.domain.runs import AlreadyTaken, ForOperatorsOnly, NotFound, Refused
 from service_kit.errors import InvalidRequest
 
 TASKSET_STATUSES: Final[Mapping[type[Exception], grpc.StatusCode]] = {
@@ -28,7 +28,7 @@ TASKSET_STATUSES: Final[Mapping[type[Exception], grpc.StatusCode]] = {
     NotFound: grpc.StatusCode.NOT_FOUND,
     Refused: grpc.StatusCode.FAILED_PRECONDITION,
     AlreadyTaken: grpc.StatusCode.ALREADY_EXISTS,
-    WrongOperatorKey: grpc.StatusCode.UNAUTHENTICATED,
+    ForOperatorsOnly: grpc.StatusCode.PERMISSION_DENIED,
 }
 ENVIRONMENT_STATUSES: Final[Mapping[type[Exception], grpc.StatusCode]] = {
     EpisodeNotOpen: grpc.StatusCode.FAILED_PRECONDITION,

@@ -12,17 +12,21 @@ import grpc.aio
 from opentelemetry import propagate, trace
 
 from episodes.identity import SPLIT_NUMBERS
+from grpc_edge.access import UNAUTHENTICATED, current_caller, may_decide
+from identities.entities import is_of_the_platform
 from scenario_runner.domain.run_facts import WaitReason
-from scenario_runner.domain.runs import FINAL_RUN_STATES, Prices, RunView
+from scenario_runner.domain.runs import FINAL_RUN_STATES, Prices, Refused, RunView
 from scenario_runner.usecases.catalog import Tasksets
 from scenario_runner.usecases.deploying import DeployEnvironment, SentEnvironment
 from scenario_runner.usecases.explaining import ExplainRun
+from scenario_runner.usecases.kept_sources import ReadSource
 from scenario_runner.usecases.registering import RegisterTaskset
 from scenario_runner.usecases.submitting import Runs, SubmitRun, TraceContext
 from scenario_runner.usecases.task_claims import ClaimTasks
 from scenario_runner.usecases.views import INTERVAL_S
 from scenario_runner.wire import runs as wire
 from service_kit.errors import InvalidRequest
+from upcycle.api.common.v1.access_pb2 import Role
 from upcycle.api.taskset.v1 import service_pb2 as pb
 from upcycle.api.taskset.v1 import taskset_pb2
 from upcycle.api.taskset.v1.service_pb2_grpc import TasksetServiceServicer
@@ -31,6 +35,7 @@ Context = grpc.aio.ServicerContext[Any, Any]
 
 DEFAULT_RUNS: Final = 50
 MAX_RUNS: Final = 1000
+SOURCE_PART_BYTES: Final = 1 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +46,7 @@ class TasksetUseCases:
     tasksets: Tasksets
     claim: ClaimTasks
     deploy: DeployEnvironment
+    read_source: ReadSource
 
 
 class TasksetServicer(TasksetServiceServicer):
@@ -53,6 +59,7 @@ class TasksetServicer(TasksetServiceServicer):
         self._tasksets = catalog.tasksets
         self._claim = catalog.claim
         self._deploy = catalog.deploy
+        self._read_source = catalog.read_source
         self._submit = submit
         self._runs = runs
         self._explain = explain
@@ -62,7 +69,9 @@ class TasksetServicer(TasksetServiceServicer):
         self, request: pb.RegisterTasksetRequest, context: Context
     ) -> pb.RegisterTasksetResponse:
         """Store a taskset once its every task is known to be runnable."""
-        taskset, created = await self._register(wire.taskset_from_wire(request.taskset))
+        taskset, created = await self._register(
+            wire.taskset_from_wire(request.taskset), by_operator=may_decide(current_caller())
+        )
         return pb.RegisterTasksetResponse(
             name=taskset.name,
             digest=taskset.digest,
@@ -109,17 +118,29 @@ class TasksetServicer(TasksetServiceServicer):
     async def DeployEnvironment(
         self, request: pb.DeployEnvironmentRequest, context: Context
     ) -> pb.DeployEnvironmentResponse:
-        """Keep the source of an environment, where the caller has the operator's key."""
-        metadata = dict(context.invocation_metadata() or ())
-        key = str(metadata.get("authorization", "")).removeprefix("Bearer ")
+        """Keep the source of an environment."""
+        if current_caller() is UNAUTHENTICATED:
+            raise Refused(
+                "environments cannot be deployed here: the platform serves callers without a key "
+                "(UPCYCLE_ACCESS_OPEN), and would run the code of any of them; give it keys"
+            )
         sent = SentEnvironment(request.name, request.source_digest, request.packed)
-        deployed = await self._deploy(key, sent)
+        deployed = await self._deploy(sent)
         return pb.DeployEnvironmentResponse(
             environment=wire.source_to_wire(deployed.source), scenarios=deployed.scenarios
         )
 
+    async def GetSource(
+        self, request: pb.GetSourceRequest, context: Context
+    ) -> AsyncIterator[pb.GetSourceResponse]:
+        """The packed source of an environment, in parts."""
+        packed = await self._read_source(request.source_digest)
+        for begin in range(0, len(packed), SOURCE_PART_BYTES):
+            yield pb.GetSourceResponse(packed=packed[begin : begin + SOURCE_PART_BYTES])
+
     async def SubmitRun(self, request: pb.SubmitRunRequest, context: Context) -> pb.SubmitRunResponse:
         """Accept a run, once per request id."""
+        _check_request_id(request.request_id)
         spec = wire.spec_from_wire(request.spec)
         view = await self._submit(request.request_id, spec, current_trace())
         return pb.SubmitRunResponse(run=self._to_wire(view))
@@ -194,6 +215,15 @@ def current_trace() -> TraceContext:
     headers: dict[str, str] = {}
     propagate.inject(headers)
     return TraceContext(trace.format_trace_id(span.trace_id) if span.is_valid else "", headers)
+
+
+def _check_request_id(request_id: str) -> None:
+    """A request id that was used is never another run's, so one that a gate will use is kept for the
+    registry. Raises InvalidRequest."""
+    if is_of_the_platform(request_id) and current_caller().role in (Role.ROLE_USER, Role.ROLE_OPERATOR):
+        raise InvalidRequest(
+            f"request_id {request_id!r:.80} begins as those of the platform's own runs do: choose another one"
+        )
 
 
 def _reason(reason: WaitReason) -> taskset_pb2.WaitReason:

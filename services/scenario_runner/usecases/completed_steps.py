@@ -4,8 +4,10 @@ run, so a false one must not do it.
 
 import logging
 
+from episodes import GroupOutcome
+from identities.entities import is_recorded_episode
 from scenario_runner.adapters.sql_plan import PlanUnit
-from scenario_runner.domain.facts import Advanced, trained_by
+from scenario_runner.domain.facts import Advanced, GroupSettled, trained_by
 from scenario_runner.domain.runs import FINAL_RUN_STATES, RunRecord
 from scenario_runner.domain.tracked import TrackedRow, due_sets
 
@@ -30,13 +32,28 @@ def refuse_false_step(unit: PlanUnit, run: RunRecord, fact: Advanced) -> None:
         unit.source_groups.one(run.run_id, settled.group_id) is not None
         if settled.source_run_id
         else _is_of(unit, run, settled.group_id)
-        for settled in trained_by(fact)
+        for settled in settled_by(unit, fact)
     )
     if num_known < training.prompts_per_step:
         raise FalseStep(
             f"{name}: it names {num_known} groups of the run, and a step trains {training.prompts_per_step}; "
             "if the planner's database was restored from a backup, replay this once it has the episodes"
         )
+
+
+def settled_by(unit: PlanUnit, fact: Advanced) -> list[GroupSettled]:
+    """The ends of all groups of a step."""
+    found = list(trained_by(fact))
+    groups: dict[str, list[str]] = {}
+    sessions = [episode for episode in fact.episode_ids or () if is_recorded_episode(episode)]
+    for episode, group in unit.sessions.groups_of(fact.run_id, sessions).items():
+        groups.setdefault(group, []).append(episode)
+    for group, episodes in groups.items():
+        taken = unit.source_groups.one(fact.run_id, group)
+        if taken is not None:
+            outcome, source = GroupOutcome.TRAINED.value, taken.source_run_id
+            found.append(GroupSettled(group, fact.run_id, outcome, "", fact.step, tuple(episodes), source))
+    return found
 
 
 def believed_step(unit: PlanUnit, run: RunRecord, fact: Advanced) -> int:

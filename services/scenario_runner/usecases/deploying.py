@@ -1,11 +1,10 @@
 """Environments whose packed source is sent here: loaded once in its own process, then kept by its digest.
 
-Nothing of it is unpacked before the operator's key was shown, and nothing is laid below an environment root:
+Only the operator's key gets here (the contract of the rpc). Nothing is laid below an environment root:
 a process that plays it has the files in its own folder.
 """
 
 import asyncio
-import hmac
 import logging
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
@@ -13,7 +12,6 @@ from pathlib import Path
 from typing import Final
 
 from scenario_runner.domain.environments import EnvironmentBroken, EnvironmentDescription, PythonEnvironment
-from scenario_runner.domain.runs import Refused, WrongOperatorKey
 from service_kit.errors import InvalidRequest
 from upcycle.environment.deployed import MAX_PACKED_BYTES, deployed_path
 from upcycle.environment.source_files import SourceFiles
@@ -27,6 +25,7 @@ _NOWHERE: Final = Path("/")
 
 Describe = Callable[[PythonEnvironment, SourceFiles], Awaitable[EnvironmentDescription]]
 Keep = Callable[[SourceFiles], Awaitable[None]]
+Note = Callable[[str, str], Awaitable[None]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,16 +46,16 @@ class DeployedEnvironment:
 
 
 class DeployEnvironment:
-    """Accept an environment, as often as it is sent. operator_key: "" means that nothing is accepted."""
+    """Accept an environment, as often as it is sent."""
 
-    def __init__(self, describe: Describe, keep: Keep, operator_key: str) -> None:
+    def __init__(self, describe: Describe, keep: Keep, note: Note) -> None:
+        """note: a name and a digest, in the audit log."""
         self._describe = describe
         self._keep = keep
-        self._operator_key = operator_key
+        self._note = note
 
-    async def __call__(self, key: str, sent: SentEnvironment) -> DeployedEnvironment:
-        """Raises Refused, WrongOperatorKey, InvalidRequest, Unavailable."""
-        self._check_key(key)
+    async def __call__(self, sent: SentEnvironment) -> DeployedEnvironment:
+        """Raises InvalidRequest, Unavailable."""
         try:
             source = PythonEnvironment(
                 check_name("environment.name", sent.name), deployed_path(sent.source_digest)
@@ -70,18 +69,9 @@ class DeployEnvironment:
         if not description.scenarios:
             raise InvalidRequest(f"environment {sent.name!r} declares no scenario: there is nothing to play")
         await self._keep(files)
+        await self._note(sent.name, files.digest)
         log.info("environment_deployed", extra={"environment": sent.name, "source_digest": files.digest})
         return DeployedEnvironment(source, tuple(sorted(description.scenarios)))
-
-    def _check_key(self, key: str) -> None:
-        if not self._operator_key:
-            raise Refused(
-                "environments cannot be deployed here: the operator has set no SCENARIO_RUNNER_OPERATOR_KEY"
-            )
-        if not key:
-            raise WrongOperatorKey("deploying needs the operator's key, and none was sent")
-        if not hmac.compare_digest(key.encode(), self._operator_key.encode()):
-            raise WrongOperatorKey("the operator's key is another one than the one that was sent")
 
 
 def _unpacked(sent: SentEnvironment) -> SourceFiles:

@@ -25,6 +25,7 @@ from scenario_runner.domain.runs import (
     RunRecord,
     RunState,
 )
+from scenario_runner.usecases.mixing import note_closed
 from scenario_runner.usecases.offering import announce_released
 from scenario_runner.usecases.recounting import is_settled, recounted
 
@@ -228,6 +229,7 @@ def close_group(
     newest one that the planner knows."""
     step = run.step if at_step is None else at_step
     unit.update_group(replace(group, is_open=False, outcome=outcome, settled_at=unit.now, at_step=step))
+    note_closed(unit, run, group.taskset, outcome)
 
 
 def settle(unit: PlanUnit, episode: EpisodeRow, state: EpisodeState, reason: str, detail: str = "") -> None:

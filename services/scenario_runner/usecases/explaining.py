@@ -10,6 +10,7 @@ from scenario_runner.domain.explain import explain
 from scenario_runner.domain.run_facts import PlanWaits, RunFacts, Supply, WaitReason
 from scenario_runner.domain.runs import RunView
 from scenario_runner.ports import RunPeers
+from scenario_runner.usecases.mixing import idle_outcomes
 from scenario_runner.usecases.supply import supply_of
 from scenario_runner.usecases.views import find_run, view_of
 
@@ -74,5 +75,10 @@ def _own_facts(unit: PlanUnit, run_id: str) -> tuple[RunView, PlanWaits, Supply,
     run, waits = find_run(unit, run_id), unit.waits(run_id)
     if run.spec.purpose is Purpose.TRAIN:
         num_in_step = unit.num_in_step(run_id, run.step)
-        waits = replace(waits, without_step=unit.without_step(run), num_in_step=num_in_step)
+        waits = replace(
+            waits,
+            without_step=unit.without_step(run),
+            num_in_step=num_in_step,
+            idle_outcomes=idle_outcomes(unit, run),
+        )
     return view_of(unit, run), waits, supply_of(unit, run), unit.outbox_waiting(run.spec.policy.model)

@@ -9,6 +9,7 @@ from scenario_runner.adapters.sql_plan import PlanUnit
 from scenario_runner.domain import plan
 from scenario_runner.domain.runs import EpisodeRow, GroupRow, RunRecord
 from scenario_runner.domain.source_groups import NO_SOURCES
+from scenario_runner.usecases.mixing import note_planned
 
 
 def num_wanted(unit: PlanUnit, run: RunRecord, eval_episodes_in_flight: int) -> int:
@@ -31,6 +32,7 @@ def open_limit(unit: PlanUnit, run: RunRecord, num_open: int, eval_episodes_in_f
 def add_groups(unit: PlanUnit, run: RunRecord, groups: Sequence[GroupRow]) -> None:
     """The next groups of a run, each of whose members is requested."""
     unit.add_groups(groups)
+    note_planned(unit, run, groups)
     members = range(run.spec.group_size)
     unit.add_episodes(run, [episode_of(group, member, 0) for group in groups for member in members])
     num_guided = run.num_guided + sum(bool(group.guided_after) for group in groups)

@@ -11,11 +11,14 @@ from collections.abc import Collection
 from dataclasses import replace
 
 from episodes import GroupOutcome, GroupReason, Purpose, Split
+from identities.entities import is_recorded_run
 from scenario_runner.adapters.sql_plan import PlanUnit
 from scenario_runner.domain.facts import GroupSettled
 from scenario_runner.domain.runs import GroupRow, RunRecord
 from scenario_runner.domain.source_groups import EndedGroup, SourceGroup, SourceGroupState
 from scenario_runner.domain.sources import DrawRules, Offer, ended_group, may_train_on, rewarded, why_unfit
+from scenario_runner.usecases.mixing import environments_of
+from scenario_runner.usecases.session_groups import offer_of_sessions, why_sessions_unfit
 
 log = logging.getLogger(__name__)
 
@@ -82,17 +85,27 @@ def _offer_one(unit: PlanUnit, run: RunRecord, candidate: SourceGroup) -> str:
     offered = _offer_of(unit, run, candidate)
     if offered is None:
         return GroupReason.INCOMPLETE_GROUP
-    known = EndedGroup(candidate.group_id, candidate.ended_at, offered.group.outcome, 0)
-    # The versions of a source run were looked at when the run was submitted.
-    rules = rules_for(unit, run, offered.source, offered.split)
-    reason = why_unfit(ended_group(known, offered.members), rules)
+    is_of_sessions = is_recorded_run(candidate.source_run_id)
+    reason = why_sessions_unfit(offered) if is_of_sessions else _why_unfit(unit, run, candidate, offered)
     if not reason:
         unit.announce_offered(run, offered)
     return reason
 
 
+def _why_unfit(unit: PlanUnit, run: RunRecord, candidate: SourceGroup, offered: Offer) -> str:
+    source, group = unit.source_groups.source_run(candidate.source_run_id), unit.group(candidate.group_id)
+    if source is None or group is None:
+        return GroupReason.INCOMPLETE_GROUP
+    known = EndedGroup(candidate.group_id, candidate.ended_at, group.outcome, 0)
+    # The versions of a source run were looked at when the run was submitted.
+    rules = rules_for(unit, run, source, offered.split)
+    return why_unfit(ended_group(known, offered.members), rules)
+
+
 def _offer_of(unit: PlanUnit, run: RunRecord, candidate: SourceGroup) -> Offer | None:
     """None when the plan does not have the evaluation or its group."""
+    if is_recorded_run(candidate.source_run_id):
+        return offer_of_sessions(unit, run, candidate)
     source, group = unit.source_groups.source_run(candidate.source_run_id), unit.group(candidate.group_id)
     if source is None or group is None:
         return None
@@ -101,18 +114,17 @@ def _offer_of(unit: PlanUnit, run: RunRecord, candidate: SourceGroup) -> Offer |
     split = unit.splits([task.digest])[task.digest]
     is_before_start = source.run_id in run.spec.source_runs
     members = rewarded(unit.members(candidate.group_id))
-    return Offer(source, group, split, task.digest, is_before_start, members)
+    size, taskset = source.spec.group_size, group.taskset
+    return Offer(group.group_id, source.run_id, size, taskset, split, task.digest, is_before_start, members)
 
 
 def rules_for(unit: PlanUnit, run: RunRecord, source: RunRecord, split: Split) -> DrawRules:
     """What a group of an evaluation must be to train in a run, whatever its versions. split: of its task."""
     training = run.spec.training
-    played, own = unit.taskset(source.spec.taskset), unit.taskset(run.spec.taskset)
+    played = unit.taskset(source.spec.taskset)
     return DrawRules(
         split=split,
-        is_same_environment=(
-            played is not None and own is not None and played.source.name == own.source.name
-        ),
+        is_same_environment=(played is not None and played.source.name in environments_of(unit, run)),
         group_size=source.spec.group_size,
         prompts_per_step=training.prompts_per_step if training else 1,
     )
@@ -155,6 +167,12 @@ def announce_released(unit: PlanUnit, run: RunRecord) -> int:
     offered = unit.source_groups.offered(run.run_id)
     unit.prefetch([candidate.group_id for candidate in offered])
     for candidate in offered:
-        members = [row.episode_id for row in rewarded(unit.members(candidate.group_id))]
+        is_of_sessions = is_recorded_run(candidate.source_run_id)
+        rows = (
+            unit.sessions.members(run.run_id, candidate.group_id)
+            if is_of_sessions
+            else rewarded(unit.members(candidate.group_id))
+        )
+        members = [row.episode_id for row in rows]
         unit.announce_settled(run, candidate.group_id, members, candidate.source_run_id)
     return len(offered)

@@ -35,7 +35,7 @@ def overdue(unit: PlanUnit, run: RunRecord, at_grader: Collection[str] = ()) -> 
     found = () if run.awaits_trainer else _opened_too_long_ago(unit, run)
     detail = f"not graded within {run.spec.episode_deadline_s} s after its environment was opened"
     return [
-        unit.failure_of(run, episode, OVERDUE, detail, environment_s=_alive_s(unit, episode))
+        unit.failure_of(run, episode, OVERDUE, detail, environment_s=_alive_s(unit, run, episode))
         for episode in found
         if episode.episode_id not in at_grader
     ]
@@ -52,9 +52,18 @@ def dispatched_too_long_ago(unit: PlanUnit, run: RunRecord) -> datetime:
 
 
 def _opened_too_long_ago(unit: PlanUnit, run: RunRecord) -> list[EpisodeRow]:
-    waits_s = run.spec.episode_deadline_s + MARGIN_S
-    return unit.overdue(run.run_id, unit.now - timedelta(seconds=waits_s))
+    before = unit.now - timedelta(seconds=_limit_s(run))
+    if unit.watched.began_at(before) > before:  # what was open while no planner looked has its time again
+        return []
+    return unit.overdue(run.run_id, before)
 
 
-def _alive_s(unit: PlanUnit, episode: EpisodeRow) -> float:
-    return (unit.now - (episode.opened_at or unit.now)).total_seconds()
+def _alive_s(unit: PlanUnit, run: RunRecord, episode: EpisodeRow) -> float:
+    """Not longer than it may be: while the platform was stopped, it was not alive."""
+    since_opened_s = (unit.now - (episode.opened_at or unit.now)).total_seconds()
+    return min(since_opened_s, _limit_s(run))
+
+
+def _limit_s(run: RunRecord) -> float:
+    """From the opening of an episode."""
+    return run.spec.episode_deadline_s + MARGIN_S

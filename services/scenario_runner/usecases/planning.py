@@ -24,7 +24,6 @@ from scenario_runner.domain.facts import (
     SessionFailed,
     Stopping,
     groups_of,
-    trained_by,
 )
 from scenario_runner.domain.recounts import Recount
 from scenario_runner.domain.runs import (
@@ -37,7 +36,12 @@ from scenario_runner.domain.runs import (
     RunState,
 )
 from scenario_runner.domain.sources import with_body
-from scenario_runner.usecases.completed_steps import believed_step, note_tracked, refuse_false_step
+from scenario_runner.usecases.completed_steps import (
+    believed_step,
+    note_tracked,
+    refuse_false_step,
+    settled_by,
+)
 from scenario_runner.usecases.ending import (
     MAX_DETAIL_CHARS,
     call_off,
@@ -57,6 +61,7 @@ from scenario_runner.usecases.futile_runs import (
     settled_without_step,
 )
 from scenario_runner.usecases.guiding import guide_after
+from scenario_runner.usecases.mixing import note_graded
 from scenario_runner.usecases.new_groups import add_groups, episode_of, num_wanted
 from scenario_runner.usecases.next_tasks import next_tasks
 from scenario_runner.usecases.offering import add_waiting, settle_offer
@@ -176,7 +181,7 @@ def sweep(
     if none_queued_before is not None and run.state in OPEN_RUN_STATES:
         _dispatch_lost(unit, run, none_queued_before)
     grace = timedelta(seconds=rules.stop_grace_s if run.ends_early else rules.ending_grace_s)
-    if run.ending_since is not None and unit.now - run.ending_since > grace:
+    if run.ending_since is not None and unit.now - unit.watched.began_at(run.ending_since) > grace:
         end_grace_period(unit, run)
     conclude(unit, run_id, counted)
 
@@ -211,14 +216,14 @@ def _dispatch_lost(unit: PlanUnit, run: RunRecord, none_queued_before: datetime)
 def _add_groups(unit: PlanUnit, run: RunRecord, count: int) -> None:
     groups = [
         GroupRow(
-            group_id=group_id(run.run_id, position),
+            group_id=group_id(run.run_id, task.position),
             run_id=run.run_id,
-            position=position,
-            task_position=task_position,
+            position=task.position,
+            task_position=task.task_position,
             expected_members=run.spec.group_size,
-            taskset=run.taskset,
+            taskset=task.taskset,
         )
-        for position, task_position in next_tasks(unit, run, count)
+        for task in next_tasks(unit, run, count)
     ]
     add_groups(unit, run, groups)
 
@@ -279,6 +284,7 @@ def _grade(unit: PlanUnit, run: RunRecord, episode: EpisodeRow, fact: Graded) ->
             num_successes=run.num_successes + fact.success,
             reward_sum=run.reward_sum + fact.reward,
         )
+        note_graded(unit, run, episode.taskset, fact.reward, success=fact.success)
     unit.update_run(ended)
     group = unit.group(episode.group_id)
     if group is not None:
@@ -371,7 +377,7 @@ def _on_group_settled(unit: PlanUnit, run: RunRecord, fact: GroupSettled) -> Non
 
 def _on_advanced(unit: PlanUnit, run: RunRecord, fact: Advanced) -> None:
     refuse_false_step(unit, run, fact)
-    for settled in trained_by(fact):  # before it in the stream, unless the stream lost them
+    for settled in settled_by(unit, fact):  # before it in the stream, unless the stream lost them
         _apply(unit, run, settled)
     run = unit.run(run.run_id) or run
     version, spent_s = max(run.policy_version, fact.version), max(run.trainer_s, fact.trainer_s)

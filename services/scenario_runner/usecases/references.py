@@ -8,7 +8,7 @@ plan does not have may be in the plan that this one replaces.
 from collections.abc import Collection, Sequence
 from typing import Final
 
-from identities.entities import is_interactive_run
+from identities.entities import is_interactive_run, is_recorded_run
 from retention import MIN_AGE, Reference
 from scenario_runner.adapters.sql_plan import PlanUnit, SqlPlan
 from scenario_runner.domain.retention import Progress
@@ -44,10 +44,15 @@ def _references(unit: PlanUnit, run_ids: Collection[str]) -> list[Reference]:
     before = unit.now - MIN_AGE
     known = unit.source_groups.progress_of(run_ids, before)
     whys = {run_id: _WHY[progress] for run_id, progress in known.items() if progress in _WHY}
-    unknown = {run_id for run_id in run_ids if run_id not in known and not is_interactive_run(run_id)}
+    unknown = {run_id for run_id in run_ids if run_id not in known and not _is_of_others(run_id)}
     drawn_from = unit.source_groups.drawn_from(run_ids, before) - whys.keys()
     return [
         *(Reference(run_id, why) for run_id, why in sorted(whys.items())),
         *(Reference(run_id, "a run draws from it") for run_id in sorted(drawn_from)),
         *(Reference(run_id, "unknown to the planner") for run_id in sorted(unknown - drawn_from)),
     ]
+
+
+def _is_of_others(run_id: str) -> bool:
+    """No planner plans these."""
+    return is_interactive_run(run_id) or is_recorded_run(run_id)

@@ -17,7 +17,7 @@ from scenario_runner.domain.environments import (
     PythonEnvironment,
     TcpEnvironment,
 )
-from scenario_runner.domain.runs import NotFound
+from scenario_runner.domain.runs import ForOperatorsOnly, NotFound
 from scenario_runner.domain.spellings import other_spellings
 from scenario_runner.domain.tasksets import RegisteredTaskset, RunnableTask
 from scenario_runner.ports import EnvironmentHost
@@ -25,9 +25,10 @@ from scenario_runner.usecases.revisions import store
 from service_kit.errors import InvalidRequest
 from upcycle.environment.deployed import deployed_digest
 from upcycle.errors import SourceRefused, TasksetInvalid
+from upcycle.revision_names import REVISION_SUFFIX, plain_name
 from upcycle.shipped import only_measures
 from upcycle.task_rows import canonical_args, check_name, task_digest
-from upcycle.tasks import MAX_TASKS, REVISION_SUFFIX, plain_name, taskset_digest
+from upcycle.tasks import MAX_TASKS, taskset_digest
 
 _SHOWN: Final = 20
 """Names in an error message."""
@@ -50,12 +51,17 @@ class RegisterTaskset:
         self._host = host
         self._rules = rules
 
-    async def __call__(self, taskset: RegisteredTaskset) -> tuple[RegisteredTaskset, bool]:
+    async def __call__(
+        self, taskset: RegisteredTaskset, *, by_operator: bool = True
+    ) -> tuple[RegisteredTaskset, bool]:
         """(the taskset as stored, whether it is new). The same content again is not an error, other tasks
-        under the same name are a new revision.
+        under the same name are a new revision. by_operator: others may name deployed environments only.
 
-        Raises InvalidRequest naming the task and the limit, EnvironmentBroken, AlreadyTaken, Refused.
+        Raises InvalidRequest naming the task and the limit, ForOperatorsOnly, EnvironmentBroken,
+        AlreadyTaken, Refused.
         """
+        if not by_operator:
+            _check_is_deployed(taskset.source)
         # In a thread: 100,000 tasks take seconds, and environments are being driven meanwhile.
         try:
             checked = await asyncio.to_thread(self._checked, taskset)
@@ -123,6 +129,16 @@ class RegisterTaskset:
         if path.suffix != ".py" or not path.is_file():
             raise InvalidRequest(f"environment.python.path {source.path!r} is not a Python file")
         return replace(source, path=str(path))
+
+
+def _check_is_deployed(source: PythonEnvironment | TcpEnvironment) -> None:
+    if isinstance(source, TcpEnvironment) or not _is_deployed(source.path):
+        where = source.url if isinstance(source, TcpEnvironment) else source.path
+        raise ForOperatorsOnly(
+            f"environment {source.name!r} is at {where!r}: only the operator's key may name a file or an "
+            "address there; have it deployed (`upcycle deploy`), and register the taskset with what that "
+            "printed"
+        )
 
 
 def _is_deployed(path: str) -> bool:

@@ -2,13 +2,13 @@
 
 import json
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from datetime import datetime, timedelta
 from typing import Final
 
 from retention import KEPT_FOR_EVER, SweepOrder, SweepReport, after_from, older_than
-from scenario_runner.adapters.source_store import SourceStore
-from scenario_runner.adapters.sql_plan import SqlPlan
+from scenario_runner.adapters.source_store import OldSource, SourceStore
+from scenario_runner.adapters.sql_plan import PlanUnit, SqlPlan
 
 _BATCH: Final = 100
 
@@ -43,7 +43,8 @@ class RemoveSources:
         digests = [one.digest for one in old]
         used = await self._plan.read(lambda unit: unit.old_runs.sources_in_use(digests))
         going = [one for one in old if one.digest not in used]
-        if order.apply:
+        if order.apply and going:
+            await self._plan.transact(lambda unit: _note(unit, going))  # first: the store keeps no log
             for one in going:
                 await self._sources.remove(one.digest)
         return SweepReport(
@@ -54,3 +55,8 @@ class RemoveSources:
             kept=dict(Counter(used.values())),
             next=json.dumps(following) if following else "",
         )
+
+
+def _note(unit: PlanUnit, gone: Sequence[OldSource]) -> None:
+    for one in gone:
+        unit.note_source("", one.digest, "packed source removed")

@@ -7,6 +7,7 @@ from dataclasses import replace
 from scenario_runner.adapters.sql_plan import PlanUnit
 from scenario_runner.domain.runs import AlreadyTaken, RunRecord
 from scenario_runner.domain.tasksets import RegisteredTaskset
+from scenario_runner.usecases.mixing import take_revisions
 from scenario_runner.usecases.task_claims import claim_for
 from service_kit.errors import InvalidRequest
 from upcycle.task_rows import MAX_NAME_CHARS
@@ -45,6 +46,8 @@ def take_revision(unit: PlanUnit, run: RunRecord) -> RunRecord:
     training = run.spec.training
     if training is None or not training.is_standing:
         return run
+    if run.spec.mix:
+        take_revisions(unit, run)
     newest = unit.taskset(run.spec.taskset)
     if newest is None or newest.key == run.taskset:
         return run

@@ -2,6 +2,7 @@
 where it gives no guidance that the run asks for."""
 
 from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
 from typing import Final
 
 from scenario_runner.domain.environments import EnvironmentDescription, EnvironmentSource
@@ -15,6 +16,8 @@ KeepRunSource = Callable[[EnvironmentSource, int], Awaitable[str]]
 """Of an environment and the episodes' deadline in seconds: the digest of the kept source."""
 GuidanceCheck = Callable[[EnvironmentSource, Sequence[str]], Awaitable[None]]
 """Of an environment and the scenarios that a run plays."""
+OpensCheck = Callable[[EnvironmentSource], Awaitable[object]]
+"""Of an environment: loads it, or connects to it. Raises EnvironmentBroken."""
 
 _DECLARES_A_LIMIT: Final = b"timeout_s"
 
@@ -61,13 +64,30 @@ class CheckGuidance:
             )
 
 
-async def unknown_guidance(source: EnvironmentSource, scenarios: Sequence[str]) -> None:
-    """In place of CheckGuidance for a planner that cannot load environments."""
+async def _unknown_guidance(source: EnvironmentSource, scenarios: Sequence[str]) -> None:
+    pass
 
 
-async def unknown_source(source: EnvironmentSource, deadline_s: int) -> str:
-    """In place of KeepSource for a planner that cannot read where environments lie."""
+async def _unknown_opening(source: EnvironmentSource) -> None:
+    pass
+
+
+async def _unknown_source(source: EnvironmentSource, deadline_s: int) -> str:
     return ""
+
+
+@dataclass(frozen=True, slots=True)
+class SourceChecks:
+    """What is asked of the environments of a run at its submission. keep: see KeepSource. guides: see
+    CheckGuidance. opens: asked of each environment of a run that plays several."""
+
+    keep: KeepRunSource = _unknown_source
+    guides: GuidanceCheck = _unknown_guidance
+    opens: OpensCheck = _unknown_opening
+
+
+UNKNOWN_SOURCES: Final = SourceChecks()
+"""Of a planner that cannot read where environments lie, nor load them."""
 
 
 def _refuse_long_tools(environment: EnvironmentDescription, deadline_s: int) -> None:

@@ -1,14 +1,17 @@
 """Runs: asked for, looked at, paused, ended."""
 
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import TypeVar
 
 from pydantic import ValidationError
 
 from episodes import Purpose, Split
 from scenario_runner.adapters.sql_plan import PlanUnit, SqlPlan
 from scenario_runner.domain.environments import EnvironmentBroken
+from scenario_runner.domain.mixes import rows_of, tasksets_of
+from scenario_runner.domain.recorded_sessions import GradedSession
 from scenario_runner.domain.runs import (
     OPEN_RUN_STATES,
     AlreadyTaken,
@@ -19,26 +22,24 @@ from scenario_runner.domain.runs import (
     RunView,
 )
 from scenario_runner.domain.tasksets import RegisteredTaskset, RunnableTask
-from scenario_runner.ports import Registry
+from scenario_runner.ports import RecordedSessions, Registry
 from scenario_runner.usecases.ending import conclude, end_run, stop_early
 from scenario_runner.usecases.gates import check_gate
 from scenario_runner.usecases.next_tasks import num_groups
 from scenario_runner.usecases.planning import pause, resume
 from scenario_runner.usecases.registering import no_such_taskset
-from scenario_runner.usecases.run_sources import (
-    GuidanceCheck,
-    KeepRunSource,
-    unknown_guidance,
-    unknown_source,
-)
+from scenario_runner.usecases.run_sources import UNKNOWN_SOURCES, SourceChecks
+from scenario_runner.usecases.session_groups import take_sessions
 from scenario_runner.usecases.source_runs import take_sources
 from scenario_runner.usecases.views import RunViews, find_run, view_of
 from service_kit.errors import InvalidRequest
 from upcycle.run_config import RunSpec, reasons_of
 from upcycle.run_config.names import ON_FAILURE
+from upcycle.session_query import parse_sessions
 from upcycle.tracking import parse_tracked
 
 log = logging.getLogger(__name__)
+T = TypeVar("T")
 
 MAX_REQUEST_ID_CHARS = 200
 MAX_REASON_CHARS = 500
@@ -60,12 +61,15 @@ class _Asked:
     request_id: str
     trace: TraceContext
     head_version: int
-    source_digest: str
+    source_digests: tuple[str, ...]
+    """Of its tasksets, the own one first."""
+    sessions: Sequence[GradedSession] = ()
+    """Those that its query matches."""
 
 
 class SubmitRun:
-    """Accept a run, once per request id. keep_source: see KeepSource. check_guidance: see
-    CheckGuidance. wake: called when there is something to plan."""
+    """Accept a run, once per request id. sources: what is asked of the environments that it plays.
+    wake: called when there is something to plan."""
 
     def __init__(
         self,
@@ -74,16 +78,16 @@ class SubmitRun:
         *,
         new_id: Callable[[str], str],
         wake: Callable[[], None],
-        keep_source: KeepRunSource = unknown_source,
-        check_guidance: GuidanceCheck = unknown_guidance,
+        sources: SourceChecks = UNKNOWN_SOURCES,
+        sessions: RecordedSessions | None = None,
         max_audits: int = 20,
     ) -> None:
         """max_audits: runs on one taskset of split audit."""
         self._max_audits = max_audits
         self._plan = plan
         self._registry = registry
-        self._keep_source = keep_source
-        self._check_guidance = check_guidance
+        self._sources = sources
+        self._sessions = sessions
         self._new_id = new_id
         self._wake = wake
 
@@ -100,19 +104,35 @@ class SubmitRun:
             return known
         for member in range(spec.num_sides):
             await self._registry.check_policy(spec.policy_of(member))
-        head = await self._registry.head_version(spec.policy.model) if spec.source_runs else 0
-        asked = _Asked(self._new_id("run"), request_id, trace, head, await self._kept_source(spec))
+        draws = spec.source_runs or spec.sessions
+        head = await self._registry.head_version(spec.policy.model) if draws else 0
+        digests, sessions = await self._kept_sources(spec), await self._graded_sessions(spec)
+        asked = _Asked(self._new_id("run"), request_id, trace, head, digests, sessions)
         view = await self._plan.transact(lambda unit: self._add(unit, asked, spec))
         self._wake()
         return view
 
-    async def _kept_source(self, spec: RunSpec) -> str:
-        taskset = await self._plan.read(lambda unit: check_tasksets(unit, spec))
+    async def _graded_sessions(self, spec: RunSpec) -> Sequence[GradedSession]:
+        if not spec.sessions or self._sessions is None:
+            return ()
+        return await self._sessions.graded(spec.policy.model, parse_sessions(spec.sessions))
+
+    async def _kept_sources(self, spec: RunSpec) -> tuple[str, ...]:
+        """The digest of each taskset's source, once every taskset of the run is known to be playable."""
+        tasksets = await self._plan.read(lambda unit: check_tasksets(unit, spec))
+        for taskset in tasksets if spec.mix else ():
+            await self._playable(taskset, self._sources.opens(taskset.source))
+        return tuple([await self._playable(one, self._kept_source(spec, one)) for one in tasksets])
+
+    async def _kept_source(self, spec: RunSpec, taskset: RegisteredTaskset) -> str:
+        if spec.training is not None and spec.training.guidance == ON_FAILURE:
+            scenarios = await self._plan.read(lambda unit: unit.scenarios(taskset.key))
+            await self._sources.guides(taskset.source, scenarios)
+        return await self._sources.keep(taskset.source, spec.episode_deadline_s)
+
+    async def _playable(self, taskset: RegisteredTaskset, answer: Awaitable[T]) -> T:
         try:
-            if spec.training is not None and spec.training.guidance == ON_FAILURE:
-                scenarios = await self._plan.read(lambda unit: unit.scenarios(taskset.key))
-                await self._check_guidance(taskset.source, scenarios)
-            return await self._keep_source(taskset.source, spec.episode_deadline_s)
+            return await answer
         except EnvironmentBroken as error:
             raise InvalidRequest(
                 f"environment of taskset {taskset.name!r} cannot be read: {error}"
@@ -123,7 +143,8 @@ class SubmitRun:
         known = _known_run(unit, request_id, spec)
         if known is not None:
             return known
-        taskset = check_tasksets(unit, spec)
+        tasksets = check_tasksets(unit, spec)
+        taskset = tasksets[0]
         _refuse_second_training(unit, spec)
         if taskset.split is Split.AUDIT:
             _open_audit(unit, taskset, self._max_audits, asked.run_id)
@@ -139,12 +160,14 @@ class SubmitRun:
             state=RunState.RUNNING,
             submitted_at=unit.now,
             num_tasks=num_groups(unit, spec, taskset),
-            source_digest=asked.source_digest,
+            source_digest=asked.source_digests[0],
             trace_id=trace.trace_id,
             trace=trace.headers,
         )
         unit.add_run(run)
+        unit.mixes.add(rows_of(run.run_id, tasksets, asked.source_digests) if spec.mix else ())
         take_sources(unit, run, asked.head_version)
+        take_sessions(unit, run, asked.sessions, asked.head_version)
         unit.announce_submitted(run)
         return view_of(unit, run)
 
@@ -256,26 +279,14 @@ def _refuse_ending(run: RunRecord, what: str) -> None:
         raise Refused(f"{run.run_id} is {run.state.value} and cannot {what}")
 
 
-def check_tasksets(unit: PlanUnit, spec: RunSpec) -> RegisteredTaskset:
-    """The run's taskset. Raises NotFound, and Refused where other tasks than those of split train would
-    train, or others than held-out ones judge.
+def check_tasksets(unit: PlanUnit, spec: RunSpec) -> list[RegisteredTaskset]:
+    """The tasksets of the run, its own one first. Raises NotFound, and Refused where other tasks than those
+    of split train would train, or others than held-out ones judge.
     """
-    taskset = _registered(unit, spec.taskset)
-    if spec.purpose is Purpose.TRAIN and taskset.split is Split.UNASSIGNED:
-        raise Refused(
-            f"taskset {taskset.name!r} is unassigned: it neither trains nor judges; register its tasks under "
-            "another name with split train"
-        )
-    if spec.purpose is Purpose.TRAIN and taskset.split is Split.AUDIT:
-        raise Refused(
-            f"taskset {taskset.name!r} is for audits: it neither trains nor gates; train on a taskset of "
-            "split train"
-        )
-    if spec.purpose is Purpose.TRAIN and taskset.split is not Split.TRAIN:
-        raise Refused(
-            f"taskset {taskset.name!r} is held out: it never trains; measure it: "
-            f"upcycle eval {taskset.name} {spec.policy.model}, or name it in --gate"
-        )
+    tasksets = [_registered(unit, name) for name in tasksets_of(spec)]
+    taskset = tasksets[0]
+    for one in tasksets if spec.purpose is Purpose.TRAIN else ():
+        _refuse_untrainable(spec, one)
     if spec.trainable and taskset.split.never_trains:
         what = "held out" if taskset.split is Split.HELD_OUT else "for audits"
         raise Refused(
@@ -290,7 +301,25 @@ def check_tasksets(unit: PlanUnit, spec: RunSpec) -> RegisteredTaskset:
     if judges is not None and spec.gate is not None:
         check_gate(unit, spec.gate, judges)
     _check_tracked(unit, spec)
-    return taskset
+    return tasksets
+
+
+def _refuse_untrainable(spec: RunSpec, taskset: RegisteredTaskset) -> None:
+    if taskset.split is Split.UNASSIGNED:
+        raise Refused(
+            f"taskset {taskset.name!r} is unassigned: it neither trains nor judges; register its tasks under "
+            "another name with split train"
+        )
+    if taskset.split is Split.AUDIT:
+        raise Refused(
+            f"taskset {taskset.name!r} is for audits: it neither trains nor gates; train on a taskset of "
+            "split train"
+        )
+    if taskset.split is not Split.TRAIN:
+        raise Refused(
+            f"taskset {taskset.name!r} is held out: it never trains; measure it: "
+            f"upcycle eval {taskset.name} {spec.policy.model}, or name it in --gate"
+        )
 
 
 def _check_tracked(unit: PlanUnit, spec: RunSpec) -> None:

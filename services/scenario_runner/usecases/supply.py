@@ -39,7 +39,9 @@ def offer_more(unit: PlanUnit, run_id: str, rules: PlanRules) -> int:
 def _end_if_used_up(unit: PlanUnit, run: RunRecord, load: SourceLoad) -> None:
     """End a run that cannot fill another batch: it plans no groups, and no evaluation brings it more."""
     training = run.spec.training
-    if training is None or not training.steps or not run.spec.no_sampling or not run.spec.source_runs:
+    if training is None or not training.steps or not run.spec.no_sampling:
+        return
+    if not (run.spec.source_runs or run.spec.sessions):
         return
     if load.offered >= training.prompts_per_step or evaluations_under_way(unit, run):
         return

@@ -1,15 +1,18 @@
 """Views of runs as clients see them, read once per run and interval for all who watch it."""
 
 import asyncio
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from difflib import get_close_matches
 from typing import Final
 
 from scenario_runner.adapters.sql_plan import PlanUnit, SqlPlan
 from scenario_runner.domain.learning import alarm, is_worth_an_alarm
+from scenario_runner.domain.mixes import gives_nothing, idle_text
 from scenario_runner.domain.runs import OPEN_RUN_STATES, NotFound, RunRecord, RunView
+from scenario_runner.usecases.mixing import mix_of
 from scenario_runner.usecases.supply import source_reports, with_offers
 from upcycle.run_config import Training
+from upcycle.run_config.names import BATCH_BASELINE
 
 INTERVAL_S: Final = 0.2
 """A run is read at most once in so many seconds."""
@@ -43,9 +46,17 @@ def view_of(unit: PlanUnit, run: RunRecord, notices: NoticeCache | None = None) 
     is_removed = run.removed_at is not None
     summary = unit.old_runs.summary(run.run_id) if is_removed else None
     tallies = unit.source_groups.tallies(run.run_id) if summary is None else list(summary.tallies)
+    mix = mix_of(unit, run)
     notice = _notice(unit, run, run.spec.training, {} if notices is None else notices)
+    if run.state in OPEN_RUN_STATES:
+        idle = [idle_text(one) for one in mix if gives_nothing(one, run.spec.training.prompts_per_step)]
+        notice = "; ".join([notice, *idle] if notice else idle)
     tracked = tuple(unit.tracked.of(run.run_id)) if run.spec.track else ()
-    return RunView(run, with_offers(counts, tallies), source_reports(run, tallies), notice, tracked)
+    reports = source_reports(run, tallies)
+    if run.spec.training.single_sessions == BATCH_BASELINE:
+        singles = unit.sessions.singles(run.run_id)
+        reports = tuple(replace(one, single=singles.get(one.run_id, 0)) for one in reports)
+    return RunView(run, with_offers(counts, tallies), reports, notice, tracked, mix)
 
 
 def _notice(unit: PlanUnit, run: RunRecord, training: Training, known: NoticeCache) -> str:

@@ -47,6 +47,7 @@ def episode_identity(run: RunRecord, episode: EpisodeRow, task: RunnableTask) ->
             family=task.family,
             tenant=run.tenant,
             guided_after=episode.guided_after,
+            taskset=episode.taskset,
         )
     )
 
@@ -112,16 +113,17 @@ def group_settled(
 def group_offered(run: RunRecord, offer: Offer, now: datetime) -> taskset_events.GroupOffered:
     """Fact group.offered."""
     return taskset_events.GroupOffered(
-        group_id=offer.group.group_id,
+        group_id=offer.group_id,
         run_id=run.run_id,
-        source_run_id=offer.source.run_id,
+        source_run_id=offer.source_run_id,
         model=run.spec.policy.model,
-        group_size=offer.source.spec.group_size,
+        group_size=offer.group_size,
         task_digest=offer.task_digest,
         split=SPLIT_NUMBERS[offer.split],
         before_start=offer.is_before_start,
         members=[_offered(row) for row in offer.members],
         offered_at=timestamp(now),
+        taskset=offer.taskset,
     )
 
 

@@ -9,6 +9,7 @@ from google.protobuf.json_format import MessageToJson, Parse
 from episodes.identity import SPLIT_NUMBERS, SPLITS
 from identities.entities import trajectory_id
 from scenario_runner.domain.environments import EnvironmentSource, PythonEnvironment, TcpEnvironment
+from scenario_runner.domain.mixes import MixReport
 from scenario_runner.domain.runs import Counts, EpisodeRow, EpisodeState, Prices, RunState, RunView
 from scenario_runner.domain.source_groups import SourceReport
 from scenario_runner.domain.tasksets import RegisteredTaskset, RunnableTask, TasksetFacts
@@ -160,12 +161,34 @@ def run_to_wire(view: RunView, prices: Prices) -> taskset_pb2.Run:
         tracked=tracked_to_wire(view.tracked, run.epochs_a_step),
         ended_by_drops=run.ending is not None and bool(fallen(run.spec, view.tracked)),
         tracking_alarms=alarms(view.tracked),
+        mix=map(mixed_to_wire, view.mix),
+        groups=run.next_position,
+        guided_groups=run.num_guided,
     )
     if run.finished_at is not None:
         message.finished_at.CopyFrom(timestamp(run.finished_at))
     if run.removed_at is not None:
         message.removed_at.CopyFrom(timestamp(run.removed_at))
     return message
+
+
+def mixed_to_wire(report: MixReport) -> taskset_pb2.MixedTaskset:
+    """One taskset of a run that plays several."""
+    row = report.row
+    num = max(1, row.num_graded)
+    return taskset_pb2.MixedTaskset(
+        taskset=row.taskset,
+        share=float(report.share),
+        source_digest=row.source_digest,
+        groups=row.num_groups,
+        trained=row.num_trained,
+        left_out=row.num_left_out,
+        left_out_in_a_row=row.num_in_a_row,
+        episodes=row.num_graded,
+        reward_mean=row.reward_sum / num,
+        success_rate=row.num_successes / num,
+        guided_groups=row.num_guided,
+    )
 
 
 def source_report_to_wire(report: SourceReport) -> taskset_pb2.SourceReport:
@@ -177,6 +200,7 @@ def source_report_to_wire(report: SourceReport) -> taskset_pb2.SourceReport:
         trained=report.trained,
         waiting=report.waiting,
         left_out=dict(report.left_out),
+        single=report.single,
     )
 
 
@@ -209,6 +233,7 @@ def result_to_wire(row: EpisodeRow, task: RunnableTask) -> taskset_pb2.EpisodeRe
         failure_detail=row.detail if has_failure else "",
         num_turns=row.num_turns,
         guided_after=row.guided_after,
+        taskset=row.taskset,
         sampled_by=common_pb2.VersionSpan(oldest=row.oldest_version, newest=row.newest_version),
         usage=common_pb2.Usage(engine_s=row.engine_s, environment_s=row.environment_s),
     )

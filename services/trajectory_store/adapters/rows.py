@@ -18,10 +18,10 @@ from trajectory_store.domain.ledger import Episode
 from upcycle.api.trajectory.v1.events_pb2 import TrajectoryGraded
 
 _PARTIAL: Final = ("episode_id", "run_id", "model", "group_id", "tenant")
-_WHOLE: Final = (*_PARTIAL, "member", "group_size", "task_slug", "task_digest", "family", "guided_after")
+_OF_TASK: Final = ("task_slug", "task_digest", "family", "taskset", "guided_after")
+_WHOLE: Final = (*_PARTIAL, "member", "group_size", *_OF_TASK)
 _UNKNOWN: Final[dict[str, Any]] = {
-    "member": 0, "group_size": 0, "task_slug": "", "task_digest": "", "family": "", "guided_after": "",
-    "purpose": 0, "split": 0,
+    "member": 0, "group_size": 0, "purpose": 0, "split": 0, **dict.fromkeys(_OF_TASK, ""),
 }  # fmt: skip
 _RECORD: Final = (
     "oldest_version",

@@ -1,6 +1,6 @@
 """The projection in SQL: rows, counters and feed change in one transaction, whatever the facts."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from functools import cache
 from typing import Any, Final, TypeVar
 
@@ -22,7 +22,13 @@ from sqlalchemy.dialects import postgresql, sqlite
 
 from episodes.identity import PURPOSE_NUMBERS
 from identities import events
-from identities.entities import group_of_episode, is_client_run, parse_group_id
+from identities.entities import (
+    RECORDED_DIGEST_CHARS,
+    RECORDED_RUN,
+    group_of_episode,
+    is_client_run,
+    parse_group_id,
+)
 from sql_store import Database, enqueue, owned
 from trajectory_store import telemetry
 from trajectory_store.adapters.rows import episode_of, row_of
@@ -239,11 +245,25 @@ def _conditions(wanted: TrajectoryFilter) -> list[Any]:
         conditions.append(or_(EPISODES.c.failure_kind == wanted.failure_kind, failed))
     if wanted.success is not None:
         conditions.append(EPISODES.c.success.is_(wanted.success))
+    conditions += _session_conditions(wanted)
     if wanted.state is not None:
         conditions.append(EPISODES.c.state == int(wanted.state))
     else:
         conditions.append(EPISODES.c.state != int(LedgerState.CLIENT_GRADED))
     return conditions
+
+
+def _session_conditions(wanted: TrajectoryFilter) -> Iterator[Any]:
+    run_id = EPISODES.c.run_id
+    if wanted.recorded_sessions or wanted.session_group:
+        yield run_id.startswith(RECORDED_RUN, autoescape=True)
+    if wanted.session_group:  # as identities.recorded_group_id makes it
+        digest = func.substr(EPISODES.c.task_digest, 1, RECORDED_DIGEST_CHARS)
+        yield EPISODES.c.group_id == run_id + f"-{wanted.session_group}-" + digest
+    if wanted.graded_since_us is not None:
+        yield EPISODES.c.graded_us >= wanted.graded_since_us
+    if wanted.graded_before_us is not None:
+        yield EPISODES.c.graded_us < wanted.graded_before_us
 
 
 def _ledger(connection: Connection, run_id: str, num_unsettled: int, only: Sequence[str]) -> Ledger:

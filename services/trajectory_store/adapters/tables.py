@@ -30,6 +30,7 @@ EPISODES = Table(
     "episodes",
     METADATA,
     *columns("episode_id tenant run_id group_id model task_slug task_digest family guided_after", String),
+    *columns("taskset", String),
     *columns("purpose split state", SmallInteger),
     *columns("member group_size", Integer),
     *columns("reason trained_by_run", String),

@@ -8,6 +8,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Final
 
+from identities.entities import is_recorded_run
 from trajectory_store.domain.facts import (
     EpisodeFact,
     Identity,
@@ -66,7 +67,7 @@ def fold(episode: Episode | None, fact: EpisodeFact) -> Episode:
         return episode if episode.trained_step else _claimed(episode, fact)
     known = replace(
         episode,
-        identity=better_identity(episode.identity, fact.identity),
+        identity=_identity_after(episode, fact),
         since_us=min(episode.since_us, fact.at_us),
         record=_better_record(episode.record, fact),
         grade=episode.grade or fact.grade,
@@ -79,6 +80,13 @@ def fold(episode: Episode | None, fact: EpisodeFact) -> Episode:
     if contradicts(episode.state, fact.state):
         return replace(known, in_conflict=True)
     return known
+
+
+def _identity_after(episode: Episode, fact: EpisodeFact) -> Identity:
+    """Only the grade of a recorded session says which group and split it is of."""
+    if fact.grade is not None and episode.grade is None and is_recorded_run(fact.identity.run_id):
+        return fact.identity
+    return better_identity(episode.identity, fact.identity)
 
 
 def _first(fact: EpisodeFact) -> Episode:

@@ -24,6 +24,12 @@ class TrajectoryFilter:
     max_reward: float | None = None
     failure_kind: str = ""
     version: int | None = None
+    recorded_sessions: bool = False
+    """Sessions that the gateway recorded alone."""
+    session_group: str = ""
+    """Recorded sessions whose reward named this group."""
+    graded_since_us: int | None = None
+    graded_before_us: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

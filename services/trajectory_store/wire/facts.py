@@ -76,6 +76,19 @@ def on_graded(message: trajectory_events.TrajectoryGraded, delivery: Delivery[An
     yield graded(_identity(message), _record(message, at_us, delivery), grade)
 
 
+def on_session_opened(
+    message: trajectory_events.RecordedSessionOpened, delivery: Delivery[Any]
+) -> Iterator[EpisodeFact]:
+    yield requested(_identity(message), _us(message, "opened_at", delivery))
+
+
+def on_session_expired(
+    message: trajectory_events.RecordedSessionExpired, delivery: Delivery[Any]
+) -> Iterator[EpisodeFact]:
+    at_us = _us(message, "expired_at", delivery)
+    yield settled(_identity(message), LedgerState.EXCLUDED, at_us, reason=message.reason)
+
+
 def on_failed(message: taskset_events.EpisodeFailed, delivery: Delivery[Any]) -> Iterator[EpisodeFact]:
     at_us = _us(message, "failed_at", delivery)
     yield settled(_identity(message), LedgerState.FAILED, at_us, reason=message.kind or "unknown")

@@ -116,7 +116,15 @@ def filter_from_wire(message: service_pb2.TrajectoryFilter) -> TrajectoryFilter:
         max_reward=message.max_reward if message.HasField("max_reward") else None,
         failure_kind=message.failure_kind,
         version=message.version if message.HasField("version") else None,
+        recorded_sessions=message.recorded_sessions,
+        session_group=message.session_group,
+        graded_since_us=_us(message.graded_since) if message.HasField("graded_since") else None,
+        graded_before_us=_us(message.graded_before) if message.HasField("graded_before") else None,
     )
+
+
+def _us(stamp: Timestamp) -> int:
+    return stamp.ToMicroseconds()
 
 
 def _check_rewards(message: service_pb2.TrajectoryFilter) -> None:

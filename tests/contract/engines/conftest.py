@@ -72,7 +72,9 @@ class EngineUnderTest:
 
     async def post(self, path: str, body: Any) -> tuple[int, Any]:
         """Status and parsed body, whatever the status."""
-        async with aiohttp.ClientSession() as session, session.post(self.url + path, json=body) as reply:
+        key = {"Authorization": f"Bearer {self.host.admin_key}"}
+        asked = aiohttp.ClientSession(headers=key)
+        async with asked as session, session.post(self.url + path, json=body) as reply:
             return reply.status, await reply.json(content_type=None)
 
     async def get(self, path: str) -> Any:

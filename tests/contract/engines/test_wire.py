@@ -174,6 +174,10 @@ async def test_generate_wants_ids_and_sampling_params(engine: EngineUnderTest) -
 
 
 async def test_requests_are_counted(engine: EngineUnderTest) -> None:
+    async def is_idle() -> bool:
+        return await engine.metric("vllm:num_requests_running") == 0
+
+    await until(is_idle, "the end of what the tests before left")
     before = await engine.metric("vllm:generation_tokens_total")
     await engine.post("/v1/completions", {"model": MODEL, "prompt": PROMPT, "max_tokens": 7})
 

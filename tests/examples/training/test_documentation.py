@@ -21,6 +21,7 @@ PLANNERS_REASONS = {
     "no_tokens",
     "version",
     "already_trained",
+    "beyond_bounds",
     "run_over",
 }
 

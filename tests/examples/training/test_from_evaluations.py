@@ -36,7 +36,7 @@ async def executed(stack: Stack, *arguments: str) -> str:
     child = await asyncio.create_subprocess_exec(
         sys.executable,
         *arguments,
-        env={**os.environ, **peers},
+        env={**os.environ, **peers, "UPCYCLE_OPERATOR_KEY": addresses(stack).platform_key() or ""},
         cwd=REPOSITORY,
         stdout=asyncio.subprocess.PIPE,
         stderr=asyncio.subprocess.PIPE,

@@ -17,6 +17,7 @@ from service_kit.ports import free_ports
 from upcycle.errors import Unavailable
 
 
+@pytest.mark.study
 async def test_a_full_disk_and_an_absent_server_are_different_errors(tmp_path: Path) -> None:
     """Volumes of 1 MB, and few of them: to its clients the same as a disk without space."""
     with S3Server(tmp_path, extra_args=("-volume.max=2", "-master.volumeSizeLimitMB=1")) as server:

@@ -19,6 +19,7 @@ IDENTITY = EpisodeIdentity(
     family="storage",
     tenant="acme",
     guided_after="run-1-g00001-e000-a0",
+    taskset="disks@2",
 )
 
 

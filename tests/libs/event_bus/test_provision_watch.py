@@ -19,6 +19,7 @@ from event_bus.provision_watch import build_app
 from event_bus.settings import ProvisionSettings
 from event_bus.topology import CHECKPOINT_REGISTRY, TASKS
 from grpc_edge import GrpcServer
+from grpc_edge.access import OPEN
 from service_kit.groups import PeerSettings
 from service_kit.service import Service
 from upcycle.api.registry.v1.registry_pb2 import Model
@@ -83,7 +84,7 @@ class Watched:
 async def watched(nats_server: NatsFactory, caplog: pytest.LogCaptureFixture) -> AsyncIterator[Watched]:
     caplog.set_level("INFO")  # as the process runs: a record that cannot be made ended it
     registry = RegistryOfModels()  # type: ignore[abstract]
-    edge = GrpcServer("127.0.0.1", 0).add(add_RegistryServiceServicer_to_server, registry)
+    edge = GrpcServer("127.0.0.1", 0, OPEN).add(add_RegistryServiceServicer_to_server, registry)
     await edge.start()
     made = Watched(nats_server(), registry, edge)
     yield made

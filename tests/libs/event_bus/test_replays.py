@@ -21,7 +21,7 @@ from tests.libs.event_bus.support import (
 from tests.local_servers import NatsServer
 from tests.support.waiting import until
 
-from event_bus import BusSettings, CursorBeyondStream, Delivery, EventBus, UnknownEvent, replays
+from event_bus import BusSettings, CursorBeyondStream, Delivery, EventBus, UnknownEvent, readers, replays
 from event_bus.incoming import Decoder
 from event_bus.provision import provision
 from event_bus.topology import EVENTS
@@ -309,10 +309,10 @@ async def test_a_replay_notices_a_stream_that_was_made_anew_after_it_looked(
     server: NatsServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its consumer, made to begin at 3, would pass over the facts 1 and 2 of the new stream."""
-    create = replays._create
+    create = readers.opened
 
     async def after_the_stream(*arguments: Any) -> Any:
-        monkeypatch.setattr(replays, "_create", create)
+        monkeypatch.setattr(readers, "opened", create)
         await eyes.jetstream.delete_stream(EVENTS)
         await provision(server.url, topology=topology())
         await publish(bus, "c", "d")
@@ -320,7 +320,7 @@ async def test_a_replay_notices_a_stream_that_was_made_anew_after_it_looked(
 
     async with running(server) as bus, eyes_on(server) as eyes:
         await publish(bus, "a", "b")
-        monkeypatch.setattr(replays, "_create", after_the_stream)
+        monkeypatch.setattr(readers, "opened", after_the_stream)
         with pytest.raises(CursorBeyondStream, match="was made anew"):
             await take(bus, 1, after=2)
 

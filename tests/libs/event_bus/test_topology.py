@@ -61,6 +61,7 @@ def test_every_decision_is_copied_to_the_subject_of_its_fact() -> None:
     assert events.copied == {
         "up.*.decision.outcome.*.*.graded": "up.$1.evt.trajectory.graded.$2",
         "up.*.decision.outcome.*.*.failed": "up.$1.evt.episode.failed.$2",
+        "up.*.decision.outcome.*.*.expired": "up.$1.evt.recorded_session.expired.$2",
         "up.*.decision.settled.*.*.*": "up.$1.evt.group.settled.$2",
         "up.*.decision.step.*.*.trainer": "up.$1.evt.step.completed.$2",
     }

@@ -10,6 +10,7 @@ import pytest
 from opentelemetry import trace
 
 from grpc_edge import GrpcServer
+from grpc_edge.access import OPEN
 from service_kit.deadlines import deadline
 from service_kit.errors import StoreFull
 from upcycle.api.taskset.v1 import service_pb2 as pb
@@ -19,7 +20,7 @@ from upcycle.errors import Unavailable
 from upcycle.rpc import connect, remote_errors
 
 SERVICE = "upcycle.api.taskset.v1.TasksetService"
-KEY = "a-valid-key"
+KEY = "a-valid-key-of-24-chars"
 
 
 class UnknownRun(LookupError): ...
@@ -99,7 +100,7 @@ async def tasksets() -> Tasksets:
 
 @pytest.fixture
 async def server(tasksets: Tasksets) -> AsyncIterator[GrpcServer]:
-    made = GrpcServer("127.0.0.1", 0, default_deadline_s=0.2, grace_s=30.0)
+    made = GrpcServer("127.0.0.1", 0, OPEN, default_deadline_s=0.2, grace_s=30.0)
     made.add(rpc.add_TasksetServiceServicer_to_server, tasksets, STATUS_OF)
     await made.start()
     yield made

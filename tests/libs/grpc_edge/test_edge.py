@@ -12,12 +12,15 @@ from opentelemetry import trace
 from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
+from pydantic import SecretStr
 from tests.libs.grpc_edge.conftest import KEY, SERVICE, Tasksets, get
 from tests.support.waiting import until
 
 from grpc_edge import GrpcServer, Peer
+from grpc_edge.access import OPEN, Access
 from grpc_edge.guard import unknown_field
 from grpc_edge.server import CannotListen
+from service_kit.groups import AccessSettings
 from service_kit.unrecorded import Unrecorded
 from upcycle.api.taskset.v1 import service_pb2 as pb
 from upcycle.api.taskset.v1 import service_pb2_grpc as rpc
@@ -159,7 +162,11 @@ async def test_large_messages_pass_and_larger_ones_are_refused(stub: "rpc.Taskse
 async def test_an_api_key_opens_the_services_and_nothing_else_does(
     tasksets: Tasksets, key: str | None, allowed: bool
 ) -> None:
-    server = GrpcServer("127.0.0.1", 0, api_keys=["older-key", KEY])
+    server = GrpcServer(
+        "127.0.0.1",
+        0,
+        Access.of(AccessSettings(open=False, operator_key=SecretStr(f"older-key-{KEY},{KEY}"))),
+    )
     server.add(rpc.add_TasksetServiceServicer_to_server, tasksets)
     await server.start()
     async with connect(server.address, api_key=key) as channel:
@@ -292,7 +299,7 @@ async def test_between_services_only_an_answer_about_the_request_is_an_answer(
 
 
 async def test_a_taken_port_is_said_with_a_way_out(server: GrpcServer) -> None:
-    second = GrpcServer("127.0.0.1", server.port)
+    second = GrpcServer("127.0.0.1", server.port, OPEN)
 
     with pytest.raises(CannotListen, match=r"cannot listen on 127.0.0.1:\d+.*choose another grpc_port"):
         await second.start()

@@ -9,6 +9,7 @@ from tests.libs.grpc_edge.conftest import Tasksets, get
 from tests.support.waiting import until
 
 from grpc_edge import GrpcServer
+from grpc_edge.access import OPEN
 from grpc_edge.limits import server_options
 from service_kit.deadlines import deadline
 from upcycle.api.taskset.v1 import service_pb2 as pb
@@ -77,7 +78,7 @@ async def test_retries_end_with_the_deadline(tasksets: Tasksets) -> None:
 
 
 async def _serve(tasksets: Tasksets, port: int) -> GrpcServer:
-    server = GrpcServer("127.0.0.1", port).add(rpc.add_TasksetServiceServicer_to_server, tasksets)
+    server = GrpcServer("127.0.0.1", port, OPEN).add(rpc.add_TasksetServiceServicer_to_server, tasksets)
     await server.start()
     return server
 

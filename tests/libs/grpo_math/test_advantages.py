@@ -139,3 +139,25 @@ def test_refusals_name_the_value_and_the_way_out() -> None:
         adv.dr_grpo(rewards([math.inf, 1]))
     with pytest.raises(GrpoMathError, match=r"\[P, G\]"):
         adv.dr_grpo(torch.ones(3))
+
+
+def test_a_group_of_one_is_compared_with_the_mean_of_the_other_groups() -> None:
+    """Means 1, 0, 1/2, 3/4. Of the others: (0 + 1/2 + 3/4)/3, (1 + 1/2 + 3/4)/3, (1 + 0 + 3/4)/3."""
+    some = rewards([1.0, NAN, NAN, NAN], [0.0, NAN, NAN, NAN], [0.5, NAN, NAN, NAN], [1.0, 0.0, 1.0, 1.0])
+    found = adv.with_batch_baseline(some, adv.dr_grpo(some))
+    assert found[:3, 0].tolist() == pytest.approx([1 - 5 / 12, -3 / 4, 1 / 2 - 7 / 12])
+    assert found[:3, 1:].abs().sum() == 0
+    assert torch.equal(found[3], adv.dr_grpo(some)[3]), "a group is compared within itself, as ever"
+
+
+def test_groups_of_one_alone_have_the_leave_one_out_advantages_of_one_group() -> None:
+    alone = rewards([1.0], [0.0], [0.0], [1.0])
+    found = adv.with_batch_baseline(alone, adv.dr_grpo(alone))
+    assert found.flatten().tolist() == pytest.approx([2 / 3, -2 / 3, -2 / 3, 2 / 3])
+    assert found.flatten().tolist() == pytest.approx(adv.rloo(alone.T).flatten().tolist())
+
+
+@pytest.mark.parametrize("rows", [[[0.7]], [[0.7]] * 8, [[0.1], [0.1], [NAN]]])
+def test_groups_of_one_with_equal_rewards_are_exactly_zero(rows: list[list[float]]) -> None:
+    found = rewards(*rows)
+    assert adv.with_batch_baseline(found, adv.dr_grpo(found)).tolist() == [[0.0]] * len(rows)

@@ -16,7 +16,7 @@ _GENERATED = ROOT / "libs/upcycle/api"
 _SPELLED = re.compile(
     r"(run|episode|group|trajectory|step|policy|checkpoint|session|engine|gateway)\.[a-z_]+/"
     r"|traj-|ckpt-|interactive-|up\.[a-z{*]+\."
-    r"|([a-z]+/)?(trajectories|policies|policy|training|interactive|captures|gate)/"
+    r"|([a-z]+/)?(trajectories|policies|policy|training|interactive|gate)/"
 )
 _INSIDE = re.compile(r"^-[ge]$|-[ge]\d{3}|/step-")
 """Also behind the beginning of a text: the position in a group's or an episode's id, the folder of a step."""

@@ -70,5 +70,5 @@ def test_promotions_and_holds_are_remembered() -> None:
 
 def test_a_fact_of_another_run_changes_nothing() -> None:
     state = LoopState()
-    assert apply(state, registry.GatewaySampled()) is None
+    assert apply(state, registry.EngineReady()) is None
     assert state == LoopState()

@@ -11,10 +11,16 @@ from typing import Any
 
 import nats
 import pytest
+from pydantic import SecretStr
 from tests.local_servers import NatsServer
 from tests.support.waiting import until
 
+from event_bus.accounts import accounts_config
+from event_bus.connection import plain_client
+from event_bus.keys import load_or_make, seed_file
+from event_bus.rights import IDENTITIES, OPERATOR
 from local_stack.nats import NatsLogin, NatsServerError, nats_command
+from service_kit.groups import BusSettings
 
 
 async def test_data_and_addresses_survive_kill_9(tmp_path: Path) -> None:
@@ -79,3 +85,24 @@ def test_the_command_starts_nothing(tmp_path: Path) -> None:
     argv = nats_command(tmp_path / "new", port=4222, http_port=8222)
     assert argv[-1] == str(tmp_path / "new" / "nats.conf")
     assert not (tmp_path / "new" / "js").exists()
+
+
+async def test_streams_stay_when_services_get_keys_and_when_they_share_a_user_again(tmp_path: Path) -> None:
+    """A server keeps the streams of each account in a folder of its own."""
+    accounts = accounts_config(load_or_make(tmp_path / "keys", IDENTITIES))
+    login = NatsLogin("upcycle", "p")
+    shared = BusSettings(url="nats://127.0.0.1:1", user="upcycle", password=SecretStr("p"))
+    keyed = BusSettings(url="nats://127.0.0.1:1", nkey=seed_file(tmp_path / "keys", OPERATOR))
+    found = []
+    for settings, access in (
+        (shared, {"login": login}),
+        (keyed, {"accounts": accounts}),
+        (shared, {"login": login}),
+    ):
+        async with NatsServer(tmp_path / "nats", **access) as server:
+            client = await plain_client(settings.model_copy(update={"url": server.url}), "test")
+            jetstream = client.jetstream()
+            await jetstream.add_stream(name="S", subjects=["s"])
+            found.append((await jetstream.publish("s", b"kept")).seq)
+            await client.close()
+    assert found == [1, 2, 3]

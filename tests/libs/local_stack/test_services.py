@@ -6,7 +6,7 @@ import inspect
 import json
 import sys
 from collections.abc import Iterator
-from dataclasses import astuple
+from dataclasses import astuple, replace
 from pathlib import Path
 
 import pytest
@@ -116,7 +116,7 @@ def test_ports_move_up_where_they_are_taken() -> None:
 
     assert picked.nats in range(wanted + 1, wanted + 20)
     assert (
-        len(set(StackPorts.pick(ephemeral=True).peers().values())) == 5
+        len(set(StackPorts.pick(ephemeral=True).peers().values())) == 6
     )  # tasksets and environments share one
 
 
@@ -139,10 +139,47 @@ def test_no_environment_of_a_stack_may_read_its_data(tmp_path: Path) -> None:
 
 
 def test_the_operators_key_is_made_once_for_its_owner_alone(tmp_path: Path) -> None:
-    given = [services(tmp_path)["scenario_runner"].env["SCENARIO_RUNNER_OPERATOR_KEY"] for _ in range(2)]
+    given = [services(tmp_path)["scenario_runner"].env["UPCYCLE_ACCESS_OPERATOR_KEY"] for _ in range(2)]
     file = operator_key_file(tmp_path)
     assert given == [file.read_text().strip()] * 2
     assert len(given[0]) >= 16
     assert file.stat().st_mode & 0o777 == 0o600
     others = [name for name, spec in services(tmp_path).items() if given[0] in spec.env.values()]
-    assert others == ["scenario_runner"]
+    serve_grpc = {
+        "scenario_runner",
+        "trajectory_store",
+        "grpo_trainer",
+        "checkpoint_registry",
+        "reward_grader",
+    }
+    assert set(others) == serve_grpc
+
+
+def test_the_services_send_one_key_and_it_is_not_the_operators(tmp_path: Path) -> None:
+    found = services(tmp_path)
+    ours = [spec for spec in found.values() if not spec.is_foreign]
+    keys = {spec.env["UPCYCLE_ACCESS_SERVICE_KEY"] for spec in ours}
+    assert keys == {(tmp_path / "service.key").read_text().strip()}
+    assert (tmp_path / "service.key").stat().st_mode & 0o777 == 0o600
+    assert keys.isdisjoint({operator_key_file(tmp_path).read_text().strip()})
+    assert not any("UPCYCLE_ACCESS_OPEN" in spec.env for spec in ours)
+
+
+def test_each_service_gets_its_own_key_of_nats_and_no_password(tmp_path: Path) -> None:
+    specs = services(tmp_path)
+    keys = {name: spec.env["UPCYCLE_BUS_NKEY"] for name, spec in specs.items()}
+
+    assert keys["provision_watch"].endswith("bus/provision/bus.nk")
+    assert keys["policy_engine_latest"] == keys["policy_engine_head"]
+    assert len(set(keys.values())) == len(keys) - 1
+    assert not any("UPCYCLE_BUS_PASSWORD" in spec.env for spec in specs.values())
+    assert '"user"' not in (tmp_path / "nats" / "nats.conf").read_text()
+
+
+def test_services_of_the_last_release_share_a_user(tmp_path: Path) -> None:
+    shared = replace(plan(tmp_path), single_bus_user=True)
+    specs = {spec.name: spec for spec in process_specs(shared) if spec.name not in INFRASTRUCTURE}
+
+    assert not any("UPCYCLE_BUS_NKEY" in spec.env for spec in specs.values())
+    logins = {(one.env["UPCYCLE_BUS_USER"], one.env["UPCYCLE_BUS_PASSWORD"]) for one in specs.values()}
+    assert logins == {("upcycle", load_or_make(tmp_path).bus_password)}

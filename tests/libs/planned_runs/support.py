@@ -7,6 +7,7 @@ from typing import Any
 import grpc
 
 from grpc_edge import GrpcServer, Peer
+from grpc_edge.access import OPEN
 from planned_runs import PlannedRuns
 from upcycle.api.taskset.v1 import service_pb2, taskset_pb2
 from upcycle.api.taskset.v1.service_pb2_grpc import (
@@ -50,7 +51,7 @@ def planner_of(model: str, states: dict[str, Any]) -> Planner:
 @asynccontextmanager
 async def asking(planner: Planner) -> AsyncIterator[PlannedRuns]:
     """Over a connection of its own."""
-    server = GrpcServer("127.0.0.1", 0)
+    server = GrpcServer("127.0.0.1", 0, OPEN)
     server.add(add_TasksetServiceServicer_to_server, planner, {})
     await server.start()
     peer = Peer("tasksets", server.address, idempotent=PlannedRuns.IDEMPOTENT)

@@ -153,3 +153,12 @@ def test_each_service_has_a_database_of_its_own(tmp_path: Path) -> None:
 
     assert embedded.url_for("registry") == f"sqlite:///{tmp_path}/registry.sqlite"
     assert server.url_for("registry") == "postgresql+psycopg://u:p@db/registry"
+
+
+def test_a_rule_of_a_group_is_said_once() -> None:
+    """Pydantic finds it broken in the group, and again in the settings that hold the group."""
+    from checkpoint_registry.settings import CheckpointRegistrySettings
+
+    with pytest.raises(SettingsError) as refused:
+        load_settings(CheckpointRegistrySettings, environ={})
+    assert [problem[:30] for problem in refused.value.problems] == ["set UPCYCLE_ACCESS_SERVICE_KEY"]

@@ -7,6 +7,7 @@ from typing import Final
 import pytest
 
 from grpc_edge import GrpcServer
+from grpc_edge.access import OPEN
 from upcycle.cli.main import run
 from upcycle.deploying import DeployRefused, PackedEnvironment, as_deployed, deploy, looks_secret, package
 from upcycle.environment import load_environment
@@ -176,11 +177,18 @@ def test_an_operators_key_that_others_can_read_is_not_used(
     key.chmod(0o644)
     found = Addresses({}, "here", operator_key_file=key)
     with pytest.raises(SettingsRefused, match=r"operator\.key may hold keys.*chmod 600"):
-        found.operator_key()
+        found.platform_key()
     key.chmod(0o600)
-    assert found.operator_key() == "a-key"
     monkeypatch.setenv("UPCYCLE_OPERATOR_KEY", "another")
-    assert found.operator_key() == "another"
+    assert found.platform_key() == "a-key"  # the stack's own, where its folder is known
+    key.unlink()
+    assert found.platform_key() == "another"
+    monkeypatch.setenv("UPCYCLE_USER_KEY", "a-users")
+    assert found.platform_key() == "another"
+    monkeypatch.delenv("UPCYCLE_OPERATOR_KEY")
+    assert found.platform_key() == "a-users"
+    monkeypatch.delenv("UPCYCLE_USER_KEY")
+    assert found.platform_key() is None
 
 
 def test_tasks_of_a_deployed_environment_are_the_same_tasks() -> None:
@@ -198,11 +206,11 @@ def test_tasks_of_a_deployed_environment_are_the_same_tasks() -> None:
 
 
 async def test_a_platform_of_an_earlier_version_is_named(folder: Path) -> None:
-    server = GrpcServer("127.0.0.1", 0)  # answers UNIMPLEMENTED, as one that lacks the method
+    server = GrpcServer("127.0.0.1", 0, OPEN)  # answers UNIMPLEMENTED, as one that lacks the method
     await server.start()
     try:
         async with Platform(Addresses(dict.fromkeys(PEERS, server.address), "here")) as platform:
             with pytest.raises(DeployRefused, match=r"of a version that takes no environments"):
-                await deploy(platform, packed(folder), "a-key")
+                await deploy(platform, packed(folder))
     finally:
         await server.stop()

@@ -17,6 +17,7 @@ from upcycle.harness import (
 from upcycle.harness.chat import ChatDriver, ChatReply, Messages, TokenBudgets
 from upcycle.harness.context import compressed
 from upcycle.harness.parsing import read_message
+from upcycle.harness.turns import clip_text, is_same_text, was_refused
 
 BUDGETS = TokenBudgets()
 PROMPT = [{"role": "user", "content": "go"}]
@@ -179,3 +180,28 @@ def test_only_results_before_the_last_turn_are_left_out_and_only_once() -> None:
     assert messages[2]["content"] == "x" * 100
     assert compressed(shorter) is None
     assert compressed(PROMPT) is None
+
+
+@pytest.mark.parametrize(
+    ("read", "whole", "is_same"),
+    [
+        ("3 left", "3 left", True),
+        (clip_text("a" * 300, 256), "a" * 300, True),
+        (clip_text("a" * 300, 256), "a" * 299, False),
+        (clip_text("a" * 300, 256), "b" + "a" * 299, False),
+        ("3 left\n[2 more characters were cut]", "3 left, 4", False),
+        ("3 left", "3 left, 4 sold", False),
+        ("\n[6 more characters were cut]", "3 left", False),
+        ("", "", True),
+    ],
+)
+def test_a_result_that_its_loop_clipped_is_the_same_text(read: str, whole: str, is_same: bool) -> None:
+    assert is_same_text(read, whole) is is_same
+
+
+async def test_a_call_that_was_refused_is_known_by_what_the_policy_read() -> None:
+    driver = ChatDriver(PROMPT, [], Scripted(CALL * 3, "done"), saw, budgets=BUDGETS)
+    await play_turns(driver, TurnLimits(4, max_tool_calls_per_turn=2))
+    read = [outcome.content for outcome in driver.turns[0].outcomes]
+    assert [was_refused(position, text) for position, text in enumerate(read)] == [False, False, True]
+    assert not was_refused(1, read[2])

@@ -54,14 +54,21 @@ async def test_a_server_at_a_url_that_dies_in_a_call_is_lost_too(odd_url: str) -
     assert "tool die: die: MCP server 'odd' is gone" in blame.detail
 
 
-async def test_of_two_servers_the_one_that_went_is_named_where_they_are_closed(
-    odd_url: str, caplog: pytest.LogCaptureFixture
+@pytest.mark.parametrize("goes_first", [True, False])
+async def test_of_two_servers_only_the_tools_of_the_one_that_went_fail(
+    odd_url: str, caplog: pytest.LogCaptureFixture, *, goes_first: bool
 ) -> None:
-    attached = await McpTools.connect({"raw": RAW, "odd": {"url": odd_url}}, taken=frozenset())
-    with pytest.raises(ToolFailed, match="'odd' is gone"):
-        await attached.tools["odd__die"].call({})
+    servers: dict[str, dict[str, Any]] = {"raw": RAW, "odd": {"url": odd_url}}
+    config = dict(reversed(servers.items())) if goes_first else servers
+    attached = await McpTools.connect(config, taken=frozenset())
+    raw, odd = ("raw__", "") if goes_first else ("", "odd__")
+    gone = attached.tools[f"{odd}die"]
+    for _ in range(2):
+        with pytest.raises(ToolFailed, match=f"{odd}die: MCP server 'odd' is gone"):
+            await gone.call({})
+    assert (await attached.tools[f"{raw}forecast"].call({"city": "Kiel"})).text == "rain"
     await attached.close()
-    (said,) = [one for one in caplog.records if one.message == "mcp_not_closed"]
+    (said,) = [one for one in caplog.records if one.message == "mcp_server_gone"]
     assert said.__dict__["server"] == "odd"
 
 

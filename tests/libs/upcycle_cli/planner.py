@@ -8,6 +8,7 @@ from typing import Any
 import grpc
 
 from grpc_edge import GrpcServer
+from grpc_edge.access import OPEN
 from upcycle.api.common.v1 import common_pb2 as common
 from upcycle.api.taskset.v1 import service_pb2 as pb
 from upcycle.api.taskset.v1 import taskset_pb2 as ts
@@ -94,7 +95,7 @@ class Planner(TasksetServiceServicer):
 @asynccontextmanager
 async def serving(planner: Planner) -> AsyncIterator[Addresses]:
     """Addresses of a platform of which the planner alone answers."""
-    server = GrpcServer("127.0.0.1", 0, grace_s=0.1).add(add_TasksetServiceServicer_to_server, planner)
+    server = GrpcServer("127.0.0.1", 0, OPEN, grace_s=0.1).add(add_TasksetServiceServicer_to_server, planner)
     await server.start()
     peers = {**dict.fromkeys(PEERS, NOWHERE), "tasksets": server.address}
     try:

@@ -178,3 +178,31 @@ def test_the_doctor_asks_no_bus_where_none_is_configured(
     for command in ("list", "show 1", "accept 1"):
         assert run(["bus", "dead", *command.split()]) == Exit.UNREACHABLE
         assert "no bus is named, and no running platform was found" in capsys.readouterr().err
+
+
+def test_keys_are_made_renewed_by_name_and_the_old_login_is_kept_when_asked(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = tmp_path / "keys"
+    assert run(["bus", "keys", str(folder), "--json"]) == Exit.OK
+    (made,) = lines(capsys)
+    assert (made["kind"], len(made["keys"])) == ("bus_keys", 10)
+    before = {name: Path(path).read_text() for name, path in made["keys"].items()}
+
+    assert run(["bus", "keys", str(folder), "--renew", "reward_grader", "--json"]) == Exit.OK
+    (made,) = lines(capsys)
+    after = {name: Path(path).read_text() for name, path in made["keys"].items()}
+    assert {name for name in after if after[name] != before[name]} == {"reward_grader"}
+
+    monkeypatch.delenv("UPCYCLE_BUS_USER", raising=False)
+    assert run(["bus", "keys", str(folder), "--keep-user"]) != Exit.OK
+    monkeypatch.setenv("UPCYCLE_BUS_USER", "upcycle")
+    monkeypatch.setenv("UPCYCLE_BUS_PASSWORD", "old")
+    assert run(["bus", "keys", str(folder), "--keep-user", "--json"]) == Exit.OK
+    assert '"password": "old"' in Path(lines(capsys)[-1]["accounts"]).read_text()
+
+
+def test_a_key_of_no_service_is_not_renewed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["bus", "keys", str(tmp_path), "--renew", "grader"]) != Exit.OK
+    assert "no key is called 'grader'" in capsys.readouterr().err
+    assert list(tmp_path.iterdir()) == []

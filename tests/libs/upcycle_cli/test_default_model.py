@@ -10,6 +10,7 @@ from tests.libs.upcycle_cli.planner import NOWHERE
 from tests.support.model_servers import KEY, MODEL, Said, serving
 
 from grpc_edge import GrpcServer
+from grpc_edge.access import OPEN
 from upcycle.api.registry.v1.registry_pb2 import Model
 from upcycle.api.registry.v1.service_pb2 import ListModelsResponse
 from upcycle.api.registry.v1.service_pb2_grpc import (
@@ -40,7 +41,9 @@ async def registered(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIt
     """Says which models a platform has that is found from this folder."""
     monkeypatch.chdir(tmp_path)
     registry = Registry()  # type: ignore[abstract]
-    server = GrpcServer("127.0.0.1", 0, grace_s=0.1).add(add_RegistryServiceServicer_to_server, registry)
+    server = GrpcServer("127.0.0.1", 0, OPEN, grace_s=0.1).add(
+        add_RegistryServiceServicer_to_server, registry
+    )
     await server.start()
 
     def have(*names: str) -> None:
@@ -93,21 +96,28 @@ async def test_without_a_platform_the_way_out_is_named(
     ("answer", "said"),
     [
         (Said(200, {"data": [{"id": MODEL}]}), ""),
-        (Said(200, {"data": [{"id": "a"}, {"id": "b"}]}), r"serves a, b; name one: http://.*#a"),
-        (Said(404, "what?"), r"answered 404 and names no model; name one: http://.*#model"),
+        (Said(200, {"data": [{"id": "a"}, {"id": "b"}]}), r"serves a, b; name one: {name}#a"),
+        (
+            Said(200, {"data": [{"id": str(number)} for number in range(7)]}),
+            r"serves 0, 1, 2, 3, 4 and 2 more; name one: {name}#0",
+        ),
+        (Said(200, {"data": []}), r"answered 200 and names no model; name one: {name}#model"),
+        (Said(404, "what?"), r"answered 404 and names no model; name one: {name}#model"),
         (Said(401, "no"), "answered 401: the key is not accepted"),
     ],
 )
+@pytest.mark.parametrize("kind", ["", "openai:"])
 def test_a_url_alone_is_the_only_model_of_its_server(
-    answer: Said, said: str, monkeypatch: pytest.MonkeyPatch
+    kind: str, answer: Said, said: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("UPCYCLE_AGENT_KEY", KEY)
     with serving(lambda asked: answer) as server:
-        url = f"{server.url}/v1"
-        assert asyncio.run(named_agent(f"{url}#mine")) == f"{url}#mine"
+        name = f"{kind}{server.url}/v1"
+        assert asyncio.run(named_agent(f"{name}#mine")) == f"{name}#mine"
         assert server.asked == []
         if not said:
-            assert asyncio.run(named_agent(url)) == f"{url}#{MODEL}"
+            assert asyncio.run(named_agent(name)) == f"{name}#{MODEL}"
+            assert asyncio.run(named_agent(f"{name}#")) == f"{name}#{MODEL}"
             return
-        with pytest.raises(PlayRefused, match=said):
-            asyncio.run(named_agent(url))
+        with pytest.raises(PlayRefused, match=said.format(name=name)):
+            asyncio.run(named_agent(name))

@@ -150,6 +150,7 @@ def test_a_tool_that_ends_the_process_is_named_with_its_exit_status(shop: Path) 
         (["raises.py", "--script", "right.jsonl"], 2, "raises.py:1: ZeroDivisionError"),
         (["tasks", "--script", "right.jsonl"], 2, "'tasks' is no tasks file"),
         (["tasks.py"], 2, "there is no player"),
+        (["absent.py"], 2, "no such file: absent.py"),
         (["tasks.py", "--script", "right.jsonl", "--agent", "openai:http://x#m"], 2, "both name the player"),
         (["tasks.py", "--script", "right.jsonl", "--max-turns", "0"], 2, "--max-turns is 0"),
         (["tasks.py", "--script", "absent.jsonl"], 2, "no such script: absent.jsonl"),
@@ -163,7 +164,7 @@ def test_a_tool_that_ends_the_process_is_named_with_its_exit_status(shop: Path) 
         (["tasks.py", "--script", "raises.py"], 2, "raises.py:1"),
         (["tasks.py", "--agent", "claude"], 2, "agent 'claude' has no key; set ANTHROPIC_API_KEY"),
         (["tasks.py", "--agent", "openai:localhost#m"], 2, "names no http URL"),
-        (["tasks.py", "--agent", "openai:http://127.0.0.1:9/v1"], 2, "names no model"),
+        (["tasks.py", "--agent", "openai:http://127.0.0.1:9/v1"], 4, "127.0.0.1:9/v1 does not answer"),
         (["tasks.py", "--agent", "openai:http://me:pw@h/v1#m"], 2, "holds a password"),
         (["tasks.py", "--agent", "openai:http://127.0.0.1:9/v1#m"], 4, "127.0.0.1:9/v1 does not answer"),
         (["tasks.py", "--script", "short.jsonl"], 1, "has 1 turn, and the episode wants another"),
@@ -229,9 +230,11 @@ def test_what_was_played_can_be_read_again_and_is_left_alone_where_that_is_asked
     shop: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(shop)
+    assert run(["eval", "tasks.py", "--dry-run"]) == 0  # no model and no platform is needed
     for name in ("right.jsonl", "short.jsonl"):
         run(["play", "tasks.py:tea", "--script", name, "--in-process", "--no-keep"])
     assert not (shop / ".upcycle").exists()
+    assert run(["trajectories", "show", "last"]) == 4
     capsys.readouterr()
     assert run(["play", "tasks.py:tea", "--script", "right.jsonl", "--in-process"]) == 0
     command = capsys.readouterr().out.splitlines()[-1].split()
@@ -243,12 +246,14 @@ def test_what_was_played_can_be_read_again_and_is_left_alone_where_that_is_asked
     assert "reward 1.000 success" in shown
     assert run(["play", "tasks.py:bad", "--script", "right.jsonl", "--in-process", "--json"]) == 1
     record = json.loads(capsys.readouterr().out.splitlines()[-1])
-    assert run(["trajectories", "show", record["kept"]]) == 0
-    assert "no reward: scenario_error" in capsys.readouterr().out
+    for name in (record["kept"], "last"):
+        assert run(["trajectories", "show", name]) == 0
+        assert "no reward: scenario_error" in capsys.readouterr().out
 
 
+@pytest.mark.parametrize("kind", ["", "openai:"])
 def test_an_agent_is_the_only_model_of_its_server_where_none_is_named(
-    shop: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    shop: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], kind: str
 ) -> None:
     monkeypatch.setenv("UPCYCLE_AGENT_KEY", KEY)
     chats, models = openai_shaped(lambda results: Turn("3")), [MODEL]
@@ -259,15 +264,15 @@ def test_an_agent_is_the_only_model_of_its_server_where_none_is_named(
 
     with serving(answer) as server:
         url = f"{server.url}/v1"
-        command = ["play", "tasks.py", "--in-process", "--agent", url]
+        command = ["play", "tasks.py", "--in-process", "--agent", f"{kind}{url}"]
         assert run(command) == 0
         shown = capsys.readouterr().out
         assert "reward 1.000 success" in shown
         assert run(["trajectories", "show", shown.split()[-1]]) == 0
         assert f"{url}#{MODEL}" in capsys.readouterr().out
         for models[:], said in (
-            (["a", "b"], f"{url} serves a, b; name one: {url}#a"),
-            ([], f"{url} answered 200 and names no model; name one: {url}#model"),
+            (["a", "b"], f"{url} serves a, b; name one: {kind}{url}#a"),
+            ([], f"{url} answered 200 and names no model; name one: {kind}{url}#model"),
         ):
             num_turns = len(server.turns)
             assert run(command) == 2

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from grpc_edge import GrpcServer
+from grpc_edge.access import OPEN
 from upcycle.api.common.v1.common_pb2 import EpisodeIdentity
 from upcycle.api.registry.v1 import registry_pb2 as registry
 from upcycle.api.registry.v1 import service_pb2 as registry_service
@@ -81,7 +82,7 @@ class Services(RegistryServiceServicer, TrajectoryServiceServicer):
 async def environment() -> AsyncIterator[dict[str, str]]:
     """In which the command finds the services."""
     services = Services()  # type: ignore[abstract]
-    server = GrpcServer("127.0.0.1", 0, grace_s=0.1)
+    server = GrpcServer("127.0.0.1", 0, OPEN, grace_s=0.1)
     server.add(add_RegistryServiceServicer_to_server, services)
     server.add(add_TrajectoryServiceServicer_to_server, services)
     await server.start()

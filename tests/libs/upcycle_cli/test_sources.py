@@ -1,20 +1,20 @@
 """`train --from`, `eval --trainable` and how groups ended, as a user meets them: the installed command
 against a planner that says what the test wants."""
 
-import asyncio
 import json
-import os
 import sys
 from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
 from tests.libs.upcycle_cli.planner import Planner, evaluation, serving, training
+from tests.support.command_line import run_upcycle, without_settings
 
 from upcycle.api.common.v1 import common_pb2 as common
 from upcycle.api.taskset.v1 import taskset_pb2 as ts
 from upcycle.cli.group_outcomes import counted, groups_text, source_text, step_text
 from upcycle.cli.runs import run_table
+from upcycle.cli.sources import begun_lines
 from upcycle.platform import Addresses
 from upcycle.tasks import EnvironmentRef, Task, Taskset
 
@@ -33,21 +33,9 @@ async def planner() -> AsyncIterator[tuple[Planner, Addresses]]:
 async def upcycle(
     addresses: Addresses | None, *arguments: str, cwd: Path | None = None
 ) -> tuple[int, str, str]:
-    clean = {key: value for key, value in os.environ.items() if not key.startswith("UPCYCLE_")}
     peers = addresses.peers if addresses is not None else {}
     env = {f"UPCYCLE_PEERS_{peer.upper()}": address for peer, address in peers.items()}
-    child = await asyncio.create_subprocess_exec(
-        str(UPCYCLE),
-        *arguments,
-        env={**clean, **env, "COLUMNS": "100"},
-        cwd=cwd,
-        stdout=asyncio.subprocess.PIPE,
-        stderr=asyncio.subprocess.PIPE,
-    )
-    async with asyncio.timeout(100):
-        out, err = await child.communicate()
-    assert child.returncode is not None
-    return child.returncode, out.decode(), err.decode()
+    return await run_upcycle(*arguments, env={**without_settings(), **env, "COLUMNS": "100"}, cwd=cwd)
 
 
 async def test_sources_are_asked_for_and_what_does_not_fit_is_named(
@@ -301,3 +289,14 @@ async def test_a_run_on_what_was_deployed_plays_its_gate_with_it_too(
         status, _, err = await upcycle(where, *arguments, cwd=tmp_path)
         assert (status, refusal in err) == (2, True), err
     assert len(said.submitted) == 1
+
+
+def test_single_sessions_are_counted_where_a_run_begins_and_goes_on() -> None:
+    source = ts.SourceReport(
+        run_id="sessions-k", groups=9, trained=2, waiting=4, left_out={"stale": 3}, single=5
+    )
+    run = ts.Run(sources=[source])
+    assert begun_lines(run) == [
+        "from sessions-k: 6 of 9 groups can train, 5 of them single sessions; left out: 3 stale"
+    ]
+    assert source_text(source) == "from sessions-k 2/9 groups trained (5 single), 3 stale, 4 waiting"

@@ -14,8 +14,10 @@ from typing import Any
 
 import grpc
 import pytest
+from tests.support.command_line import run_upcycle
 
 from grpc_edge import GrpcServer
+from grpc_edge.access import OPEN
 from upcycle.api.common.v1 import common_pb2 as common
 from upcycle.api.registry.v1 import registry_pb2 as registry
 from upcycle.api.registry.v1 import service_pb2 as registry_service
@@ -172,7 +174,7 @@ class Platform(
 @asynccontextmanager
 async def serving(services: Platform) -> AsyncIterator[dict[str, str]]:
     """The environment in which the command finds these services."""
-    server = GrpcServer("127.0.0.1", 0, grace_s=0.1)
+    server = GrpcServer("127.0.0.1", 0, OPEN, grace_s=0.1)
     for add in (
         add_TasksetServiceServicer_to_server,
         add_TrainingServiceServicer_to_server,
@@ -196,17 +198,7 @@ async def platform() -> AsyncIterator[tuple[Platform, dict[str, str]]]:
 
 
 async def upcycle(environment: dict[str, str], *arguments: str) -> tuple[int, str, str]:
-    child = await asyncio.create_subprocess_exec(
-        str(UPCYCLE),
-        *arguments,
-        env=environment,
-        stdout=asyncio.subprocess.PIPE,
-        stderr=asyncio.subprocess.PIPE,
-    )
-    async with asyncio.timeout(100):
-        out, err = await child.communicate()
-    assert child.returncode is not None
-    return child.returncode, out.decode(), err.decode()
+    return await run_upcycle(*arguments, env=environment)
 
 
 async def test_attached_without_a_terminal_events_are_lines(

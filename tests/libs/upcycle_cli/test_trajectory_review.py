@@ -9,6 +9,7 @@ import pytest
 from tests.libs.upcycle_cli.planner import Planner, evaluation, serving, training
 
 from grpc_edge import GrpcServer
+from grpc_edge.access import OPEN
 from upcycle.api.trajectory.v1 import service_pb2 as pb
 from upcycle.api.trajectory.v1.service_pb2_grpc import (
     TrajectoryServiceServicer,
@@ -42,7 +43,7 @@ async def where() -> AsyncIterator[Addresses]:
     pairs.spec.against_version = 0
     tracked.spec.label = "track run-t step 5"
     planner.runs = [pairs, tracked, training("run-t"), evaluation("run-e")]
-    server = GrpcServer("127.0.0.1", 0, grace_s=0.1)
+    server = GrpcServer("127.0.0.1", 0, OPEN, grace_s=0.1)
     server.add(add_TrajectoryServiceServicer_to_server, Store())  # type: ignore[abstract]
     await server.start()
     async with serving(planner) as addresses:

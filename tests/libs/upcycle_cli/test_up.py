@@ -61,10 +61,22 @@ def test_a_folder_that_is_no_model_is_refused_in_one_line(
     )
 
 
+@pytest.mark.parametrize(("offset", "port"), [(70_000, 78_333), (57_203, 65_536), (-5000, -778)])
+def test_an_offset_that_leads_to_ports_that_are_none_is_refused_with_its_limits(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], offset: int, port: int
+) -> None:
+    data = tmp_path / "data"
+    assert run(["up", "--data-dir", str(data), f"--port-offset={offset}"]) == Exit.USAGE
+    assert capsys.readouterr().err == (
+        f"upcycle: --port-offset {offset} leads to port {port}, which is none; give -4221 to 57202\n"
+    )
+    assert not data.exists()
+
+
 def test_a_model_that_was_never_imported_is_refused_instead_of_awaited(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    async def is_unknown(registry: str, model: str, *, timeout_s: float) -> bool:
+    async def is_unknown(registry: str, model: str, *, key: str | None, timeout_s: float) -> bool:
         return False
 
     _with_processes(monkeypatch, engine=_never)

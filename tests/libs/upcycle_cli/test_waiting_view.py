@@ -3,13 +3,16 @@
 from typing import Any
 
 import pytest
-from tests.libs.upcycle_cli.planner import Planner, evaluation, serving
+from tests.libs.upcycle_cli.planner import NOWHERE, Planner, evaluation, serving
 
 from upcycle.api.taskset.v1 import service_pb2 as pb
 from upcycle.api.taskset.v1 import taskset_pb2 as ts
 from upcycle.cli.eval_follower import follow_evaluation
-from upcycle.platform import Platform
+from upcycle.cli.waiting_view import SayingWaits
+from upcycle.errors import Unavailable
+from upcycle.platform import PEERS, Addresses, Platform
 from upcycle.rpc import CallTimedOut
+from upcycle.train import Conversation, TrainingClient
 
 
 class Stuck(Planner):
@@ -42,3 +45,19 @@ async def test_what_a_run_waits_for_is_said_once(
     assert planner.asked > 1
     assert "\x1b" not in said
     assert "shop, 1 episodes wait → start one" in said
+
+
+async def test_a_call_of_a_training_client_says_what_it_waits_for(capsys: pytest.CaptureFixture[str]) -> None:
+    said: list[str | None] = []
+    nowhere = Addresses(dict.fromkeys(PEERS, NOWHERE), "the test")
+    client = TrainingClient("shop", runtime=nowhere, timeout_s=1.0, on_wait=said.append)
+    with pytest.raises(Unavailable):
+        await client.step([Conversation([{"role": "assistant", "content": "1"}])], learning_rate=1e-3)
+    assert said
+    assert all(one is not None and "step of 'shop'" in one for one in said)
+
+    say = SayingWaits()
+    for waits in (None, *said[:1] * 4, None, *said[:1] * 9, None, None):
+        say(waits)
+    shown = capsys.readouterr().err
+    assert (shown.count("waiting: step of 'shop'"), shown.count("it goes on")) == (1, 1)

@@ -10,6 +10,7 @@ import pytest
 from tests.libs.upcycle_cli.planner import Planner, evaluation, serving
 
 from grpc_edge import GrpcServer
+from grpc_edge.access import OPEN
 from upcycle.api.registry.v1 import registry_pb2, service_pb2
 from upcycle.api.registry.v1.service_pb2_grpc import (
     RegistryServiceServicer,
@@ -84,7 +85,7 @@ class _Registry(RegistryServiceServicer):
 async def test_the_doctor_says_which_models_there_are_and_where_one_comes_from(
     models: tuple[str, ...], said: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    server = GrpcServer("127.0.0.1", 0, grace_s=0.1)
+    server = GrpcServer("127.0.0.1", 0, OPEN, grace_s=0.1)
     server.add(add_RegistryServiceServicer_to_server, _Registry(*models))  # type: ignore[abstract]
     await server.start()
     try:
@@ -135,7 +136,7 @@ async def test_a_model_that_is_not_there_leaves_no_taskset_behind(
     (tmp_path / "tasks.py").write_text(TASKS)
     monkeypatch.chdir(tmp_path)
     planner = Planner()  # type: ignore[abstract]
-    registry = GrpcServer("127.0.0.1", 0, grace_s=0.1)
+    registry = GrpcServer("127.0.0.1", 0, OPEN, grace_s=0.1)
     registry.add(add_RegistryServiceServicer_to_server, _Registry("shop"))  # type: ignore[abstract]
     await registry.start()
     async with serving(planner) as where:

@@ -13,6 +13,7 @@ from tests.services.checkpoint_registry.running_registry import PlannerStub, Sta
 
 from blob_store import BlobRef
 from checkpoint_registry.adapters.sql_gate import SqlGateStore
+from checkpoint_registry.adapters.sql_holds import SqlHoldStore
 from checkpoint_registry.adapters.sql_models import SqlLeaseStore, SqlModelStore
 from checkpoint_registry.adapters.sql_pairs import SqlPairStore
 from checkpoint_registry.adapters.sql_versions import SqlVersionStore
@@ -26,6 +27,7 @@ from checkpoint_registry.usecases.rollback import RollbackPolicy, WatchHead
 from checkpoint_registry.usecases.watching import WatchHeads, WatchPolicy
 from event_bus import EventBus
 from grpc_edge import GrpcServer
+from grpc_edge.access import OPEN
 from identities import entities
 from service_kit.groups import BusSettings, PeerSettings, S3Settings, SqlSettings
 from service_kit.ports import free_ports
@@ -84,6 +86,7 @@ class RegistryHarness:
         self.pairs = SqlPairStore(self.database)
         self.watches = SqlWatchStore(self.database)
         self.leases = SqlLeaseStore(self.database)
+        self.holds = SqlHoldStore(self.database)
         self.versions = SqlVersionStore(self.database)
         self.restart()
 
@@ -192,7 +195,7 @@ async def stack_on(
     """A registry on this bus, beside a planner. rates: of success, by version."""
     # The other rpcs answer UNIMPLEMENTED, which the registry never sees.
     planner = PlannerStub(rates)  # type: ignore[abstract]
-    server = GrpcServer("127.0.0.1", 0).add(add_TasksetServiceServicer_to_server, planner)
+    server = GrpcServer("127.0.0.1", 0, OPEN).add(add_TasksetServiceServicer_to_server, planner)
     await server.start()
     bus = EventBus(BusSettings(url=nats_url), client_name="test")
     await bus.start()

@@ -140,7 +140,9 @@ class Shelf:
 
     def pruner(self, store: BlobStore | None = None) -> PruneVersions:
         harness, files = self.harness, VersionFiles(store or self.store)
-        deps = RetentionDeps(harness.models, harness.leases, harness.planner, harness.versions, files)
+        deps = RetentionDeps(
+            harness.models, harness.leases, harness.holds, harness.planner, harness.versions, files
+        )
         return PruneVersions(deps, POLICY, now=harness.clock)
 
     async def prune(self) -> dict[str, list[int]]:

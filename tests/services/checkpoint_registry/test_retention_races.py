@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -16,8 +17,10 @@ from tests.services.checkpoint_registry.test_retention import Shelf, filled_shel
 
 from checkpoint_registry.adapters.tables import published_version
 from checkpoint_registry.adapters.version_files import VersionFiles
+from checkpoint_registry.domain.models import EngineLease
 from checkpoint_registry.usecases.retention import PruneVersions, RetentionDeps
-from identities.objects import policy_manifest
+from identities.objects import PolicyFolder, policy_manifest
+from upcycle.api.registry.v1 import registry_pb2
 
 OLD = 12
 """Neither checkpoint nor new: a sweep wants it gone."""
@@ -42,6 +45,17 @@ async def unpin(harness: RegistryHarness) -> None:
 async def load(harness: RegistryHarness) -> None:
     """An engine says that it holds it."""
     await lease(harness, 20, OLD)
+
+
+async def hold(harness: RegistryHarness) -> None:
+    until = harness.clock.at + timedelta(minutes=10)
+    roomy = registry_pb2.EngineLease(engine_id="roomy", model=MODEL, version=20, max_held=2)
+    await harness.leases.renew(EngineLease("roomy", MODEL, 1, roomy.SerializeToString(), until))
+    await harness.holds.hold(PolicyFolder(MODEL, OLD), "test", now=harness.clock.at, until=until)
+
+
+async def release(harness: RegistryHarness) -> None:
+    await harness.holds.release(PolicyFolder(MODEL, OLD), "test")
 
 
 async def unload(harness: RegistryHarness) -> None:
@@ -94,7 +108,12 @@ async def swept(shelf: Shelf, at: int | None = None, naming: Naming = nothing) -
     harness = shelf.harness
     script = Script(lambda: naming(harness))
     store: Any = Interrupted(shelf.store, script)
-    asked = {"models": harness.models, "leases": harness.leases, "tasksets": harness.planner}
+    asked = {
+        "models": harness.models,
+        "leases": harness.leases,
+        "holds": harness.holds,
+        "tasksets": harness.planner,
+    }
     deps: dict[str, Any] = {
         name: Interrupted(one, script) for name, one in {**asked, "versions": harness.versions}.items()
     }
@@ -133,7 +152,7 @@ async def assert_whole(shelf: Shelf, name: str) -> None:
     assert await shelf.whole(shelf.manifests[OLD], name) == weights(OLD)
 
 
-@pytest.mark.parametrize("naming", [pin, load, make_head])
+@pytest.mark.parametrize("naming", [pin, load, make_head, hold])
 async def test_what_is_named_between_two_sweeps_stays(
     harness: RegistryHarness, tmp_path: Path, naming: Naming
 ) -> None:
@@ -146,7 +165,12 @@ async def test_what_is_named_between_two_sweeps_stays(
 
 
 @pytest.mark.parametrize(
-    ("naming", "undo", "question"), [(pin, unpin, "pinned_versions"), (load, unload, "held_versions")]
+    ("naming", "undo", "question"),
+    [
+        (pin, unpin, "pinned_versions"),
+        (load, unload, "held_versions"),
+        (hold, release, "mark_removed"),  # the row of the version decides, so up to the last moment
+    ],
 )
 async def test_what_is_named_at_any_moment_until_it_is_asked_for_stays(
     harness: RegistryHarness, tmp_path: Path, naming: Naming, undo: Naming, question: str

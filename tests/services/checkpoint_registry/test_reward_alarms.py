@@ -9,6 +9,7 @@ import pytest
 
 from checkpoint_registry.adapters.reward_alarms import IDEMPOTENT, GrpcRewardAlarms
 from grpc_edge import GrpcServer, Peer
+from grpc_edge.access import OPEN
 from reward_monitors import MonitorKind
 from upcycle.api.trajectory.v1 import service_pb2 as pb
 from upcycle.api.trajectory.v1.service_pb2_grpc import (
@@ -43,7 +44,7 @@ def store_of(kind: str) -> Store:
 
 @asynccontextmanager
 async def asking(store: Store) -> AsyncIterator[GrpcRewardAlarms]:
-    server = GrpcServer("127.0.0.1", 0)
+    server = GrpcServer("127.0.0.1", 0, OPEN)
     server.add(add_TrajectoryServiceServicer_to_server, store, {})
     await server.start()
     peer = Peer("trajectories", server.address, idempotent=IDEMPOTENT)

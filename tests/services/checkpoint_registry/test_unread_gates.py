@@ -18,7 +18,7 @@ def manage(harness: RegistryHarness) -> ManageModels:
 
 
 def to_version(version: int) -> HeadOrder:
-    return HeadOrder(MODEL, checkpoint_id(MODEL, version), "interactive training", "a step")
+    return HeadOrder(MODEL, checkpoint_id(MODEL, version), "interactive training", "a step", "service")
 
 
 async def test_a_step_waits_until_it_is_known_whether_a_run_asked_for_a_gate(

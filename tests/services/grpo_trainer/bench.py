@@ -217,7 +217,7 @@ def submission(**config: Any) -> taskset_events.RunSubmitted:
     runs ahead throws away what is older, unless it says otherwise: few steps then show it."""
     run_id, group_size = config.pop("run_id", RUN), config.pop("group_size", 4)
     gate, model = config.pop("gate", ""), config.pop("model", MODEL)
-    split = config.pop("split", common.SPLIT_TRAIN)
+    split, sessions = config.pop("split", common.SPLIT_TRAIN), config.pop("sessions", "")
     defaults: dict[str, Any] = {
         "steps": 3,
         "prompts_per_step": 2,
@@ -233,6 +233,7 @@ def submission(**config: Any) -> taskset_events.RunSubmitted:
         group_size=group_size,
         training=taskset.TrainingConfig(**{**defaults, **config}),
         gate=taskset.GateConfig(taskset=gate) if gate else None,
+        sessions=sessions,
     )
     return taskset_events.RunSubmitted(run_id=run_id, spec=spec, split=split)
 

@@ -25,6 +25,7 @@ from blob_store import S3BlobStore
 from event_bus import BusSettings, EventBus
 from event_bus.provision import provision
 from grpc_edge import GrpcServer
+from grpc_edge.access import OPEN
 from policy_files import fetch, load
 from service_kit.groups import S3Settings
 from service_kit.ports import free_ports
@@ -142,7 +143,7 @@ async def _answers(client: aiohttp.ClientSession, url: str) -> bool:
 async def registry_at(world: World) -> AsyncIterator[GrpcServer]:
     head = world.heads[MODEL].manifest
     manifest = common.BlobRef(key=head.key, sha256=head.sha256, size_bytes=head.size_bytes)
-    server = GrpcServer("127.0.0.1", 0, grace_s=0.1)
+    server = GrpcServer("127.0.0.1", 0, OPEN, grace_s=0.1)
     server.add(add_RegistryServiceServicer_to_server, Registry(manifest))  # type: ignore[abstract]
     await server.start()
     try:

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from tests.services.grpo_trainer.bench import Episodes, World, submission
 
 from grpo_trainer import wire
-from grpo_trainer.domain.errors import UnusableTrajectory
+from grpo_trainer.domain.errors import Untrainable, UnusableTrajectory
 from grpo_trainer.domain.token_rows import EpisodeTokens, episode_tokens, row_counts
 from upcycle.api.trajectory.v1 import trajectory_pb2 as trajectory
 from upcycle.api.trajectory.v1.trajectory_pb2 import TokenVersions, Turn
@@ -115,6 +115,12 @@ async def test_a_guided_trajectory_trains_and_is_known_as_guided(world: World) -
     assert (graded.guided, graded.may_train) == (True, True)
 
 
+async def test_a_trajectory_knows_its_taskset_without_the_revision(world: World) -> None:
+    fact = await Episodes(world).fact(0, 0, 1.0)
+    fact.episode.taskset = "disks@2"
+    assert wire.graded_from_wire(fact, 1, {}).taskset == "disks"
+
+
 def test_versions_span_all_sampled_tokens() -> None:
     spans = [TokenVersions(version=4, num_tokens=1), TokenVersions(version=5, num_tokens=2)]
     mixed = tokens(turn(1, 3, versions=spans), turn(1, 1, versions=spans[:1]))
@@ -142,7 +148,7 @@ def test_a_temperature_that_has_no_ratio_is_refused(temperature: float) -> None:
 
 
 def test_an_episode_in_which_nothing_was_sampled_is_refused() -> None:
-    with pytest.raises(UnusableTrajectory, match="a policy must have sampled"):
+    with pytest.raises(Untrainable, match="no policy of ours sampled it"):
         tokens(turn(3, 0))
 
 

@@ -4,7 +4,7 @@ from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import grpc
 import openai
@@ -13,11 +13,12 @@ from opentelemetry import trace
 from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
-from tests.services.model_gateway.engine_double import EngineDouble
+from tests.services.model_gateway.engine_double import EngineDouble, engine
 from tests.support.waiting import until
 
 from event_bus import EventBus
 from grpc_edge import GrpcServer
+from grpc_edge.access import OPEN
 from identities.entities import checkpoint_id
 from model_gateway.app import build_app
 from model_gateway.public_http import PublicHttp
@@ -34,6 +35,22 @@ from upcycle.api.registry.v1.service_pb2_grpc import (
 )
 
 KEY = "up_bootstrapkey1_abcdefghijklmnopqrstuvwxyz"
+
+
+class ServingEngine(Protocol):
+    """What a lease says of an engine."""
+
+    @property
+    def url(self) -> str: ...
+
+    @property
+    def model(self) -> str: ...
+
+    @property
+    def version(self) -> int: ...
+
+    @property
+    def held(self) -> frozenset[int]: ...
 
 
 class RegistryStub(RegistryServiceServicer):
@@ -60,6 +77,11 @@ class RegistryStub(RegistryServiceServicer):
         version = registry_pb2.PublishedVersion(version=request.version, digest=digest(request.version))
         return pb.GetVersionResponse(version=version)
 
+    async def HoldPolicy(self, request: pb.HoldPolicyRequest, context: Any) -> pb.HoldPolicyResponse:
+        """As a registry of a version before it."""
+        await context.abort(grpc.StatusCode.UNIMPLEMENTED, "unknown method HoldPolicy")
+        raise AssertionError
+
     async def _answer(self, context: Any) -> None:
         self.asked += 1
         if self.is_away:
@@ -73,7 +95,7 @@ class RegistryStub(RegistryServiceServicer):
             head_revision=version + 1,
         )
 
-    def lease(self, double: EngineDouble, name: str = "engine-1", **changes: Any) -> None:
+    def lease(self, double: ServingEngine, name: str = "engine-1", **changes: Any) -> None:
         """As the engine supervisor would renew it now."""
         self.renewals += 1
         values: dict[str, Any] = {
@@ -111,8 +133,8 @@ class Gateway:
         return f"http://127.0.0.1:{self.port}"
 
     def client(self, key: str = KEY, **settings: Any) -> openai.AsyncOpenAI:
-        values: dict[str, Any] = {"max_retries": 0, "timeout": 60.0, **settings}
-        client = openai.AsyncOpenAI(base_url=f"{self.url}/v1", api_key=key, **values)
+        values: dict[str, Any] = {"base_url": f"{self.url}/v1", "max_retries": 0, "timeout": 60.0}
+        client = openai.AsyncOpenAI(api_key=key, **(values | settings))
         self.clients.append(client)
         return client
 
@@ -175,13 +197,19 @@ def changes() -> dict[str, Any]:
 
 
 @pytest.fixture
+def peers() -> dict[str, Any]:
+    """Further services that the gateway asks, by their names in PeerSettings."""
+    return {}
+
+
+@pytest.fixture
 async def gateway(
-    nats_url: str, s3_settings: S3Settings, tmp_path: Path, changes: dict[str, Any]
+    nats_url: str, s3_settings: S3Settings, tmp_path: Path, changes: dict[str, Any], peers: dict[str, Any]
 ) -> AsyncIterator[Gateway]:
     """A running gateway whose registry knows nothing yet."""
     # The other rpcs answer UNIMPLEMENTED, which the gateway never sees.
     registry = RegistryStub()  # type: ignore[abstract]
-    server = GrpcServer("127.0.0.1", 0).add(add_RegistryServiceServicer_to_server, registry)
+    server = GrpcServer("127.0.0.1", 0, OPEN).add(add_RegistryServiceServicer_to_server, registry)
     await server.start()
     bus = EventBus(BusSettings(url=nats_url), client_name="test")
     await bus.start()
@@ -195,7 +223,7 @@ async def gateway(
         "bus": BusSettings(url=nats_url),
         "s3": s3_settings,
         "sql": SqlSettings(data_dir=tmp_path / "sql"),
-        "peers": PeerSettings(registry=server.address),
+        "peers": PeerSettings(registry=server.address, **peers),
     }
     settings = ModelGatewaySettings(**(values | changes))
     service = build_app(settings)
@@ -210,3 +238,12 @@ async def gateway(
         await service.stop()
         await bus.stop()
         await server.stop()
+
+
+@pytest.fixture
+async def served(gateway: Gateway) -> AsyncIterator[EngineDouble]:
+    """Model `incident` at v3, served by one engine."""
+    async with engine(version=3) as double:
+        gateway.registry.head("incident", 3)
+        gateway.registry.lease(double)
+        yield double

@@ -14,6 +14,7 @@ from typing import Any
 from aiohttp import web
 
 WORDS = ("the", "pool", "is", "exhausted")
+ANSWER_TEXT = " ".join(WORDS)
 
 
 @dataclass
@@ -25,9 +26,12 @@ class EngineDouble:
     reports_versions: bool = True  # as the embedded engine does; vLLM's chat route does not
     token_delay_s: float = 0.0
     fail_status: int = 0  # answer every completion with this
+    fail_held: int = 0  # answer every completion of a held version with this
+    is_alive: bool = False  # says so at /health
     cut_after: int | None = None  # close the connection after so many tokens of a stream
     reload_after: int | None = None  # the version grows by one after so many tokens
     held: frozenset[int] = frozenset()
+    prompt_ids: list[int] = field(default_factory=lambda: [1, 2, 3])
     requests: list[dict[str, Any]] = field(default_factory=list)
     headers: list[dict[str, str]] = field(default_factory=list)
     aborted: int = 0
@@ -44,6 +48,7 @@ class EngineDouble:
         app.router.add_post("/v1/completions", self._complete)
         app.router.add_get("/weight_info", self._weight_info)
         app.router.add_get("/v1/models", self._models)
+        app.router.add_get("/health", self._health)
         self._runner = web.AppRunner(app, handler_cancellation=True, shutdown_timeout=0.1)
         await self._runner.setup()
         await web.TCPSite(self._runner, "127.0.0.1", 0).start()
@@ -63,6 +68,9 @@ class EngineDouble:
     async def _weight_info(self, _: web.Request) -> web.Response:
         return web.json_response({"weight_version": str(self.version)})
 
+    async def _health(self, _: web.Request) -> web.Response:
+        return web.Response(status=200 if self.is_alive else 503)
+
     async def _models(self, _: web.Request) -> web.Response:
         return web.json_response({"data": [{"id": self.model, "max_model_len": 2048}]})
 
@@ -70,9 +78,9 @@ class EngineDouble:
         body = await request.json()
         self.requests.append(body)
         self.headers.append(dict(request.headers))
-        if self.fail_status:
+        if status := self.fail_status or (self.fail_held if "@" in body["model"] else 0):
             error = {"message": "broken", "type": "InternalServerError", "param": None, "code": 500}
-            return web.json_response({"error": error}, status=self.fail_status)
+            return web.json_response({"error": error}, status=status)
         pinned = [f"{self.model}@v{version}" for version in self.held]
         if body["model"] not in [self.model, *pinned]:
             error = {"message": f"The model `{body['model']}` does not exist.", "type": "NotFoundError"}
@@ -99,7 +107,7 @@ class EngineDouble:
             "usage": {"prompt_tokens": 3, "completion_tokens": 4, "total_tokens": 7},
         }
         if body.get("return_token_ids"):
-            reply["prompt_token_ids"] = [1, 2, 3]
+            reply["prompt_token_ids"] = self.prompt_ids
         return web.json_response(reply)
 
     def _choice(self, path: str, body: dict[str, Any], versions: list[int]) -> dict[str, Any]:
@@ -146,7 +154,7 @@ class EngineDouble:
             versions.append(version)
             chunk = {**head, "choices": [self._part(request.path, body, index, versions)]}
             if index == 0 and body.get("return_token_ids"):
-                chunk["prompt_token_ids"] = [1, 2, 3]
+                chunk["prompt_token_ids"] = self.prompt_ids
             await send(response, chunk)
         if (body.get("stream_options") or {}).get("include_usage"):
             usage = {"prompt_tokens": 3, "completion_tokens": 4, "total_tokens": 7}
@@ -159,6 +167,9 @@ class EngineDouble:
         part: dict[str, Any] = {"index": 0, "delta": {"content": WORDS[index]}, "finish_reason": None}
         if path == "/v1/completions":
             part = {"index": 0, "text": WORDS[index], "finish_reason": None}
+        elif body.get("logprobs"):
+            entry = {"token": WORDS[index], "logprob": -0.5, "bytes": None, "top_logprobs": []}
+            part["logprobs"] = {"content": [entry], "refusal": None}
         if body.get("return_token_ids"):
             part["token_ids"] = [11 + index]
         if index == len(WORDS) - 1:

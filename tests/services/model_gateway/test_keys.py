@@ -1,6 +1,5 @@
 """API keys: made, checked, scoped, revoked."""
 
-import asyncio
 import hashlib
 import json
 import os
@@ -17,14 +16,23 @@ import openai
 import pytest
 from tests.services.model_gateway.conftest import KEY, Gateway
 from tests.services.model_gateway.engine_double import EngineDouble, engine
+from tests.support.command_line import NO_PEERS, run_upcycle, without_settings
 
+from grpc_edge import GrpcServer, Peer
+from grpc_edge.access import OPEN
+from grpc_edge.issued_keys import IssuedKeys, sha256_of
+from grpc_edge.key_follower import RemoteKeys
 from model_gateway.adapters.database import BadBootstrapKey, GatewayDatabase
 from model_gateway.adapters.sql_keys import SqlKeyStore
 from model_gateway.cli import run_command
-from model_gateway.domain.errors import KeysUnavailable, NotAuthenticated
-from model_gateway.domain.keys import bearer, check, parse_key
+from model_gateway.domain.calls import read_target
+from model_gateway.domain.errors import KeysUnavailable, NotAllowed, NotAuthenticated
+from model_gateway.domain.keys import bearer_text, check, parse_key
+from model_gateway.usecases.access import KeyAccess
 from sql_store import Database
-from upcycle.platform import PEERS
+from upcycle.api.common.v1.access_pb2 import ROLE_USER
+from upcycle.api.keys.v1 import service_pb2 as pb
+from upcycle.api.keys.v1.service_pb2_grpc import KeyServiceServicer, add_KeyServiceServicer_to_server
 
 TASKS = """
 from upcycle import Environment
@@ -63,7 +71,7 @@ async def served(gateway: Gateway) -> AsyncIterator[EngineDouble]:
 
 async def test_a_key_opens_only_with_its_own_secret(keys: SqlKeyStore) -> None:
     key, text = await keys.create("ci", scopes=["inference"], models=[], now=NOW)
-    presented = bearer(f"Bearer {text}")
+    presented = parse_key(bearer_text(f"Bearer {text}"))
     assert check(presented, await keys.find(presented.key_id)) == key
     wrong = parse_key(text[:-4] + "0000")
     with pytest.raises(NotAuthenticated):
@@ -100,7 +108,7 @@ async def test_known_keys_outlive_an_outage_of_the_database(keys: SqlKeyStore) -
 )
 def test_what_is_no_key_is_not_authenticated(header: str | None) -> None:
     with pytest.raises(NotAuthenticated):
-        bearer(header)
+        parse_key(bearer_text(header))
 
 
 async def test_a_wrong_key_is_401_in_openais_envelope(gateway: Gateway, served: EngineDouble) -> None:
@@ -176,11 +184,17 @@ def test_the_command_makes_lists_and_revokes_a_key_once(
 ) -> None:
     monkeypatch.setenv("UPCYCLE_SQL_DATA_DIR", str(tmp_path))
     assert run_command(["create-key", "--name", "ci", "--models", "incident"]) == 0
-    key_id = parse_key(capsys.readouterr().out.strip()).key_id
+    made = capsys.readouterr()
+    key_id, database = (
+        parse_key(made.out.strip()).key_id,
+        f"sqlite+pysqlite:///{tmp_path}/model_gateway.sqlite",
+    )
+    assert f"key {key_id} of ci is in the database {database}, and valid at the gateway of that" in made.err
     assert run_command(["list-keys"]) == 0
     assert json.loads(capsys.readouterr().out)["models"] == ["incident"]
     assert run_command(["revoke-key", key_id]) == 0
     assert run_command(["revoke-key", key_id]) == 1
+    assert f"in the database {database}" in capsys.readouterr().err
     assert run_command(["create-key", "--name", "x", "--scopes", "root"]) == 2
     assert run_command(["create-key", "--name", "x", "--models", "incident@v1"]) == 2
     assert "slugs without a version" in capsys.readouterr().err
@@ -202,21 +216,62 @@ async def test_a_wrong_key_ends_an_evaluation_through_the_gateway_before_it_begi
     gateway: Gateway, served: EngineDouble, tmp_path: Path
 ) -> None:
     (tmp_path / "tasks.py").write_text(TASKS)
-    clean = {name: value for name, value in os.environ.items() if not name.startswith("UPCYCLE_")}
-    address = gateway.url.removeprefix("http://")
-    peers = {f"UPCYCLE_PEERS_{peer.upper()}": "127.0.0.1:1" for peer in PEERS}
-    env = {**clean, **peers, "UPCYCLE_PEERS_GATEWAY": address, "UPCYCLE_API_KEY": f"{KEY[:-1]}a"}
-    child = await asyncio.create_subprocess_exec(
-        *(str(Path(sys.executable).parent / "upcycle"), "eval", "tasks.py", "incident", "--gateway"),
-        env=env,
-        cwd=tmp_path,
-        stderr=asyncio.subprocess.PIPE,
-    )
-    async with asyncio.timeout(100):
-        _, said = await child.communicate()
-    assert (child.returncode, said.decode()) == (
+    own = {"UPCYCLE_PEERS_GATEWAY": gateway.url.removeprefix("http://"), "UPCYCLE_API_KEY": f"{KEY[:-1]}a"}
+    env = {**without_settings(), **NO_PEERS, **own}
+    status, _, said = await run_upcycle("eval", "tasks.py", "incident", "--gateway", env=env, cwd=tmp_path)
+    assert (status, said) == (
         2,
         f"upcycle: the gateway at {gateway.url}/v1 answered 401; set the key of this platform in "
         "UPCYCLE_API_KEY\n",
     )
     assert ".upcycle" not in os.listdir(tmp_path)
+
+
+class IssuingRegistry(KeyServiceServicer):
+    """A registry that issued these keys, by their text."""
+
+    def __init__(self, valid: dict[str, list[str]]) -> None:
+        self.valid = valid
+
+    async def ListValidKeys(self, request: pb.ListValidKeysRequest, context: Any) -> pb.ListValidKeysResponse:
+        keys = [
+            pb.ValidKey(
+                sha256=sha256_of(text), key_id=text.split("_")[1], name="ada", role=ROLE_USER, scopes=scopes
+            )
+            for text, scopes in self.valid.items()
+        ]
+        return pb.ListValidKeysResponse(digest=repr(self.valid), keys=keys)
+
+
+ISSUED, NARROW, PLATFORM_ONLY = (f"upk_{name}_{'x' * 43}" for name in ("all", "narrow", "platform"))
+
+
+async def test_keys_that_the_registry_issued_are_taken_with_their_scopes() -> None:
+    scopes = {ISSUED: ["inference", "platform"], NARROW: ["inference:other"], PLATFORM_ONLY: ["platform"]}
+    issuing = IssuingRegistry(scopes)  # type: ignore[abstract]
+    server = GrpcServer("127.0.0.1", 0, OPEN).add(add_KeyServiceServicer_to_server, issuing)
+    await server.start()
+    peer = Peer("keys", server.address)
+    issued = IssuedKeys(RemoteKeys(peer))
+    store = SqlKeyStore(Database("sqlite://"))
+    access = KeyAccess(store, issued)
+    try:
+        with pytest.raises(KeysUnavailable, match="not asked yet"):
+            await access.authenticate(None, ISSUED)
+        await issued.refresh()
+        access.allow_inference(await access.authenticate(f"Bearer {ISSUED}"), read_target("incident"))
+        narrow = await access.authenticate(None, NARROW)
+        access.allow_inference(narrow, read_target("other"))
+        with pytest.raises(NotAllowed, match="may not use model 'incident'"):
+            access.allow_inference(narrow, read_target("incident"))
+        with pytest.raises(NotAllowed, match="lacks the scope"):
+            access.allow_inference(await access.authenticate(None, PLATFORM_ONLY), read_target("other"))
+        with pytest.raises(NotAuthenticated):
+            await access.authenticate(f"Bearer {ISSUED}x")
+        del issuing.valid[ISSUED]
+        await issued.refresh()
+        with pytest.raises(NotAuthenticated):
+            await access.authenticate(f"Bearer {ISSUED}")
+    finally:
+        await peer.stop()
+        await server.stop()

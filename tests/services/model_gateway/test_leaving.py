@@ -9,8 +9,9 @@ import orjson
 import pytest
 
 from engine_client import EngineState
-from model_gateway.domain.calls import ApiRoute, CallLimits, CompletionCall, read_call
+from model_gateway.domain.calls import ApiRoute, CallLimits, CompletionCall, ModelTarget, read_call
 from model_gateway.domain.routing import EngineRoute, RoutingView
+from model_gateway.usecases.pick import Picked
 from model_gateway.usecases.relay import EngineRelay, OpenStream, RelayPolicy
 
 ENGINE = EngineRoute("e", "http://127.0.0.1:1", "incident", True, 3, "d", frozenset(), EngineState.READY, "1")
@@ -32,8 +33,8 @@ class EngineStub:
         self.digest_asked = asyncio.Event()
         self.digest_known = asyncio.Event()
 
-    async def pick(self, *_: Any, **__: Any) -> EngineRoute:
-        return ENGINE
+    async def pick(self, target: ModelTarget, **_: Any) -> Picked:
+        return Picked(ENGINE, target)
 
     async def post(self, *_: Any) -> "EngineStub":
         return self
@@ -60,7 +61,7 @@ def relay(engine: EngineStub) -> EngineRelay:
 
 
 def call() -> CompletionCall:
-    body = {"model": "incident", "messages": [], "stream": True}
+    body = {"model": "incident", "messages": [{"role": "user", "content": "?"}], "stream": True}
     return read_call(ApiRoute.CHAT, orjson.dumps(body), body, CallLimits(8, 100))
 
 

@@ -47,6 +47,22 @@ async def test_another_engine_takes_over_before_the_first_byte(gateway: Gateway,
 
 
 @pytest.mark.parametrize("stream", [False, True])
+async def test_a_request_that_a_living_engine_cannot_answer_takes_it_from_no_one(
+    gateway: Gateway, stream: bool
+) -> None:
+    """It was asked again for as long as a request waits, and each time all others avoided the engine."""
+    async with engine(fail_status=500, is_alive=True) as broken:
+        gateway.registry.head("incident", 0)
+        gateway.registry.lease(broken)
+        with pytest.raises(openai.InternalServerError) as failed:
+            await ask(gateway, stream=stream)
+        assert (failed.value.status_code, failed.value.code) == (502, "engine_failed")
+        assert len(broken.requests) == 2
+        broken.fail_status = 0
+        await ask(gateway, stream=stream)
+
+
+@pytest.mark.parametrize("stream", [False, True])
 async def test_an_engine_that_died_is_waited_for(gateway: Gateway, stream: bool) -> None:
     gone = EngineDouble()
     await gone.start()

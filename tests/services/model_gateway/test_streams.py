@@ -1,5 +1,6 @@
 """Server-sent events on their way through, cut at every possible place."""
 
+import time
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -33,7 +34,7 @@ class ReplyDouble:
 
 
 def events(chunks: list[bytes], **body: Any) -> EventStream:
-    request = {"model": "incident", "messages": [], "stream": True, **body}
+    request = {"model": "incident", "messages": [{"role": "user", "content": "?"}], "stream": True, **body}
     call = read_call(ApiRoute.CHAT, orjson.dumps(request), request, CallLimits(8, 100))
     return EventStream(call, ReplyDouble(chunks))
 
@@ -112,6 +113,14 @@ async def test_an_engines_own_error_ends_the_stream() -> None:
 async def test_an_event_that_is_no_json_is_a_loss() -> None:
     with pytest.raises(EngineLost, match="not JSON"):
         await events([b'data: {"usage":\n\n']).first()
+
+
+async def test_a_long_event_in_many_pieces_is_read_in_a_time_that_grows_with_its_length() -> None:
+    began = time.monotonic()
+    text = b'data: {"a": "' + b"x" * (1 << 23) + b'"}\n\n' + b"data: [DONE]\n\n"
+    stream = events([text[at : at + 512] for at in range(0, len(text), 512)])
+    assert await passed(stream) == text
+    assert time.monotonic() - began < 5
 
 
 async def test_an_endless_event_is_a_loss() -> None:

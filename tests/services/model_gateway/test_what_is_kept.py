@@ -26,7 +26,7 @@ async def test_digests_of_old_versions_are_forgotten() -> None:
 
 def test_engines_that_failed_long_ago_are_forgotten() -> None:
     clock = [0.0]
-    pick = PickEngine(cast(Any, None), suspect_s=5.0, monotonic=lambda: clock[0])
+    pick = PickEngine(cast(Any, None), holding=cast(Any, None), suspect_s=5.0, monotonic=lambda: clock[0])
     for number in range(200):
         clock[0] += 1.0
         pick.suspect(engine(f"engine-{number}"))

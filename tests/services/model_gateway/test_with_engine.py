@@ -13,7 +13,7 @@ import openai
 import pytest
 from tests.services.model_gateway.conftest import KEY
 from tests.services.policy_engine.policies import make_policy
-from tests.services.policy_engine.reference import canary_rows
+from tests.services.policy_engine.reference import canary_rows, reference_logprobs
 from tests.support.waiting import until
 
 from blob_store import BlobRef, S3BlobStore
@@ -21,7 +21,9 @@ from checkpoint_registry.app import build_app as build_registry
 from checkpoint_registry.settings import CheckpointRegistrySettings
 from episodes import Channel
 from event_bus import EventBus
-from identities.entities import checkpoint_id
+from grpo_trainer.domain.token_rows import episode_tokens
+from identities import objects
+from identities.entities import checkpoint_id, recorded_episode_id, recorded_run_id
 from model_gateway.app import build_app as build_gateway
 from model_gateway.public_http import PublicHttp
 from model_gateway.settings import ModelGatewaySettings
@@ -30,6 +32,7 @@ from policy_engine.settings import PolicyEngineSettings
 from policy_files import PolicyFacts, manifest_from_bytes, manifest_ref, upload
 from service_kit.groups import BusSettings, PeerSettings, S3Settings, SqlSettings
 from service_kit.ports import free_ports
+from trajectory_body import unpack
 from upcycle.api.common.v1 import common_pb2
 from upcycle.api.registry.v1 import service_pb2 as pb
 from upcycle.api.registry.v1.service_pb2_grpc import RegistryServiceStub
@@ -53,6 +56,7 @@ class Serving:
     bus: EventBus
     folder: Path
     url: str
+    registry_address: str
 
     def client(self) -> openai.AsyncOpenAI:
         return openai.AsyncOpenAI(base_url=f"{self.url}/v1", api_key=KEY, max_retries=0, timeout=60)
@@ -109,7 +113,11 @@ async def serving(nats_url: str, s3_settings: S3Settings, tmp_path: Path) -> Asy
     }
     sql = SqlSettings(data_dir=tmp_path / "sql")
     registry = build_registry(CheckpointRegistrySettings(grpc_port=port, sql=sql, s3=s3_settings, **shared))
-    gateway = build_gateway(ModelGatewaySettings(public_port=0, bootstrap_key=KEY, sql=sql, **shared))
+    gateway = build_gateway(
+        ModelGatewaySettings(
+            public_port=0, bootstrap_key=KEY, sql=sql, s3=s3_settings, session_idle_s=2.0, **shared
+        )
+    )
     supervisor = build_supervisor(
         PolicyEngineSettings(
             model=MODEL,
@@ -130,7 +138,7 @@ async def serving(nats_url: str, s3_settings: S3Settings, tmp_path: Path) -> Asy
         await bus.start()
         public = next(part for part in gateway._components if isinstance(part, PublicHttp))
         url = f"http://127.0.0.1:{public.port}"
-        yield Serving(RegistryServiceStub(channel), store, bus, tmp_path, url)
+        yield Serving(RegistryServiceStub(channel), store, bus, tmp_path, url, f"127.0.0.1:{port}")
     finally:
         await channel.close()
         await bus.stop()
@@ -194,3 +202,35 @@ async def test_promotions_under_load_fail_no_request_and_each_is_served(serving:
 
         # The gateway reads the leases of engines every two seconds.
         await until(is_served, "the engine's lease to name v3", timeout_s=60)
+
+
+@pytest.mark.slow
+async def test_a_recorded_session_holds_what_was_sampled_and_how_likely(serving: Serving) -> None:
+    manifest = await serving.import_base()
+    headers = {"X-Session-ID": "with-engine"}
+    async with serving.client() as client:
+        said: list[Any] = [*ASK]
+        for number in range(3):
+            stream: Any = await client.chat.completions.create(
+                model=MODEL,
+                messages=said,
+                max_tokens=12,
+                temperature=0.8,
+                seed=number,
+                stream=True,
+                extra_headers=headers,
+            )
+            text = "".join([c.choices[0].delta.content or "" async for c in stream if c.choices])
+            said += [{"role": "assistant", "content": text}, {"role": "user", "content": "go on"}]
+    key = objects.trajectory_body(recorded_run_id("bootstrapkey1"), recorded_episode_id("with-engine"))
+    data = await until(lambda: serving.store.read(key), "the session to be stored", timeout_s=30)
+    body = unpack(data)
+    tokens = episode_tokens("t", body.turns, temperature=body.temperature, train_parse_errors=True)
+    assert tokens.num_trained == sum(len(turn.sampled_ids) for turn in body.turns) > 0
+    assert {span.weights_digest for turn in body.turns for span in turn.versions} == {manifest.digest}
+    for row in tokens.rows:
+        expected = reference_logprobs(serving.folder / "v0", row.token_ids, temperature=0.8)
+        trained = [at for at, is_trained in enumerate(row.trained) if is_trained]
+        assert [row.logprobs[at] for at in trained] == pytest.approx(
+            [expected[at - 1] for at in trained], abs=2e-3
+        )

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from blob_store import BlobRef
+from identities.objects import PolicyFolder
 from policy_engine.domain import (
     CanaryRow,
     EngineBroken,
@@ -40,6 +41,8 @@ class EngineDouble:
         self.off = {version: version * 1e-6 for version in range(20)}
         self.loaded = 0
         self.fails: dict[str, Exception] = {}
+        self.busy: set[str] = set()
+        """Pinned policies that still answer requests."""
         self._answers_while_paused = answers_while_paused
 
     def _note(self, order: str) -> None:
@@ -80,6 +83,8 @@ class EngineDouble:
 
     async def unload_adapter(self, name: str) -> None:
         self._note(f"drop {name}")
+        while name in self.busy:
+            await asyncio.sleep(0.01)
 
 
 @dataclass
@@ -148,10 +153,10 @@ class PlatformDouble:
     def refused_target(self, target: EngineTarget) -> None:
         """Nothing: what is wanted is up to the test."""
 
-    async def of_pin(self, version: int) -> EngineTarget:
-        if version in self.removed:
+    async def of_pin(self, wanted: PolicyFolder) -> EngineTarget:
+        if wanted.version in self.removed:
             raise VersionRefused(FailureKind.VERSION_REMOVED, "removed", may_pass_later=False)
-        return self._target(version)
+        return self._target(wanted.version)
 
     def _target(self, version: int) -> EngineTarget:
         return self.published.get(version, target(version))
@@ -178,5 +183,5 @@ class PlatformDouble:
     def count_reload(self, done: Reloaded) -> None:
         return None
 
-    async def renew_lease(self, facts: LeaseFacts, ttl_s: float) -> None:
-        return None
+    async def renew_lease(self, facts: LeaseFacts, ttl_s: float) -> list[PolicyFolder]:
+        return []

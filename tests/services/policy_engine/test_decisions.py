@@ -4,6 +4,7 @@ from tests.services.policy_engine.supervisor_bench import SupervisorBench
 from tests.support.waiting import until
 
 from engine_client import SERVING_STATES, EngineState, EngineUnavailable
+from identities.objects import PolicyFolder
 from policy_engine.domain import FailureKind, VersionRefused
 
 
@@ -108,7 +109,7 @@ async def test_nothing_is_sent_to_an_engine_that_died() -> None:
         await until(lambda: bench.platform.facts.count("ready 0") == 2, "the engine to be ready again")
         lost = bench.while_starting[0]
         assert lost.state not in SERVING_STATES
-        assert (lost.reason, lost.held_versions) == ("the engine to be started again: killed", ())
+        assert (lost.reason, lost.beside.held) == ("the engine to be started again: killed", ())
 
 
 async def test_an_engine_that_can_go_neither_forth_nor_back_is_restarted() -> None:
@@ -159,6 +160,41 @@ async def test_pins_are_held_while_runs_need_them_and_a_little_longer() -> None:
         assert bench.version() == 0
 
 
+async def test_a_policy_that_still_answers_requests_holds_up_no_promotion() -> None:
+    """The supervisor waited for its last request, up to two minutes, and then started the engine anew."""
+    async with SupervisorBench(max_held=1) as bench:
+        await bench.until("ready 0")
+        bench.requests.pin("run-a", 3)
+        await _until_held(bench, (3,))
+        bench.host.engine.busy.add("m@v3")
+        bench.requests.unpin("run-a")
+        bench.requests.pin("run-b", 4)
+        await until(lambda: bench.facts().beside.failures, "the failure")
+        assert "requests with m@v3 have not ended" in bench.facts().beside.failures[PolicyFolder("m", 4)]
+        bench.platform.wanted = [7, 0]
+        bench.supervisor.look_now()
+        await bench.until("reloaded 0->7")
+        assert bench.host.engine.orders.count("drop m@v3") == 1
+        assert "hold m@v4" not in bench.host.engine.orders, "the engine has no room for it"
+        bench.host.engine.busy.clear()
+        await _until_held(bench, (4,))
+        assert bench.host.started == [0]
+
+
+async def test_an_engine_that_does_not_drop_a_policy_in_time_keeps_it_and_is_ordered_again() -> None:
+    async with SupervisorBench(max_held=1) as bench:
+        await bench.until("ready 0")
+        bench.requests.pin("run-a", 3)
+        await _until_held(bench, (3,))
+        bench.host.engine.fails["drop"] = EngineUnavailable("no answer in time")
+        bench.requests.unpin("run-a")
+        bench.requests.pin("run-b", 4)
+        await until(lambda: bench.host.engine.orders.count("drop m@v3") > 1, "another order")
+        bench.host.engine.fails.clear()
+        await _until_held(bench, (4,))
+        assert bench.host.started == [0]
+
+
 async def test_more_pins_than_places_are_served_in_their_order() -> None:
     async with SupervisorBench(max_held=1) as bench:
         await bench.until("ready 0")
@@ -166,7 +202,7 @@ async def test_more_pins_than_places_are_served_in_their_order() -> None:
         bench.requests.pin("run-b", 4)
         await _until_held(bench, (3,))
         await bench.rounds(5)
-        assert bench.facts().held_versions == (3,), "a run in progress keeps its version"
+        assert bench.facts().beside.held == (PolicyFolder("m", 3),), "a run in progress keeps its version"
         bench.requests.unpin("run-a")
         await _until_held(bench, (4,))
 
@@ -179,7 +215,7 @@ async def test_a_pin_that_cannot_be_proven_is_not_held() -> None:
         bench.supervisor.look_now()
         await bench.until("failed 3 canary_mismatch")
         assert bench.host.engine.orders[-2:] == ["hold m@v3", "drop m@v3"]
-        assert bench.facts().held_versions == ()
+        assert bench.facts().beside.held == ()
 
 
 async def test_a_restarted_engine_gets_its_pins_again() -> None:
@@ -206,9 +242,38 @@ async def test_a_pin_on_a_removed_version_is_refused_once_and_the_others_are_ser
         assert bench.version() == 0
 
 
+async def test_holds_are_served_under_their_models_names_and_before_pins() -> None:
+    async with SupervisorBench(max_held=2) as bench:
+        await bench.until("ready 0")
+        twin, other = PolicyFolder("twin", 4), PolicyFolder("other", 5)
+        assert bench.requests.hold_only([twin])
+        assert not bench.requests.hold_only([twin]), "no news"
+        bench.requests.pin("run-a", 3)
+        await until(lambda: bench.facts().beside.held == (PolicyFolder("m", 3), twin), "both to be held")
+        assert {"hold twin@v4", "hold m@v3"} <= set(bench.host.engine.orders)
+        assert (bench.facts().beside.max_held, bench.facts().beside.pinned) == (2, (3,))
+        bench.requests.hold_only([twin, other])
+        await until(lambda: bench.facts().beside.held == (other, twin), "the hold to take the place")
+        bench.requests.hold_only([])
+        await until(lambda: PolicyFolder("m", 3) in bench.facts().beside.held, "the pin to be served")
+
+
+async def test_a_hold_that_cannot_be_served_is_reported_in_the_lease_alone() -> None:
+    async with SupervisorBench() as bench:
+        await bench.until("ready 0")
+        bench.platform.logprobs[4] = (-9.0, -9.0)
+        twin = PolicyFolder("twin", 4)
+        bench.requests.hold_only([twin])
+        await until(lambda: "canary_mismatch" in bench.facts().beside.failures.get(twin, ""), "the failure")
+        assert bench.facts().beside.held == ()
+        assert not [fact for fact in bench.platform.facts if fact.startswith("failed")]
+        bench.requests.hold_only([])
+        await until(lambda: not bench.facts().beside.failures, "the failure to go with its hold")
+
+
 async def _until_held(bench: SupervisorBench, versions: tuple[int, ...]) -> None:
     def held() -> bool:
         facts = bench.supervisor.facts()
-        return facts is not None and facts.held_versions == versions
+        return facts is not None and tuple(one.version for one in facts.beside.held) == versions
 
     await until(held, f"{versions} to be held")

@@ -14,6 +14,7 @@ from tests.support.waiting import until
 
 from blob_store import MemoryBlobStore
 from engine_client import EngineRejected
+from identities.objects import PolicyFolder
 from policy_engine.adapters.policy_store import PolicyDownloads
 from policy_engine.domain import EngineTarget, FailureKind, VersionRefused
 from policy_engine.usecases.supervisor import RefusedVersions, SupervisorTimings
@@ -60,11 +61,15 @@ async def test_pinned_versions_of_ended_runs_leave_the_disk_though_the_channel_n
         await bench.until("ready 0")
         for version in range(1, VERSIONS):
             bench.requests.pin(f"run-{version}", version)
-            await until(lambda now=version: now in bench.facts().held_versions, f"v{version} to be held")  # type: ignore[misc]
+            wanted = PolicyFolder("m", version)
+            await until(lambda now=wanted: now in bench.facts().beside.held, f"v{version} to be held")  # type: ignore[misc]
             bench.requests.unpin(f"run-{version}")
         await bench.rounds(2)
         assert len(disk.kept()) <= 1 + MAX_HELD + QUICK_RETURN
-        held = {bench.platform.published[version].digest for version in (0, *bench.facts().held_versions)}
+        held = {
+            bench.platform.published[version].digest
+            for version in (0, *(one.version for one in bench.facts().beside.held))
+        }
         assert held <= set(disk.kept())
 
 

@@ -9,6 +9,7 @@ import pytest
 from blob_store import BlobRef
 from episodes import Channel
 from identities import objects
+from identities.objects import PolicyFolder
 from policy_engine import wire
 from policy_engine.adapters.versions import ChannelVersions
 from policy_engine.domain import EngineTarget, FailureKind, PinRequests, VersionRefused
@@ -177,11 +178,11 @@ async def test_head_comes_with_the_time_of_its_promotion_and_ignores_what_is_pub
 async def test_a_pin_on_a_removed_version_is_refused_for_good() -> None:
     versions = of_channel(Channel.LATEST, RegistryDouble(latest=7, removed={3}))
     with pytest.raises(VersionRefused) as caught:
-        await versions.of_pin(3)
+        await versions.of_pin(PolicyFolder("m", 3))
     assert (caught.value.kind, caught.value.may_pass_later) == (FailureKind.VERSION_REMOVED, False)
-    assert (await versions.of_pin(4)).digest == "d4"
+    assert (await versions.of_pin(PolicyFolder("m", 4))).digest == "d4"
     with pytest.raises(Unavailable, match="v8 to be published"):
-        await versions.of_pin(8)
+        await versions.of_pin(PolicyFolder("m", 8))
 
 
 async def test_a_candidate_engine_passes_over_pins_on_removed_versions() -> None:

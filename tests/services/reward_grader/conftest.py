@@ -128,6 +128,7 @@ async def bed(nats_server: NatsFactory, s3_settings: S3Settings) -> AsyncIterato
         server = nats_server()
         await provision(server.url)
         settings = RewardGraderSettings(
+            grpc_port=0,
             http_port=0,
             slots=8,
             drain_s=5,

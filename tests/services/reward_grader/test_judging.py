@@ -20,6 +20,7 @@ from tests.support.model_servers import KEY, Asked, ModelServerDouble, Said, ser
 from tests.support.waiting import until
 
 from grpc_edge import GrpcServer
+from grpc_edge.access import OPEN
 from scenario_runner.adapters.stored_transcripts import ScenarioTranscripts
 from scenario_runner.domain.environments import EpisodeToPlay, PythonEnvironment
 from scenario_runner.servicer.environments import EnvironmentServicer
@@ -65,7 +66,7 @@ async def play(bed: Testbed) -> AsyncIterator[Play]:
             now=lambda: datetime.now(UTC),
             new_id=lambda prefix: f"{prefix}-{next(numbers)}",
         )
-        server = GrpcServer("127.0.0.1", 0)
+        server = GrpcServer("127.0.0.1", 0, OPEN)
         servicer = EnvironmentServicer(leases, address=lambda: server.address)
         server.add(add_EnvironmentServiceServicer_to_server, servicer, ENVIRONMENT_STATUSES)
         await server.start()

@@ -13,6 +13,7 @@ from tests.services.rollout_sampler.doubles import never, tool_call
 from tests.services.scenario_runner.fleets import ENVIRONMENTS, Fleet, running_fleet
 
 from grpc_edge import GrpcServer
+from grpc_edge.access import OPEN
 from scenario_runner.domain.environments import EpisodeToPlay, PythonEnvironment
 from scenario_runner.servicer.environments import EnvironmentServicer
 from scenario_runner.servicer.statuses import ENVIRONMENT_STATUSES
@@ -31,7 +32,7 @@ PAUSES = 3
 async def fleet(bed: Testbed) -> AsyncIterator[Fleet]:
     """Environments in real processes, which the samplers of the bed use."""
     async with running_fleet() as fleet:
-        server = GrpcServer("127.0.0.1", 0)
+        server = GrpcServer("127.0.0.1", 0, OPEN)
         servicer = EnvironmentServicer(fleet.leases, address=lambda: server.address)
         server.add(add_EnvironmentServiceServicer_to_server, servicer, ENVIRONMENT_STATUSES)
         await server.start()

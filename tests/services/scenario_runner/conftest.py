@@ -20,6 +20,7 @@ from event_bus import EventBus
 from event_bus.model_queues import provision_queues
 from event_bus.provision import provision
 from grpc_edge import GrpcServer
+from grpc_edge.access import OPEN, Access
 from identities import objects
 from scenario_runner.app import build_app
 from scenario_runner.settings import ScenarioRunnerSettings
@@ -146,7 +147,9 @@ async def start_runner(nats: NatsServer, s3_settings: S3Settings, tmp_path: Path
         async def start(**settings: Any) -> Runner:
             # Only the methods that the runner calls; the generated base answers UNIMPLEMENTED to the others.
             registry = KnownModels(*MODELS)  # type: ignore[abstract]
-            registry_server = GrpcServer("127.0.0.1", 0).add(add_RegistryServiceServicer_to_server, registry)
+            registry_server = GrpcServer("127.0.0.1", 0, OPEN).add(
+                add_RegistryServiceServicer_to_server, registry
+            )
             await registry_server.start()
             stack.push_async_callback(registry_server.stop)
             peers = PeerSettings(
@@ -176,12 +179,15 @@ async def runner(start_runner: Start) -> Runner:
 async def _run(
     settings: ScenarioRunnerSettings, registry: KnownModels, nats: NatsServer, stack: AsyncExitStack
 ) -> Runner:
-    server = GrpcServer("127.0.0.1", 0)
+    server = GrpcServer("127.0.0.1", 0, Access.of(settings.access))
     service = build_app(settings, server)
     stack.push_async_callback(service.stop)
     await service.start()
-    channel = connect(server.address, default_timeout_s=60)
-    stack.push_async_callback(channel.close)
+    operator_key = next(iter(settings.access.operator_keys), None)
+    as_operator = connect(server.address, default_timeout_s=60, api_key=operator_key)
+    stack.push_async_callback(as_operator.close)
+    as_service = connect(server.address, default_timeout_s=60, api_key=settings.access.sent)
+    stack.push_async_callback(as_service.close)
     bus = EventBus(settings.bus, client_name="test")
     await bus.start()
     stack.push_async_callback(bus.stop)
@@ -189,8 +195,8 @@ async def _run(
     stack.push_async_callback(bodies.stop)
     runner = Runner(service, bus, registry, nats, bodies)
     runner.address = server.address
-    runner.tasksets = TasksetServiceStub(channel)
-    runner.environments = EnvironmentServiceStub(channel)
+    runner.tasksets = TasksetServiceStub(as_operator)
+    runner.environments = EnvironmentServiceStub(as_service)
     return runner
 
 

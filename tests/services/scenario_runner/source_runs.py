@@ -16,6 +16,7 @@ from episodes import Purpose, Split
 from scenario_runner.adapters.sql_plan import PlanUnit
 from scenario_runner.domain.environments import PythonEnvironment
 from scenario_runner.domain.facts import Fact, Graded, GroupSettled
+from scenario_runner.domain.recorded_sessions import GradedSession
 from scenario_runner.domain.runs import EpisodeRow, RunRecord, RunState, RunView
 from scenario_runner.domain.source_groups import SourceReport
 from scenario_runner.domain.tasksets import RegisteredTaskset, RunnableTask
@@ -30,6 +31,7 @@ from sql_store import Database
 from upcycle.api.taskset.v1 import events_pb2 as taskset_events
 from upcycle.api.training.v1 import events_pb2 as training_events
 from upcycle.run_config import PolicyChoice, RunSpec, Training
+from upcycle.session_query import SessionQuery
 
 BODY = BlobRef("trajectories/x.pb.zst", "a" * 64, 1234)
 NUM_TASKS = 6
@@ -48,6 +50,18 @@ class Registry:
         return self.head
 
 
+class Sessions:
+    """Implements RecordedSessions: what the trajectory store has."""
+
+    def __init__(self) -> None:
+        self.found: list[GradedSession] = []
+        self.asked: list[tuple[str, SessionQuery]] = []
+
+    async def graded(self, model: str, query: SessionQuery) -> list[GradedSession]:
+        self.asked.append((model, query))
+        return self.found
+
+
 class SourcesHarness:
     """Several runs on one plan."""
 
@@ -55,6 +69,7 @@ class SourcesHarness:
         self.planner = planner
         self.registry = Registry()
         self.numbers = itertools.count(1)
+        self.sessions = Sessions()
 
     @property
     def database(self) -> Database:
@@ -86,6 +101,7 @@ class SourcesHarness:
             self.registry,
             new_id=lambda kind: f"{kind}-{next(self.numbers):04d}",
             wake=lambda: None,
+            sessions=self.sessions,
         )
         view = await submit(f"request-{next(self.numbers)}", spec, TraceContext("", {}))
         return view.run.run_id
@@ -206,7 +222,12 @@ def eval_spec(taskset: str = "ts", model: str = "m", group_size: int = 2, *, onl
 
 
 def train_spec(
-    *sources: str, prompts: int = 2, staleness: int = 1, steps: int = 100, sampling: bool = True
+    *sources: str,
+    prompts: int = 2,
+    staleness: int = 1,
+    steps: int = 100,
+    sampling: bool = True,
+    sessions: str = "",
 ) -> RunSpec:
     training = Training(steps=steps, prompts_per_step=prompts, max_staleness=staleness)
     return RunSpec(
@@ -217,4 +238,5 @@ def train_spec(
         training=training,
         source_runs=tuple(sources),
         no_sampling=not sampling,
+        sessions=sessions,
     )

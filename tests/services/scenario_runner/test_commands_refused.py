@@ -1,33 +1,24 @@
 """What a running planner refuses, as a user of the command line meets it: one line, status 2, no run."""
 
-import asyncio
-import os
 import sys
 from pathlib import Path
 
 import pytest
 from tests.services.scenario_runner.conftest import Runner
 from tests.services.scenario_runner.support import arith, register
+from tests.support.command_line import NO_PEERS, run_upcycle, without_settings
 
 from upcycle.api.common.v1 import common_pb2
 from upcycle.api.taskset.v1 import service_pb2
-from upcycle.platform import PEERS
 
 UPCYCLE = str(Path(sys.executable).parent / "upcycle")
 
 
 async def upcycle(runner: Runner, folder: Path, *arguments: str) -> tuple[int, str]:
     """Exit status and standard error."""
-    clean = {key: value for key, value in os.environ.items() if not key.startswith("UPCYCLE_")}
-    peers = {f"UPCYCLE_PEERS_{peer.upper()}": "127.0.0.1:1" for peer in PEERS}
-    env = {**clean, **peers, "UPCYCLE_PEERS_TASKSETS": runner.address}
-    child = await asyncio.create_subprocess_exec(
-        UPCYCLE, *arguments, env=env, cwd=folder, stderr=asyncio.subprocess.PIPE
-    )
-    async with asyncio.timeout(100):
-        _, said = await child.communicate()
-    assert child.returncode is not None
-    return child.returncode, said.decode()
+    env = {**without_settings(), **NO_PEERS, "UPCYCLE_PEERS_TASKSETS": runner.address}
+    status, _, said = await run_upcycle(*arguments, env=env, cwd=folder)
+    return status, said
 
 
 @pytest.mark.parametrize(

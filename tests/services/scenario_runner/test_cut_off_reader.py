@@ -23,7 +23,7 @@ from upcycle.api.taskset.v1 import taskset_pb2
 
 
 @pytest.mark.skipif("postgres" not in BACKENDS, reason="no Postgres programs on this machine")
-@pytest.mark.parametrize("mode", [LinkMode.CUT, LinkMode.SILENT])
+@pytest.mark.parametrize("mode", [LinkMode.CUT, pytest.param(LinkMode.SILENT, marks=pytest.mark.study)])
 async def test_another_planner_reads_while_the_one_that_read_is_cut_off_from_the_bus(
     mode: LinkMode, start_runner: Start, nats: NatsServer, postgres_server: PostgresServer
 ) -> None:

@@ -8,12 +8,11 @@ import pytest
 from tests.services.scenario_runner.conftest import Start
 from tests.services.scenario_runner.fleets import ENVIRONMENTS
 from tests.services.scenario_runner.support import finished, play_to_grade, run_spec, sampling, submit
+from tests.services.scenario_runner.test_deploying import KEY, KEYS
 from tests.support.command_line import CommandLine
 
 from upcycle.api.taskset.v1 import taskset_pb2
 from upcycle.environment.source_files import source_digest
-
-KEY = "an-operators-own-key"
 
 
 def write_project(folder: Path) -> str:
@@ -42,11 +41,11 @@ async def test_a_sent_environment_plays_though_its_file_is_gone(
     start_runner: Start, project: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     digest = write_project(project)
-    runner = await start_runner(operator_key=KEY)
+    runner = await start_runner(access=KEYS)
     upcycle = CommandLine(capsys, {"tasksets": runner.address})
+    monkeypatch.setenv("UPCYCLE_OPERATOR_KEY", KEY)
     refused = await upcycle("sync", "tasks", "tasks.json", "sums")
     assert "is outside the allowed roots" in refused.err  # without it this test would show nothing
-    monkeypatch.setenv("UPCYCLE_OPERATOR_KEY", KEY)
     sent = await upcycle("deploy")
     assert (sent.status, sent.err) == (0, "")
     assert sent.out.startswith(f"deployed arith: source {digest}, 1 file, ")
@@ -72,7 +71,7 @@ async def test_an_evaluation_names_the_sent_environment_itself(
     start_runner: Start, project: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     digest = write_project(project)
-    runner = await start_runner(operator_key=KEY)
+    runner = await start_runner(access=KEYS)
     upcycle = CommandLine(capsys, {"tasksets": runner.address})
     monkeypatch.setenv("UPCYCLE_OPERATOR_KEY", KEY)
     assert (await upcycle("deploy", "--json")).status == 0
@@ -104,16 +103,16 @@ async def test_a_key_that_is_missing_or_another_one_is_refused_by_name(
     start_runner: Start, project: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     write_project(project)
-    runner = await start_runner(operator_key=KEY)
+    runner = await start_runner(access=KEYS)
     upcycle = CommandLine(capsys, {"tasksets": runner.address})
     missing = await upcycle("deploy")
-    assert missing.status == 4
-    assert "no key of the operator is known" in missing.err
-    assert "set UPCYCLE_OPERATOR_KEY" in missing.err
+    assert missing.status == 2
+    assert "needs a key that the server knows" in missing.err
+    assert "UPCYCLE_OPERATOR_KEY" in missing.err
     monkeypatch.setenv("UPCYCLE_OPERATOR_KEY", "a-guess")
     wrong = await upcycle("deploy", "--json")
     assert wrong.status == 2
-    assert "the operator's key is another one than the one that was sent" in wrong.err
+    assert "needs a key that the server knows" in wrong.err
     assert "UPCYCLE_OPERATOR_KEY, or operator.key" in wrong.err
     assert "a-guess" not in wrong.err + wrong.out
 
@@ -126,7 +125,7 @@ async def test_what_the_platform_cannot_load_is_refused_with_the_reason(
     (project / "hidden_plugin.py").write_text("X = 1\n")
     with (project / "env.py").open("a") as file:
         file.write("\nimport importlib\n\nimportlib.import_module('hidden' + '_plugin')\n")
-    runner = await start_runner(operator_key=KEY)
+    runner = await start_runner(access=KEYS)
     monkeypatch.setenv("UPCYCLE_OPERATOR_KEY", KEY)
     said = await CommandLine(capsys, {"tasksets": runner.address})("deploy")
     assert said.status == 2

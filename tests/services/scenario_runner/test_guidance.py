@@ -180,7 +180,7 @@ async def test_a_sampler_of_tasks_does_not_count_what_was_learned_with_guidance(
     await play(planner, 0, 0.0, 0.0)
     await play(planner, 4, 1.0, 0.0, outcome="trained")
     run = await planner.run()
-    pasts = await planner.do(lambda unit: unit.task_pasts.of(run, 0))
+    pasts = await planner.do(lambda unit: unit.task_pasts.of(run.run_id, run.taskset, 0))
     assert sum(past.trained for past in pasts.values()) == 0
     assert sum(past.flat for past in pasts.values()) == 1
 

@@ -34,9 +34,15 @@ class Uses:
 
     def __init__(self, **used: str) -> None:
         self._used, self.old_runs = used, self
+        self.noted: list[str] = []
 
     async def read(self, work: Any) -> Any:
         return work(self)
+
+    transact = read
+
+    def note_source(self, name: str, digest: str, outcome: str) -> None:
+        self.noted.append(digest)
 
     def sources_in_use(self, digests: list[str]) -> dict[str, str]:
         return {digest: why for digest, why in self._used.items() if digest in digests}
@@ -87,6 +93,7 @@ async def test_what_is_old_and_used_by_nothing_goes(batch: int) -> None:
     left = {key.rpartition("/")[2] for key in blobs.objects}
     assert left == {f"{digest}.zip" for digest in (of_run, of_taskset, young)}
     assert await store.find(old) is None
+    assert set(uses.noted) == {old, other}
     assert other not in str(left)
 
 

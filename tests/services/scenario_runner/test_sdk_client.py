@@ -12,6 +12,7 @@ from tests.services.scenario_runner.support import play_to_grade, sampling
 
 import upcycle
 from grpc_edge import GrpcServer
+from grpc_edge.access import OPEN
 from upcycle import evaluation
 from upcycle.agents import create_agent
 from upcycle.api.taskset.v1.service_pb2 import GetRunRequest
@@ -56,7 +57,7 @@ async def platform(runner: Runner) -> AsyncIterator[Addresses]:
     """Addresses of a platform with a runner, a sampler and a store."""
     # Only the method that the SDK calls; the generated base answers UNIMPLEMENTED to the others.
     store = Bodies()  # type: ignore[abstract]
-    server = GrpcServer("127.0.0.1", 0).add(add_TrajectoryServiceServicer_to_server, store)
+    server = GrpcServer("127.0.0.1", 0, OPEN).add(add_TrajectoryServiceServicer_to_server, store)
     await server.start()
     absent = "127.0.0.1:1"
     peers = {

@@ -11,17 +11,19 @@ from upcycle.api.taskset.v1 import taskset_pb2
 from upcycle.environment import landlock
 from upcycle.run_config import Training
 
+OPEN = {"UPCYCLE_ACCESS_OPEN": "true"}
+
 
 def refused(**environ: str) -> str:
     with pytest.raises(SettingsError) as caught:
-        load_settings(ScenarioRunnerSettings, environ=environ)
+        load_settings(ScenarioRunnerSettings, environ=OPEN | environ)
     return str(caught.value)
 
 
 def test_roles_apart_need_a_database_server() -> None:
     text = refused(SCENARIO_RUNNER_ROLE="fleet")
     assert "SCENARIO_RUNNER_ROLE=fleet needs UPCYCLE_SQL_URL=postgresql://" in text
-    environ = {"SCENARIO_RUNNER_ROLE": "planner", "UPCYCLE_SQL_URL": "postgresql://u@h/db"}
+    environ = {**OPEN, "SCENARIO_RUNNER_ROLE": "planner", "UPCYCLE_SQL_URL": "postgresql://u@h/db"}
     assert load_settings(ScenarioRunnerSettings, environ=environ).role == "planner"
 
 
@@ -38,6 +40,7 @@ def test_the_cell_hides_the_runners_own_tables_and_what_the_operator_names(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     environ = {
+        **OPEN,
         "UPCYCLE_SQL_DATA_DIR": str(tmp_path),
         "SCENARIO_RUNNER_CELL_HIDDEN": '["/srv/platform"]',
         "SCENARIO_RUNNER_CELL_PORTS": "[443, 53]",

@@ -22,15 +22,7 @@ from event_bus import codec
 from event_bus.topology import MAX_EVENT_BYTES
 from scenario_runner.domain.environments import RunnerError
 from scenario_runner.domain.facts import Advanced, Failed
-from scenario_runner.domain.runs import (
-    EpisodeRow,
-    EpisodeState,
-    GroupRow,
-    NotFound,
-    Refused,
-    RunRecord,
-    RunState,
-)
+from scenario_runner.domain.runs import EpisodeRow, EpisodeState, NotFound, Refused, RunRecord, RunState
 from scenario_runner.domain.source_groups import EndedGroup, SourceReport
 from scenario_runner.domain.sources import DrawRules, Offer, why_unfit
 from scenario_runner.usecases.ending import end_run
@@ -305,8 +297,8 @@ def test_the_largest_group_fits_in_one_fact() -> None:
         )
         for member in range(MAX_TRAINABLE_GROUP)
     ]
-    row = GroupRow(group, source.run_id, 0, 0, MAX_TRAINABLE_GROUP, "ts")
-    fact = group_offered(source, Offer(source, row, Split.TRAIN, "d" * 64, True, members), now)
+    offer = Offer(group, source.run_id, MAX_TRAINABLE_GROUP, "ts", Split.TRAIN, "d" * 64, True, members)
+    fact = group_offered(source, offer, now)
     assert len(fact.members) == 512
     assert len(codec.encode(fact)) < 0.95 * MAX_EVENT_BYTES
 

@@ -16,7 +16,7 @@ from identities import events as event_ids
 from scenario_runner import loops
 from scenario_runner.adapters.bus_outcomes import BusOutcomes
 from scenario_runner.adapters.sql_plan import PlanUnit
-from scenario_runner.domain.peer_facts import GraderFact
+from scenario_runner.domain.peer_facts import GraderFact, SessionFact
 from scenario_runner.domain.runs import EpisodeRow, EpisodeState
 from scenario_runner.loops import PlannerLoop, SweepLoop
 from scenario_runner.usecases.ending import stop_early
@@ -44,6 +44,9 @@ class Others:
     async def at_grader(self, run_id: str, episode_ids: Sequence[str] = ()) -> GraderFact | None:
         return self.ledger
 
+    async def session(self, run_id: str) -> SessionFact | None:
+        """No trainer answers."""
+
     async def decide(self, decisions: Sequence[Decision]) -> list[Message | None]:
         """As EventBus: all, or none where something stands about one."""
         if not any(one.event_id in self.stands for one in decisions):
@@ -55,11 +58,20 @@ class Others:
 async def evaluation(sources: SourcesHarness) -> str:
     """Beside a training run, an evaluation whose episodes were opened too long ago."""
     await sources.plan(await sources.submit(train_spec()))
+    run_id = await open_evaluation(sources)
+    for _ in range(int(eval_spec().episode_deadline_s + MARGIN_S)):
+        await sources.planner.do(lambda unit: unit.watched.note_look())
+        sources.planner.now += timedelta(seconds=1)
+    sources.planner.now += timedelta(seconds=1)
+    return run_id
+
+
+async def open_evaluation(sources: SourcesHarness) -> str:
+    """An evaluation whose episodes are open."""
     run_id = await sources.submit(eval_spec())
     await sources.plan(run_id)
     opened = [row.episode_id for row in await sources.episodes(run_id)]
     await sources.planner.do(lambda unit: unit.note_opened(opened))
-    sources.planner.now += timedelta(seconds=eval_spec().episode_deadline_s + MARGIN_S + 1)
     return run_id
 
 
@@ -104,10 +116,71 @@ async def test_nothing_is_decided_without_an_answer_about_which_episodes_were_pl
     await silent._sweep_all()
     assert not await is_swept(sources, evaluation)
     deadline_s = eval_spec().episode_deadline_s
-    for _ in range(0, 10 * deadline_s + 1, 30):
-        sources.planner.now += timedelta(seconds=30)
+    for _ in range(0, 10 * deadline_s + 1, 15):
+        sources.planner.now += timedelta(seconds=15)
         await silent._sweep_all()
     assert await is_swept(sources, evaluation), "the wait for an answer has a deadline"
+
+
+async def looks(sources: SourcesHarness, seconds: float) -> None:
+    """Every ten seconds, for so long, by a planner that has just started."""
+    loop = swept_by(sources, Others(nothing))
+    for _ in range(int(seconds / 10)):
+        await loop._sweep_all()
+        sources.planner.now += timedelta(seconds=10)
+    await loop._sweep_all()
+
+
+async def nothing() -> None:
+    pass
+
+
+async def test_what_was_open_while_the_platform_stood_still_has_its_time_again(
+    sources: SourcesHarness,
+) -> None:
+    run_id = await open_evaluation(sources)
+    await looks(sources, 20)
+    sources.planner.now += timedelta(hours=8)
+    await looks(sources, eval_spec().episode_deadline_s)
+    assert all(row.attempt == 0 for row in await sources.episodes(run_id)), "within its time after the start"
+    await looks(sources, MARGIN_S + 10)
+    assert await is_swept(sources, run_id)
+    first = await first_attempts(sources, run_id)
+    most_s = eval_spec().episode_deadline_s + MARGIN_S
+    assert {row.environment_s for row in first} == {most_s}, "it was not alive for eight hours"
+
+
+async def test_a_planner_that_restarts_again_and_again_still_ends_what_hangs(sources: SourcesHarness) -> None:
+    run_id = await open_evaluation(sources)
+    for _ in range(5):
+        await looks(sources, eval_spec().episode_deadline_s / 5)
+        sources.planner.now += timedelta(seconds=14)
+    assert await is_swept(sources, run_id)
+
+
+async def test_a_planner_whose_clock_is_ahead_keeps_no_other_from_ending_what_hangs(
+    sources: SourcesHarness,
+) -> None:
+    run_id = await open_evaluation(sources)
+    for _ in range(0, eval_spec().episode_deadline_s + 20, 5):
+        sources.planner.now += timedelta(hours=1)
+        await sources.planner.do(lambda unit: unit.watched.note_look())
+        sources.planner.now -= timedelta(hours=1, seconds=-5)
+        await looks(sources, 0)
+    assert await is_swept(sources, run_id)
+
+
+async def test_the_grace_of_an_ending_run_begins_again_too(sources: SourcesHarness) -> None:
+    run_id = await sources.submit(train_spec())
+    await sources.plan(run_id)
+    await looks(sources, 0)
+    await sources.change(run_id, lambda unit, run: stop_early(unit, run, "enough"))
+    given_up = f"run.stopping/{run_id}/final"
+    sources.planner.now += timedelta(hours=8)
+    await looks(sources, RULES.stop_grace_s)
+    assert given_up not in await sources.planner.announced()
+    await looks(sources, 10)
+    assert given_up in await sources.planner.announced()
 
 
 async def test_a_bug_in_one_run_leaves_no_other_unplanned(
@@ -168,7 +241,7 @@ async def test_an_overdue_episode_ends_as_what_stands_about_it_says(
     said = others.stands[event_ids.episode_outcome(silent[0])]
     assert isinstance(said, EpisodeFailed)
     assert (said.kind, said.reported_by) == ("timeout", "scenario_runner")
-    assert said.usage.environment_s == eval_spec().episode_deadline_s + MARGIN_S + 1
+    assert said.usage.environment_s == eval_spec().episode_deadline_s + MARGIN_S
 
 
 async def test_nothing_is_decided_about_what_a_stopping_run_left_ungraded(sources: SourcesHarness) -> None:

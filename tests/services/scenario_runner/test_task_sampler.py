@@ -16,7 +16,7 @@ SOLVED, HARD, MIXED, NEW = TaskPast(0, 8, 40), TaskPast(0, 38, 41), TaskPast(6, 
 
 def shares(sampler: str, past: list[TaskPast], draws: int = 4000) -> list[float]:
     """How often each task comes first."""
-    first = Counter(draw_tasks(sampler, 7, past, range(at, at + 1))[0][1] for at in range(50, 50 + draws))
+    first = Counter(draw_tasks(sampler, 7, past, range(at, at + 1))[0] for at in range(50, 50 + draws))
     return [first[task] / draws for task in range(len(past))]
 
 
@@ -29,9 +29,7 @@ def test_by_spread_tasks_are_drawn_as_often_as_their_groups_have_spread() -> Non
 
 def test_by_age_tasks_are_drawn_by_the_groups_since_their_last_one() -> None:
     """At position 50: 10, 9, 8 groups since, and 51 for one that was never played."""
-    (first,) = draw_tasks("age", 7, [SOLVED, HARD, MIXED, NEW], range(50, 51))
-    assert first[0] == 50
-    only = [draw_tasks("age", seed, [SOLVED, HARD, MIXED, NEW], range(50, 51))[0][1] for seed in range(4000)]
+    only = [draw_tasks("age", seed, [SOLVED, HARD, MIXED, NEW], range(50, 51))[0] for seed in range(4000)]
     found = [only.count(task) / 4000 for task in range(4)]
     assert found == pytest.approx([10 / 78, 9 / 78, 8 / 78, 51 / 78], abs=0.025)
 
@@ -39,9 +37,9 @@ def test_by_age_tasks_are_drawn_by_the_groups_since_their_last_one() -> None:
 def test_a_task_is_a_quarter_as_likely_again_in_one_plan_and_the_same_past_draws_the_same() -> None:
     past = [SOLVED, HARD, MIXED, NEW]
     drawn = draw_tasks("spread", 3, past, range(8, 16))
-    assert [position for position, _ in drawn] == list(range(8, 16))
+    assert len(drawn) == 8
     pairs = [draw_tasks("spread", seed, [MIXED, MIXED], range(8, 10)) for seed in range(4000)]
-    again = sum(first == second for (_, first), (_, second) in pairs) / 4000
+    again = sum(first == second for first, second in pairs) / 4000
     assert again == pytest.approx(0.2, abs=0.02), "1/4 against 1"
     assert drawn == draw_tasks("spread", 3, past, range(8, 16))
     assert len({tuple(draw_tasks("spread", seed, past, range(8, 12))) for seed in range(20)}) > 1

@@ -12,7 +12,7 @@ from tests.services.trajectory_store import events
 from blob_store import BlobRef, S3BlobStore
 from event_bus import BusSettings, BusTimings, EventBus
 from identities import objects
-from service_kit.groups import PeerSettings, S3Settings, SqlSettings
+from service_kit.groups import PeerSettings, S3Settings, ServerAccessSettings, SqlSettings
 from service_kit.ports import free_ports
 from trajectory_body import pack
 from trajectory_store.app import build_app
@@ -79,7 +79,13 @@ class Store:
 
 @asynccontextmanager
 async def running(
-    nats_url: str, s3: S3Settings, folder: Path, *, has_s3: bool = True, peers: PeerSettings | None = None
+    nats_url: str,
+    s3: S3Settings,
+    folder: Path,
+    *,
+    has_s3: bool = True,
+    peers: PeerSettings | None = None,
+    access: ServerAccessSettings | None = None,
 ) -> AsyncIterator[Store]:
     grpc_port, http_port = free_ports(2)
     settings = TrajectoryStoreSettings(
@@ -92,6 +98,7 @@ async def running(
         s3=s3,
         sql=SqlSettings(data_dir=folder),
         peers=peers or PeerSettings(),
+        access=access or ServerAccessSettings(),
     )
     service = build_app(settings)
     bus = EventBus(BusSettings(url=nats_url), client_name="test", timings=BusTimings(connect_s=30, drain_s=1))

@@ -16,6 +16,7 @@ from tests.support.waiting import until
 
 from event_bus.provision import provision
 from grpc_edge import GrpcServer
+from grpc_edge.access import OPEN
 from retention import Reference
 from retention.servicer import ReferenceServicer
 from service_kit.clock import utc_now
@@ -38,7 +39,7 @@ class Peer:
         self.released: set[str] = set()
         self.asked: dict[str, str] = {}
         self.ahead = timedelta(0)
-        self.server = GrpcServer("127.0.0.1", 0)
+        self.server = GrpcServer("127.0.0.1", 0, OPEN)
         self.server.add(
             add_ReferenceServiceServicer_to_server,
             ReferenceServicer(self._find, now=lambda: utc_now() + self.ahead),
@@ -202,7 +203,7 @@ async def test_a_peer_of_an_older_version_stops_it(
     await evaluated(store, 0)
     await planner.server.stop()
     port = int(planner.server.address.rpartition(":")[2])
-    older = GrpcServer("127.0.0.1", port)
+    older = GrpcServer("127.0.0.1", port, OPEN)
     await older.start()
     try:
         assert await asyncio.to_thread(run, ["retention", "bodies", "--older-than", "1d", "--apply"]) == 4

@@ -1,15 +1,21 @@
 """The monitors of reward hacks on a running store: alarms, quarantines, reviews."""
 
+from pathlib import Path
+
 import grpc
 import pytest
 from google.protobuf.message import Message
+from pydantic import SecretStr
+from tests.conftest import NatsFactory
 from tests.services.trajectory_store import events
-from tests.services.trajectory_store.running_store import Store, body_of
+from tests.services.trajectory_store.running_store import Store, body_of, running
 from tests.support.waiting import until
 
 from blob_store import BlobRef
 from episodes import identity_from_wire
+from event_bus.provision import provision
 from identities import objects
+from service_kit.groups import S3Settings, ServerAccessSettings
 from trajectory_body import pack
 from trajectory_store.domain.facts import LedgerState, TrajectoryGrade, TrajectoryRecord, graded, settled
 from trajectory_store.domain.ledger import fold
@@ -242,3 +248,40 @@ async def test_confirmed_are_the_best_that_are_reviewed_as_solved_and_not_as_hac
     with pytest.raises(grpc.aio.AioRpcError) as caught:
         await num_confirmed(store, 1001)
     assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+
+
+ADA, BOB = "adas-key-0123456789", "bobs-key-0123456789"
+USERS = ServerAccessSettings(
+    open=False, service_key=SecretStr("a-key-of-the-services"), user_keys=SecretStr(f"ada:{ADA},bob:{BOB}")
+)
+
+
+async def test_no_user_reviews_or_dismisses_in_the_name_of_another(
+    nats_server: NatsFactory, s3_settings: S3Settings, tmp_path: Path
+) -> None:
+    server = nats_server()
+    await provision(server.url)
+    asked = pb.ListReviewsRequest(run_id="run-1")
+    as_ada, as_bob = ((("authorization", f"Bearer {key}"),) for key in (ADA, BOB))
+
+    async with running(server.url, s3_settings, tmp_path, access=USERS) as store:
+        for number in range(6):
+            await play(store, number, shadow=0.0)
+
+        async def is_raised() -> bool:
+            open_ones = pb.ListAlarmsRequest(run_ids=["run-1"], only_open=True)
+            found = await store.api.ListAlarms(open_ones, metadata=as_ada)
+            return "shadow_disagrees" in [one.kind for one in found.alarms]
+
+        await until(is_raised)
+        solved, unclear = pb.REVIEW_VERDICT_SOLVED, pb.REVIEW_VERDICT_UNCLEAR
+        review = pb.ReviewTrajectoryRequest(trajectory_id=trajectory(0), verdict=solved, reviewer="ada")
+        await store.api.ReviewTrajectory(review, metadata=as_ada)
+        review.verdict = unclear
+        await store.api.ReviewTrajectory(review, metadata=as_bob)
+        reviews = (await store.api.ListReviews(asked, metadata=as_bob)).reviews
+        dismissal = pb.DismissAlarmRequest(run_id="run-1", kind="shadow_disagrees", by="ada", note="known")
+        dismissed = await store.api.DismissAlarm(dismissal, metadata=as_bob)
+
+    assert {one.reviewer: one.verdict for one in reviews} == {"ada (ada)": solved, "ada (bob)": unclear}
+    assert dismissed.alarm.dismissed_by == "ada (bob)"

@@ -3,6 +3,8 @@
 import asyncio
 import random
 from collections import Counter
+from dataclasses import replace
+from typing import Any
 
 import pytest
 from google.protobuf.message import Message
@@ -11,6 +13,7 @@ from tests.services.deliveries import delivered
 from tests.services.trajectory_store import events
 from tests.services.trajectory_store.events import EVAL, START
 
+from episodes import EpisodeIdentity
 from service_kit.errors import StoreFull
 from sql_store import Database, MigratedDatabase
 from trajectory_store.adapters.sql_index import SqlIndex
@@ -251,3 +254,41 @@ async def test_what_is_asked_often_is_answered_from_an_index(sqlite_db: Database
 
     for statement, plan in (await sqlite_db.run(plans)).items():
         assert "USING" in plan, f"{plan}: {statement}"
+
+
+def _session(number: int, group: str, at: int, run: str = "sessions-key00001") -> EpisodeFact:
+    """A graded session, or an episode of another run."""
+    digest = f"{number:x}" * 64
+    (fact,) = facts(events.graded(number, run=run, purpose=EVAL))
+    assert isinstance(fact.identity, EpisodeIdentity)
+    identity = replace(
+        fact.identity,
+        group_id=f"{run}-{group}-{digest[:16]}",
+        task_digest=digest,
+        episode_id=f"session-{number}",
+    )
+    assert fact.grade is not None
+    return replace(fact, identity=identity, grade=replace(fact.grade, graded_us=at))
+
+
+async def test_recorded_sessions_are_found_by_key_group_and_moment_of_their_reward(index: SqlIndex) -> None:
+    await index.project(
+        [
+            _session(1, "nightly", 10),
+            _session(2, "nightly", 20),
+            _session(3, "other-nightly", 20),
+            _session(4, "nightly", 30, run="sessions-key00002"),
+            _session(5, "nightly", 40, run="run-1"),
+        ]
+    )
+
+    async def found(**wanted: Any) -> list[int]:
+        page = await index.page(TrajectoryFilter(**wanted), None, 9)
+        return sorted(int(one.identity.episode_id.removeprefix("session-")) for one in page)
+
+    assert await found() == [1, 2, 3, 4, 5]
+    assert await found(recorded_sessions=True) == [1, 2, 3, 4]
+    assert await found(session_group="nightly") == [1, 2, 4]
+    assert await found(session_group="nightl_") == []
+    assert await found(session_group="nightly", run_id="sessions-key00001") == [1, 2]
+    assert await found(recorded_sessions=True, graded_since_us=20, graded_before_us=30) == [2, 3]

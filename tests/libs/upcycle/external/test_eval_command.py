@@ -244,7 +244,7 @@ def test_the_gateway_plays_registered_models_and_refuses_others_by_name(
         assert run(["eval", "tasks.py", MODEL, "--gateway"]) == 2
         assert "set the key of this platform in UPCYCLE_API_KEY" in capsys.readouterr().err
     assert "serves no model 'claude'" in refusal
-    assert "models of others behind it come with a later version" in refusal
+    assert "models of others are those of its providers, as provider/name" in refusal
     assert "without --gateway, claude plays with your own key" in refusal
 
 

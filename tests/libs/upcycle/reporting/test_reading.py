@@ -8,6 +8,7 @@ import pytest
 from tests.libs.upcycle_cli.planner import NOWHERE, Planner, evaluation, serving, training
 
 from grpc_edge import GrpcServer
+from grpc_edge.access import OPEN
 from upcycle.api.common.v1 import common_pb2 as common
 from upcycle.api.taskset.v1 import service_pb2 as planner_pb
 from upcycle.api.taskset.v1 import taskset_pb2 as ts
@@ -97,7 +98,8 @@ def planner() -> Judge:
 
 
 async def test_results_get_what_the_store_and_the_taskset_know(planner: Judge) -> None:
-    server = GrpcServer("127.0.0.1", 0, grace_s=0.1).add(add_TrajectoryServiceServicer_to_server, Store())  # type: ignore[abstract]
+    server = GrpcServer("127.0.0.1", 0, OPEN, grace_s=0.1)
+    server.add(add_TrajectoryServiceServicer_to_server, Store())  # type: ignore[abstract]
     await server.start()
     try:
         async with serving(planner) as addresses:
@@ -154,7 +156,7 @@ async def test_a_tool_whose_result_held_the_answer_is_named_with_its_task(
     said = Secret(expected)  # type: ignore[abstract]
     said.runs, said.results = planner.runs, planner.results
     store = RevealingStore()  # type: ignore[abstract]
-    server = GrpcServer("127.0.0.1", 0, grace_s=0.1).add(add_TrajectoryServiceServicer_to_server, store)
+    server = GrpcServer("127.0.0.1", 0, OPEN, grace_s=0.1).add(add_TrajectoryServiceServicer_to_server, store)
     await server.start()
     try:
         async with serving(said) as addresses:

@@ -115,6 +115,7 @@ USUAL_AND_ODD: dict[str, tuple[list[Any], list[Any]]] = {
     "stale_after": ([0, 40], [-1, 8001]),
     "min_spread": ([0.0, 0.1], [-0.1, float("nan")]),
     "solved_groups": (["train", "skip"], ["", "none"]),
+    "single_sessions": (["leave_out"], ["batch", "", "mean"]),
     "drift_groups": ([0, 1], [-1, 1000]),
     "turn_credit": (["episode", "turn"], ["", "token"]),
     "turn_discount": ([1.0], [0.9, -0.1, 1.1]),
@@ -218,7 +219,7 @@ def test_loss_and_advantage_default_to_those_of_the_mathematics() -> None:
 def test_the_trainer_adds_no_hyperparameter_of_its_own() -> None:
     own = {one.name for one in dataclasses.fields(TrainingSpec)}
     shared = {one.name for one in dataclasses.fields(run_config.Training)}
-    assert own - shared == {"run_id", "model", "group_size", "held_out_taskset", "held_out_split"}
+    assert own - shared == {"run_id", "model", "group_size", "held_out_taskset", "held_out_split", "tasksets"}
 
 
 @pytest.mark.parametrize("config", [{"steps": 0}, {"steps": 0, "warmup_steps": 500}, {"no_step_groups": 1}])

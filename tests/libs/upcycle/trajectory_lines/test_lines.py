@@ -129,6 +129,13 @@ def test_a_guided_record_says_after_which_attempt_and_with_which_words() -> None
     assert (line["guided_after"], line["guidance"]) == ("ep-0", "Look in the drawer.")
 
 
+def test_a_record_says_which_taskset_its_task_is_of_where_that_is_known() -> None:
+    row = record()
+    assert "taskset" not in line_of_record(row)["task"]
+    row["summary"]["episode"] |= {"taskset": "disks@2"}
+    assert line_of_record(row)["task"]["taskset"] == "disks@2"
+
+
 def test_reasoning_and_states_of_a_record_are_apart_in_its_line(tmp_path: Path) -> None:
     row = record()
     first, second = row["body"]["turns"]

@@ -10,6 +10,7 @@ from tests.libs.upcycle.run_pages.reading_pages import read
 from tests.libs.upcycle_cli.planner import NOWHERE, Planner, evaluation, serving, training
 
 from grpc_edge import GrpcServer
+from grpc_edge.access import OPEN
 from upcycle.api.common.v1 import common_pb2 as common
 from upcycle.api.registry.v1 import registry_pb2 as rg
 from upcycle.api.registry.v1 import service_pb2 as registry_pb
@@ -130,7 +131,7 @@ async def platform() -> AsyncIterator[Platform]:
             ("trajectories", add_TrajectoryServiceServicer_to_server, Store()),  # type: ignore[abstract]
         )
         for peer, add, servicer in doubles:
-            server = GrpcServer("127.0.0.1", 0, grace_s=0.1).add(add, servicer)
+            server = GrpcServer("127.0.0.1", 0, OPEN, grace_s=0.1).add(add, servicer)
             await server.start()
             stack.push_async_callback(server.stop)
             peers[peer] = server.address

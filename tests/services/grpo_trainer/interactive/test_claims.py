@@ -14,6 +14,7 @@ from tests.services.grpo_trainer.interactive.trainers import inline, passing, sf
 
 from episodes.identity import Split
 from grpc_edge import GrpcServer, Peer
+from grpc_edge.access import OPEN
 from grpo_trainer.adapters.task_claims import PlannerClaims
 from grpo_trainer.domain.errors import (
     HeldOutInput,
@@ -203,7 +204,7 @@ async def services() -> AsyncIterator[tuple[Planner, Store, Peer]]:
     """A planner and a store, and a channel to both."""
     # Only the methods that the trainer calls; the generated bases answer UNIMPLEMENTED to the others.
     planner, store = Planner(), Store()  # type: ignore[abstract]
-    server = GrpcServer("127.0.0.1", 0).add(add_TasksetServiceServicer_to_server, planner)
+    server = GrpcServer("127.0.0.1", 0, OPEN).add(add_TasksetServiceServicer_to_server, planner)
     server.add(add_TrajectoryServiceServicer_to_server, store)
     await server.start()
     peer = Peer("tasksets", f"127.0.0.1:{server.port}")

@@ -11,6 +11,7 @@ from tests.services.grpo_trainer.interactive.trainers import Library
 
 from episodes.identity import Split
 from grpc_edge import GrpcServer, Peer
+from grpc_edge.access import OPEN
 from grpo_trainer.domain.errors import HeldOutInput, InvalidInput
 from grpo_trainer.interactive.conversations import ChatConversations
 from grpo_trainer.interactive.deps import StoredTrajectory
@@ -91,7 +92,7 @@ async def prepared(
 
 async def test_the_store_gives_its_conversation_and_no_run_that_a_planner_knows() -> None:
     store = Store()  # type: ignore[abstract]  # the generated base answers UNIMPLEMENTED to the others
-    server = GrpcServer("127.0.0.1", 0).add(add_TrajectoryServiceServicer_to_server, store)
+    server = GrpcServer("127.0.0.1", 0, OPEN).add(add_TrajectoryServiceServicer_to_server, store)
     await server.start()
     peer = Peer("trajectories", f"127.0.0.1:{server.port}")
     await peer.start()

@@ -9,6 +9,7 @@ import grpc
 import pytest
 
 from grpc_edge import GrpcServer, Peer
+from grpc_edge.access import OPEN
 from grpo_trainer.domain.errors import UnknownModel
 from grpo_trainer.interactive.heads import RegistryHeads
 from service_kit.ports import free_ports
@@ -69,7 +70,9 @@ def registry() -> Registry:
 
 @pytest.fixture
 async def heads(registry: Registry) -> AsyncIterator[RegistryHeads]:
-    server = GrpcServer("127.0.0.1", 0, grace_s=0.1).add(add_RegistryServiceServicer_to_server, registry)
+    server = GrpcServer("127.0.0.1", 0, OPEN, grace_s=0.1).add(
+        add_RegistryServiceServicer_to_server, registry
+    )
     await server.start()
     peer = Peer("registry", server.address, idempotent=RegistryHeads.IDEMPOTENT)
     await peer.start()

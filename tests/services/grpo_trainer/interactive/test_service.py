@@ -14,6 +14,7 @@ from tests.services.grpo_trainer.interactive.trainers import InteractiveTrainer,
 from tests.support.waiting import until
 
 from grpc_edge import GrpcServer
+from grpc_edge.access import OPEN
 from grpo_trainer.runs.sessions import RunSessions
 from grpo_trainer.servicer import STATUS_OF, TrainingServicer
 from identities import objects
@@ -26,7 +27,7 @@ from upcycle.api.training.v1.service_pb2_grpc import (
 )
 from upcycle.platform import PEERS, Addresses
 from upcycle.results import Run
-from upcycle.rpc import RemoteNotFound, RemoteRefused, connect
+from upcycle.rpc import RemoteConflict, RemoteNotFound, RemoteRefused, connect
 from upcycle.train import DatumTensors, Lora, Sample, TokenRow, Trajectory, whole_groups
 from upcycle.train.custom import CustomLossInvalid
 from upcycle.train.inputs import InputInvalid
@@ -38,7 +39,7 @@ LOCAL = "127.0.0.1"
 async def serving(trainer: InteractiveTrainer, port: int = 0) -> AsyncIterator[Addresses]:
     """The service of `trainer`."""
     sessions = RunSessions.__new__(RunSessions)  # nothing here asks for the runs
-    server = GrpcServer(LOCAL, port).add(
+    server = GrpcServer(LOCAL, port, OPEN).add(
         add_TrainingServiceServicer_to_server, TrainingServicer(sessions, trainer.sessions), STATUS_OF
     )
     await server.start()
@@ -220,3 +221,54 @@ async def test_the_client_refuses_a_run_without_a_reward() -> None:
         await TrainingClient(MODEL, runtime=where).step([failed], learning_rate=1e-3)
     with pytest.raises(InputInvalid, match="int cannot be trained on"):
         await TrainingClient(MODEL, runtime=where).step([3], learning_rate=1e-3)  # type: ignore[list-item]
+
+
+async def test_a_client_chooses_what_a_pass_returns_and_what_a_step_saves(world: World) -> None:
+    async with trainer_on(world) as trainer:
+        registry = trainer.registry
+        async with serving(trainer) as where:
+            client = TrainingClient(MODEL, runtime=where)
+            passed = await client.forward_backward(
+                trajectories(), group_size=4, normalize="sum", logprobs=True
+            )
+            forward = await client.forward(trajectories(), group_size=4)
+            assert [list(one) for one in passed.logprobs] == [
+                pytest.approx(list(datum.logprobs), abs=1e-5) for datum in forward.data
+            ]
+            assert passed.metrics["loss_sum"] == pytest.approx(
+                passed.metrics["loss"] * passed.metrics["tokens"]
+            )
+            assert (await client.forward_backward(trajectories(), group_size=4)).logprobs == []
+            none = await client.optim_step(1e-3, persist="none")
+            weights = await client.step(trajectories(), learning_rate=1e-3, group_size=4, persist="weights")
+            with pytest.raises(
+                UpcycleError, match="persist is 'all'; it is one of checkpoint, weights, none"
+            ):
+                await client.optim_step(1e-3, persist="all")  # type: ignore[arg-type]
+            with pytest.raises(UpcycleError, match="unknown argument 'lr'; a pass has reward_scale"):
+                await client.forward_backward(trajectories(), lr=1)  # type: ignore[call-arg]
+    assert (none.step, none.version, none.persist, none.checkpoint_id) == (1, 0, "none", "")
+    assert (weights.step, weights.version, weights.persist, weights.is_head) == (2, 1, "weights", False)
+    async with trainer_on(world, registry=registry) as trainer, serving(trainer) as where:
+        client = TrainingClient(MODEL, runtime=where)
+        with pytest.raises(RemoteConflict, match="steps 1 to 2 had persist=weights or none") as lost:
+            await client.step(trajectories(), learning_rate=1e-3, group_size=4)
+        assert (lost.value.reason, lost.value.code) == ("LOST_STEPS", grpc.StatusCode.ABORTED)
+        done = await client.step(trajectories(), learning_rate=1e-3, group_size=4)
+    assert (done.step, done.version, done.persist, done.is_head) == (1, 2, "checkpoint", True)
+
+
+async def test_what_the_wire_does_not_know_is_refused_by_name(world: World) -> None:
+    async with (
+        trainer_on(world) as trainer,
+        serving(trainer) as where,
+        connect(where.peers["training"]) as at,
+    ):
+        stub = TrainingServiceStub(at)
+        loss = pb.Loss(normalize=7)  # type: ignore[arg-type]
+        with pytest.raises(grpc.aio.AioRpcError, match="normalize is 7; NORMALIZE_TOKENS"):
+            await stub.ForwardBackward(service.ForwardBackwardRequest(model=MODEL, request_id="a", loss=loss))
+        with pytest.raises(grpc.aio.AioRpcError, match="persist is 9; PERSIST_CHECKPOINT"):
+            await stub.OptimStep(
+                service.OptimStepRequest(model=MODEL, request_id="b", persist=9)  # type: ignore[arg-type]
+            )

@@ -15,6 +15,7 @@ from tests.services.grpo_trainer.interactive.trainers import InteractiveTrainer,
 from tests.services.grpo_trainer.learners import options, thread_of
 
 from grpc_edge import GrpcServer
+from grpc_edge.access import OPEN
 from grpo_trainer.handlers import stored_facts
 from grpo_trainer.interactive.inputs import TrainingInput
 from grpo_trainer.runs.sessions import RunSessions
@@ -42,7 +43,7 @@ async def asked(trainer: InteractiveTrainer) -> AsyncIterator[TrainingServiceAsy
         servicer = TrainingServicer(
             RunSessions(trainer.world.deps(thread), stored_facts(trainer.world.stream)), trainer.sessions
         )
-        server = GrpcServer("127.0.0.1", 0, grace_s=0.1)
+        server = GrpcServer("127.0.0.1", 0, OPEN, grace_s=0.1)
         server.add(add_TrainingServiceServicer_to_server, servicer, STATUS_OF)
         await trainer.sessions.start()
         await server.start()

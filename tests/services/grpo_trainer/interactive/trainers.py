@@ -26,10 +26,10 @@ from grpo_trainer.interactive.deps import InteractiveDeps, StoredTrajectory
 from grpo_trainer.interactive.heads import RegistryHeads
 from grpo_trainer.interactive.inputs import BatchOptions, InlineInput, Pass, RowInput, Sample, TrainingInput
 from grpo_trainer.interactive.sessions import InteractiveSessions
-from grpo_trainer.interactive.state import Head, StepDone, Update
+from grpo_trainer.interactive.state import Head, Persist, StepDone, Update
 from grpo_trainer.interactive.states_store import InteractiveStates
 from grpo_trainer.learner.interactive import TorchInteractiveLearner
-from grpo_trainer.learner.prepared import Adam, LossSpec, MeasuredPass
+from grpo_trainer.learner.prepared import Adam, LossSpec, MeasuredPass, Normalize
 from grpo_trainer.learner.torch_learner import LearnerOptions, LearnerThread
 from identities import entities
 from policy_files import KeptFacts, load, manifest_ref
@@ -193,9 +193,10 @@ class InteractiveTrainer:
         *,
         gradients: tuple[str, ...] = (),
         keep_head: bool = False,
+        persist: Persist = Persist.CHECKPOINT,
         model: str = MODEL,
     ) -> StepDone:
-        update = Update(adam, gradients, keep_head)
+        update = Update(adam, gradients, keep_head, persist)
         digest = repr(update).encode()
         return await self.sessions.once(
             model, request_id, digest, lambda one: one.optim_step(request_id, update)
@@ -207,10 +208,13 @@ class InteractiveTrainer:
 
 
 def passing(inputs: Sequence[TrainingInput], **how: Any) -> Pass:
-    """A pass. how: group_size, reward_scale, advantage, loss, config, num_substeps."""
-    loss = LossSpec(how.pop("loss", "importance_sampling"), how.pop("config", {}))
+    """A pass. how: group_size, reward_scale, advantage, loss, config, normalize, num_substeps, lora,
+    logprobs."""
+    normalize = how.pop("normalize", Normalize.TOKENS)
+    loss = LossSpec(how.pop("loss", "importance_sampling"), how.pop("config", {}), normalize)
     num_substeps, lora = how.pop("num_substeps", 1), how.pop("lora", None)
-    return Pass(tuple(inputs), BatchOptions(**how), loss, num_substeps, lora)
+    logprobs = how.pop("logprobs", False)
+    return Pass(tuple(inputs), BatchOptions(**how), loss, num_substeps, lora, logprobs)
 
 
 @asynccontextmanager

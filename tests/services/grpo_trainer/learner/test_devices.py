@@ -52,7 +52,8 @@ def test_others_are_refused_by_name(
 
 def test_the_service_ends_with_the_status_of_wrong_settings() -> None:
     program = (sys.executable, "-m", "grpo_trainer")
-    environment = {"GRPO_TRAINER_DEVICE": "cdua", "PATH": "/usr/bin:/bin", "HOME": "/tmp"}
+    keys = {"UPCYCLE_ACCESS_OPEN": "true"}
+    environment = {"GRPO_TRAINER_DEVICE": "cdua", "PATH": "/usr/bin:/bin", "HOME": "/tmp", **keys}
     done = subprocess.run(program, env=environment, capture_output=True, text=True, timeout=90, check=False)
     assert done.returncode == 2
     assert "GRPO_TRAINER_DEVICE 'cdua' cannot be used" in done.stderr

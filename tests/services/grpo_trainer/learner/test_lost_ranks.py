@@ -47,7 +47,7 @@ async def test_other_ways_to_compute_on_two_ranks(
     [
         (signal.SIGKILL, DEADLINE_S, 3),
         pytest.param(signal.SIGSTOP, 4.0, 3, marks=pytest.mark.study),
-        (signal.SIGSTOP, 8.0, 400),
+        pytest.param(signal.SIGSTOP, 8.0, 400, marks=pytest.mark.study),
     ],
 )
 async def test_a_lost_rank_fails_the_step(

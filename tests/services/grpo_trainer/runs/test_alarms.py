@@ -95,8 +95,10 @@ def test_an_alarm_keeps_the_step_at_which_it_was_raised() -> None:
 
 
 def test_the_limits_are_settings_whose_defaults_are_those_of_the_domain() -> None:
-    assert alarm_limits(load_settings(GrpoTrainerSettings, environ={})) == DEFAULT_LIMITS
+    keys = {"UPCYCLE_ACCESS_OPEN": "true"}
+    assert alarm_limits(load_settings(GrpoTrainerSettings, environ=keys)) == DEFAULT_LIMITS
     environ = {
+        **keys,
         "GRPO_TRAINER_ALARM_UPDATES": "2",
         "GRPO_TRAINER_ALARM_MISMATCH_KL": "0.5",
         "GRPO_TRAINER_ALARM_ENTROPY_SHARE": "0.3",

@@ -173,6 +173,27 @@ def test_rates_are_those_of_what_the_policy_did_without_guidance() -> None:
     assert "guided_fraction" not in record(groups=(itself,)).metrics
 
 
+def test_a_step_of_a_run_on_several_tasksets_says_what_each_gave() -> None:
+    """By hand: of `a` rewards 0, 1, 0, 1; of `b` one guided group; of `c` nothing; one of an unknown."""
+    spec = dataclasses.replace(TWO_PER_STEP, tasksets=("a", "b", "c"))
+    of_a = [of_taskset(group(name, 7, 7), "a") for name in ("g", "h")]
+    guided = of_taskset(group("i", 7, 7), "b", guided=True)
+    metrics = record(spec=spec, groups=(*of_a, guided, group("j", 7, 7))).metrics
+    assert {name: value for name, value in metrics.items() if ":" in name} == {
+        "groups:a": 2.0,
+        "reward_mean:a": 0.5,
+        "success_rate:a": 0.5,
+        "groups:b": 1.0,
+        "groups:c": 0.0,
+    }
+    assert not [name for name in record(groups=of_a).metrics if ":" in name], "of one taskset it is no news"
+
+
+def of_taskset(made: CompleteGroup, taskset: str, *, guided: bool = False) -> CompleteGroup:
+    members = [dataclasses.replace(one, taskset=taskset, guided=guided) for one in made.members]
+    return dataclasses.replace(made, members=tuple(members))
+
+
 def test_a_trainer_that_measured_no_time_of_the_learner_was_idle_throughout_or_not_at_all() -> None:
     assert record(idle_s=0.5).metrics["idle_fraction"] == 1.0
     assert record(idle_s=0.0).metrics["idle_fraction"] == 0.0

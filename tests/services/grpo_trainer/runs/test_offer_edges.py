@@ -287,3 +287,25 @@ def test_a_run_without_a_limit_warms_up_and_keeps_its_rate() -> None:
 async def test_a_base_whose_parents_have_no_manifests_has_no_ancestors(world: World, tmp_path: Path) -> None:
     policies = Policies(world.store, tmp_path / "cache", {})
     assert await policies.ancestors(world.heads[MODEL], 3) == ()
+
+
+async def test_the_group_of_a_recorded_session_is_what_its_reward_says(world: World) -> None:
+    """Its body was stored before: as an episode of no group."""
+    run_id, alone = "sessions-key00001", {"group_id": "session-a", "group_size": 1, "member": 0}
+    fact = await Evaluation(world).offer(0)
+    fact.source_run_id = run_id
+    body = Episodes(world, EVALUATION, 8).body(0, 2, purpose=common.PURPOSE_EVAL)
+    for field, value in {"run_id": run_id, "split": common.SPLIT_UNASSIGNED, **alone}.items():
+        setattr(body.episode, field, value)
+    member = wire.offer_from_wire(fact, 1, {}).members[2]
+    assert wire.tokens_from_body(body, member, train_parse_errors=False).num_trained > 0
+    for field, other in (
+        ("task_digest", "digest-1"),
+        ("run_id", "sessions-key00002"),
+        ("trajectory_id", "t"),
+    ):
+        odd = trajectory.TrajectoryBody()
+        odd.CopyFrom(body)
+        setattr(odd.episode, field, other)
+        with pytest.raises(UnusableTrajectory, match=r"the event (has|names)"):
+            wire.tokens_from_body(odd, member, train_parse_errors=False)

@@ -67,6 +67,7 @@ async def failure_of(trainer: Trainer, run_id: str) -> str:
     return str(await until(failed, f"{run_id} to fail"))
 
 
+@pytest.mark.study
 async def test_a_store_and_a_bus_that_often_fail_only_cost_time(world: World) -> None:
     await one_step(world)
     async with Trainer(world, change=flaky):

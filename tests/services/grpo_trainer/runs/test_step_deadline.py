@@ -116,7 +116,7 @@ async def reasons(port: str) -> str:
         return ""
 
 
-@pytest.mark.slow
+@pytest.mark.study
 @pytest.mark.timeout(300)
 async def test_another_trainer_goes_on_where_a_step_never_returns(
     tmp_path: Path, s3_settings: S3Settings

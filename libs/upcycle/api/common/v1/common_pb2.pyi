@@ -165,6 +165,7 @@ class EpisodeIdentity(_message.Message):
     TASK_DIGEST_FIELD_NUMBER: _builtins.int
     FAMILY_FIELD_NUMBER: _builtins.int
     GUIDED_AFTER_FIELD_NUMBER: _builtins.int
+    TASKSET_FIELD_NUMBER: _builtins.int
     tenant: _builtins.str
     """"default" until there are keys"""
     episode_id: _builtins.str
@@ -186,6 +187,8 @@ class EpisodeIdentity(_message.Message):
     """The failed episode whose task this one attempts again with guidance in its prompt; empty: no guidance. A guided episode
     trains, and is no evidence of what a policy can do: it counts in no evaluation, gate, watch or tracking.
     """
+    taskset: _builtins.str
+    """that the task is of, with the revision: `name`, or `name@2`; empty: not known, as of older planners"""
     def __init__(
         self,
         *,
@@ -203,10 +206,11 @@ class EpisodeIdentity(_message.Message):
         task_digest: _builtins.str = ...,
         family: _builtins.str = ...,
         guided_after: _builtins.str = ...,
+        taskset: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["episode_id", b"episode_id", "family", b"family", "group_id", b"group_id", "group_size", b"group_size", "guided_after", b"guided_after", "member", b"member", "model", b"model", "purpose", b"purpose", "run_id", b"run_id", "split", b"split", "task_digest", b"task_digest", "task_slug", b"task_slug", "tenant", b"tenant", "trajectory_id", b"trajectory_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["episode_id", b"episode_id", "family", b"family", "group_id", b"group_id", "group_size", b"group_size", "guided_after", b"guided_after", "member", b"member", "model", b"model", "purpose", b"purpose", "run_id", b"run_id", "split", b"split", "task_digest", b"task_digest", "task_slug", b"task_slug", "taskset", b"taskset", "tenant", b"tenant", "trajectory_id", b"trajectory_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -194,6 +194,28 @@ class CheckpointRolledBack(_message.Message):
 Global___CheckpointRolledBack: _TypeAlias = CheckpointRolledBack  # noqa: Y015
 
 @_typing.final
+class CanaryReleaseChanged(_message.Message):
+    """Fact canary_release.changed: a canary release began, changed its share or its checkpoint, or ended."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    RELEASE_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def release(self) -> _registry_pb2.CanaryRelease: ...
+    def __init__(
+        self,
+        *,
+        release: _registry_pb2.CanaryRelease | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["release", b"release"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["release", b"release"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___CanaryReleaseChanged: _TypeAlias = CanaryReleaseChanged  # noqa: Y015
+
+@_typing.final
 class EngineReady(_message.Message):
     """Fact engine.ready: an engine serves its first version."""
 
@@ -328,41 +350,3 @@ class EngineReloadFailed(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___EngineReloadFailed: _TypeAlias = EngineReloadFailed  # noqa: Y015
-
-@_typing.final
-class GatewaySampled(_message.Message):
-    """Fact gateway.sampled (opt-in capture of production traffic)."""
-
-    DESCRIPTOR: _descriptor.Descriptor
-
-    REQUEST_ID_FIELD_NUMBER: _builtins.int
-    MODEL_FIELD_NUMBER: _builtins.int
-    VERSION_FIELD_NUMBER: _builtins.int
-    DIGEST_FIELD_NUMBER: _builtins.int
-    BODY_FIELD_NUMBER: _builtins.int
-    SAMPLED_AT_FIELD_NUMBER: _builtins.int
-    request_id: _builtins.str
-    model: _builtins.str
-    version: _builtins.int
-    digest: _builtins.str
-    @_builtins.property
-    def body(self) -> _common_pb2.BlobRef: ...
-    @_builtins.property
-    def sampled_at(self) -> _timestamp_pb2.Timestamp: ...
-    def __init__(
-        self,
-        *,
-        request_id: _builtins.str = ...,
-        model: _builtins.str = ...,
-        version: _builtins.int = ...,
-        digest: _builtins.str = ...,
-        body: _common_pb2.BlobRef | None = ...,
-        sampled_at: _timestamp_pb2.Timestamp | None = ...,
-    ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["body", b"body", "sampled_at", b"sampled_at"]  # noqa: Y015
-    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["body", b"body", "digest", b"digest", "model", b"model", "request_id", b"request_id", "sampled_at", b"sampled_at", "version", b"version"]  # noqa: Y015
-    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
-
-Global___GatewaySampled: _TypeAlias = GatewaySampled  # noqa: Y015

@@ -92,6 +92,7 @@ class Model(_message.Message):
     PROMOTED_AT_FIELD_NUMBER: _builtins.int
     GATE_TASKSET_FIELD_NUMBER: _builtins.int
     HEAD_SET_REVISION_FIELD_NUMBER: _builtins.int
+    CANARY_RELEASE_FIELD_NUMBER: _builtins.int
     model: _builtins.str
     """slug"""
     forked_from_checkpoint_id: _builtins.str
@@ -116,6 +117,10 @@ class Model(_message.Message):
     def promoted_at(self) -> _timestamp_pb2.Timestamp:
         """when head moved to where it is"""
 
+    @_builtins.property
+    def canary_release(self) -> Global___CanaryRelease:
+        """absent: none is under way"""
+
     def __init__(
         self,
         *,
@@ -130,14 +135,67 @@ class Model(_message.Message):
         promoted_at: _timestamp_pb2.Timestamp | None = ...,
         gate_taskset: _builtins.str = ...,
         head_set_revision: _builtins.int = ...,
+        canary_release: Global___CanaryRelease | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["created_at", b"created_at", "latest", b"latest", "promoted_at", b"promoted_at"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["canary_release", b"canary_release", "created_at", b"created_at", "latest", b"latest", "promoted_at", b"promoted_at"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["created_at", b"created_at", "forked_from_checkpoint_id", b"forked_from_checkpoint_id", "gate_taskset", b"gate_taskset", "head_checkpoint_id", b"head_checkpoint_id", "head_revision", b"head_revision", "head_set_revision", b"head_set_revision", "head_version", b"head_version", "latest", b"latest", "model", b"model", "newest_version", b"newest_version", "promoted_at", b"promoted_at"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["canary_release", b"canary_release", "created_at", b"created_at", "forked_from_checkpoint_id", b"forked_from_checkpoint_id", "gate_taskset", b"gate_taskset", "head_checkpoint_id", b"head_checkpoint_id", "head_revision", b"head_revision", "head_set_revision", b"head_set_revision", "head_version", b"head_version", "latest", b"latest", "model", b"model", "newest_version", b"newest_version", "promoted_at", b"promoted_at"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___Model: _TypeAlias = Model  # noqa: Y015
+
+@_typing.final
+class CanaryRelease(_message.Message):
+    """A share of the conversations with a model is served by a checkpoint beside head. Each change of it is a line of the model's audit of
+    canary releases; the last one is what holds.
+    """
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    MODEL_FIELD_NUMBER: _builtins.int
+    REVISION_FIELD_NUMBER: _builtins.int
+    CHECKPOINT_ID_FIELD_NUMBER: _builtins.int
+    VERSION_FIELD_NUMBER: _builtins.int
+    SHARE_FIELD_NUMBER: _builtins.int
+    ACTOR_FIELD_NUMBER: _builtins.int
+    REASON_FIELD_NUMBER: _builtins.int
+    CHANGED_AT_FIELD_NUMBER: _builtins.int
+    SHADOW_SHARE_FIELD_NUMBER: _builtins.int
+    model: _builtins.str
+    revision: _builtins.int
+    """+1 at each change"""
+    checkpoint_id: _builtins.str
+    version: _builtins.int
+    share: _builtins.float
+    """of the conversations, below 1; 0: head answers them all"""
+    actor: _builtins.str
+    """a person's name, followed by whose key the call had; of a release that a move of head ended, who moved head"""
+    reason: _builtins.str
+    shadow_share: _builtins.float
+    """of the requests that head answers: sent to the checkpoint, too, and its answer is recorded. 0 beside share 0: the release ended here"""
+    @_builtins.property
+    def changed_at(self) -> _timestamp_pb2.Timestamp: ...
+    def __init__(
+        self,
+        *,
+        model: _builtins.str = ...,
+        revision: _builtins.int = ...,
+        checkpoint_id: _builtins.str = ...,
+        version: _builtins.int = ...,
+        share: _builtins.float = ...,
+        actor: _builtins.str = ...,
+        reason: _builtins.str = ...,
+        changed_at: _timestamp_pb2.Timestamp | None = ...,
+        shadow_share: _builtins.float = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["changed_at", b"changed_at"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["actor", b"actor", "changed_at", b"changed_at", "checkpoint_id", b"checkpoint_id", "model", b"model", "reason", b"reason", "revision", b"revision", "shadow_share", b"shadow_share", "share", b"share", "version", b"version"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___CanaryRelease: _TypeAlias = CanaryRelease  # noqa: Y015
 
 @_typing.final
 class PublishedVersion(_message.Message):
@@ -510,6 +568,10 @@ class EngineLease(_message.Message):
     ENGINE_KIND_FIELD_NUMBER: _builtins.int
     MANIFEST_FIELD_NUMBER: _builtins.int
     CANARY_MAX_ABS_DIFF_FIELD_NUMBER: _builtins.int
+    HELD_POLICIES_FIELD_NUMBER: _builtins.int
+    MAX_HELD_FIELD_NUMBER: _builtins.int
+    PINNED_VERSIONS_FIELD_NUMBER: _builtins.int
+    HOLD_FAILURES_FIELD_NUMBER: _builtins.int
     engine_id: _builtins.str
     base_url: _builtins.str
     model: _builtins.str
@@ -522,6 +584,8 @@ class EngineLease(_message.Message):
     """embedded, vllm"""
     canary_max_abs_diff: _builtins.float
     """of the last reload"""
+    max_held: _builtins.int
+    """policies that the engine can serve beside the channel's; 0: none"""
     @_builtins.property
     def held_versions(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """pinned versions served beside the channel's, as <model>@v<version>"""
@@ -531,6 +595,18 @@ class EngineLease(_message.Message):
     @_builtins.property
     def manifest(self) -> _common_pb2.BlobRef:
         """of version"""
+
+    @_builtins.property
+    def held_policies(self) -> _containers.RepeatedCompositeFieldContainer[Global___HeldPolicy]:
+        """of other models of the same base, served as <model>@v<version>"""
+
+    @_builtins.property
+    def pinned_versions(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """versions of the model that evaluation runs need beside the channel's, loaded or not"""
+
+    @_builtins.property
+    def hold_failures(self) -> _containers.RepeatedCompositeFieldContainer[Global___HoldFailure]:
+        """holds of this engine that it cannot serve, and why"""
 
     def __init__(
         self,
@@ -548,14 +624,101 @@ class EngineLease(_message.Message):
         engine_kind: _builtins.str = ...,
         manifest: _common_pb2.BlobRef | None = ...,
         canary_max_abs_diff: _builtins.float = ...,
+        held_policies: _abc.Iterable[Global___HeldPolicy] | None = ...,
+        max_held: _builtins.int = ...,
+        pinned_versions: _abc.Iterable[_builtins.int] | None = ...,
+        hold_failures: _abc.Iterable[Global___HoldFailure] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["expires_at", b"expires_at", "manifest", b"manifest"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["base_url", b"base_url", "canary_max_abs_diff", b"canary_max_abs_diff", "channel", b"channel", "digest", b"digest", "engine_id", b"engine_id", "engine_kind", b"engine_kind", "expires_at", b"expires_at", "held_versions", b"held_versions", "manifest", b"manifest", "model", b"model", "reason", b"reason", "state", b"state", "version", b"version"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["base_url", b"base_url", "canary_max_abs_diff", b"canary_max_abs_diff", "channel", b"channel", "digest", b"digest", "engine_id", b"engine_id", "engine_kind", b"engine_kind", "expires_at", b"expires_at", "held_policies", b"held_policies", "held_versions", b"held_versions", "hold_failures", b"hold_failures", "manifest", b"manifest", "max_held", b"max_held", "model", b"model", "pinned_versions", b"pinned_versions", "reason", b"reason", "state", b"state", "version", b"version"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___EngineLease: _TypeAlias = EngineLease  # noqa: Y015
+
+@_typing.final
+class HeldPolicy(_message.Message):
+    """A policy that an engine serves beside its channel's."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    MODEL_FIELD_NUMBER: _builtins.int
+    VERSION_FIELD_NUMBER: _builtins.int
+    model: _builtins.str
+    version: _builtins.int
+    def __init__(
+        self,
+        *,
+        model: _builtins.str = ...,
+        version: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["model", b"model", "version", b"version"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___HeldPolicy: _TypeAlias = HeldPolicy  # noqa: Y015
+
+@_typing.final
+class HoldFailure(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    MODEL_FIELD_NUMBER: _builtins.int
+    VERSION_FIELD_NUMBER: _builtins.int
+    DETAIL_FIELD_NUMBER: _builtins.int
+    model: _builtins.str
+    version: _builtins.int
+    detail: _builtins.str
+    def __init__(
+        self,
+        *,
+        model: _builtins.str = ...,
+        version: _builtins.int = ...,
+        detail: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["detail", b"detail", "model", b"model", "version", b"version"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___HoldFailure: _TypeAlias = HoldFailure  # noqa: Y015
+
+@_typing.final
+class PolicyHold(_message.Message):
+    """A policy that an engine keeps loaded because `holder` asked for it, until the hold is released or expires."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    MODEL_FIELD_NUMBER: _builtins.int
+    VERSION_FIELD_NUMBER: _builtins.int
+    HOLDER_FIELD_NUMBER: _builtins.int
+    ENGINE_ID_FIELD_NUMBER: _builtins.int
+    EXPIRES_AT_FIELD_NUMBER: _builtins.int
+    model: _builtins.str
+    version: _builtins.int
+    holder: _builtins.str
+    engine_id: _builtins.str
+    @_builtins.property
+    def expires_at(self) -> _timestamp_pb2.Timestamp: ...
+    def __init__(
+        self,
+        *,
+        model: _builtins.str = ...,
+        version: _builtins.int = ...,
+        holder: _builtins.str = ...,
+        engine_id: _builtins.str = ...,
+        expires_at: _timestamp_pb2.Timestamp | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["expires_at", b"expires_at"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["engine_id", b"engine_id", "expires_at", b"expires_at", "holder", b"holder", "model", b"model", "version", b"version"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___PolicyHold: _TypeAlias = PolicyHold  # noqa: Y015
 
 @_typing.final
 class HeadMove(_message.Message):

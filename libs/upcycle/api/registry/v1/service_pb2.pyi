@@ -405,10 +405,10 @@ class SetHeadRequest(_message.Message):
     expected_revision: _builtins.int
     """absent: whatever it is now"""
     actor: _builtins.str
-    """recorded as given, followed by "(unauthenticated)"; at most 64 characters"""
+    """recorded as given, followed by whose key the call had: "(operator)", "(service)"; at most 64 characters"""
     reason: _builtins.str
     unless_gated: _builtins.bool
-    """refuse with FAILED_PRECONDITION if the model has a gate: only the gate, or a person, may"""
+    """refuse with FAILED_PRECONDITION if the model has a gate: only the gate, or a person, may; always so for a service"""
     def __init__(
         self,
         *,
@@ -525,20 +525,340 @@ class RenewEngineLeaseResponse(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     LEASE_FIELD_NUMBER: _builtins.int
+    HOLDS_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def lease(self) -> _registry_pb2.EngineLease: ...
+    @_builtins.property
+    def holds(self) -> _containers.RepeatedCompositeFieldContainer[_registry_pb2.PolicyHold]:
+        """what the engine is to serve beside its channel's version"""
+
     def __init__(
         self,
         *,
         lease: _registry_pb2.EngineLease | None = ...,
+        holds: _abc.Iterable[_registry_pb2.PolicyHold] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["lease", b"lease"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["lease", b"lease"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["holds", b"holds", "lease", b"lease"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___RenewEngineLeaseResponse: _TypeAlias = RenewEngineLeaseResponse  # noqa: Y015
+
+@_typing.final
+class HoldPolicyRequest(_message.Message):
+    """Have an engine of the model's base serve a version beside what it follows. The same holder and version again: the hold is
+    extended. NOT_FOUND: no such model or version. FAILED_PRECONDITION: VERSION_REMOVED; NO_ENGINE while no supervisor runs;
+    OTHER_BASE where engines run and none is of the model's base. RESOURCE_EXHAUSTED NO_ROOM: with what is held, by which holder and until when.
+    """
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    MODEL_FIELD_NUMBER: _builtins.int
+    VERSION_FIELD_NUMBER: _builtins.int
+    TTL_S_FIELD_NUMBER: _builtins.int
+    HOLDER_FIELD_NUMBER: _builtins.int
+    model: _builtins.str
+    version: _builtins.int
+    """absent: head"""
+    ttl_s: _builtins.float
+    """at most a day"""
+    holder: _builtins.str
+    """who needs it, for those who find no room; of a user followed by its name: "tests (ada)"; at most 64 characters"""
+    def __init__(
+        self,
+        *,
+        model: _builtins.str = ...,
+        version: _builtins.int | None = ...,
+        ttl_s: _builtins.float = ...,
+        holder: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_version", b"_version", "version", b"version"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_version", b"_version", "holder", b"holder", "model", b"model", "ttl_s", b"ttl_s", "version", b"version"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__version: _TypeAlias = _typing.Literal["version"]  # noqa: Y015
+    _WhichOneofArgType__version: _TypeAlias = _typing.Literal["_version", b"_version"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__version) -> _WhichOneofReturnType__version | None: ...
+
+Global___HoldPolicyRequest: _TypeAlias = HoldPolicyRequest  # noqa: Y015
+
+@_typing.final
+class HoldPolicyResponse(_message.Message):
+    """The engine may still have to load it: its lease names it among held_versions or held_policies once it is served."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    HOLD_FIELD_NUMBER: _builtins.int
+    ENGINE_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def hold(self) -> _registry_pb2.PolicyHold: ...
+    @_builtins.property
+    def engine(self) -> _registry_pb2.EngineLease: ...
+    def __init__(
+        self,
+        *,
+        hold: _registry_pb2.PolicyHold | None = ...,
+        engine: _registry_pb2.EngineLease | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["engine", b"engine", "hold", b"hold"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["engine", b"engine", "hold", b"hold"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___HoldPolicyResponse: _TypeAlias = HoldPolicyResponse  # noqa: Y015
+
+@_typing.final
+class ReleasePolicyRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    MODEL_FIELD_NUMBER: _builtins.int
+    VERSION_FIELD_NUMBER: _builtins.int
+    HOLDER_FIELD_NUMBER: _builtins.int
+    model: _builtins.str
+    version: _builtins.int
+    holder: _builtins.str
+    """as it was given to HoldPolicy; a user releases its own holds, others any"""
+    def __init__(
+        self,
+        *,
+        model: _builtins.str = ...,
+        version: _builtins.int = ...,
+        holder: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["holder", b"holder", "model", b"model", "version", b"version"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ReleasePolicyRequest: _TypeAlias = ReleasePolicyRequest  # noqa: Y015
+
+@_typing.final
+class ReleasePolicyResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    RELEASED_FIELD_NUMBER: _builtins.int
+    released: _builtins.bool
+    """false: there was no such hold"""
+    def __init__(
+        self,
+        *,
+        released: _builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["released", b"released"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ReleasePolicyResponse: _TypeAlias = ReleasePolicyResponse  # noqa: Y015
+
+@_typing.final
+class ListHoldsRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    MODEL_FIELD_NUMBER: _builtins.int
+    model: _builtins.str
+    """empty: all"""
+    def __init__(
+        self,
+        *,
+        model: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["model", b"model"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ListHoldsRequest: _TypeAlias = ListHoldsRequest  # noqa: Y015
+
+@_typing.final
+class ListHoldsResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    HOLDS_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def holds(self) -> _containers.RepeatedCompositeFieldContainer[_registry_pb2.PolicyHold]:
+        """by model, version and holder"""
+
+    def __init__(
+        self,
+        *,
+        holds: _abc.Iterable[_registry_pb2.PolicyHold] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["holds", b"holds"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ListHoldsResponse: _TypeAlias = ListHoldsResponse  # noqa: Y015
+
+@_typing.final
+class SetCanaryReleaseRequest(_message.Message):
+    """Serve a share of the conversations with a checkpoint beside head; replaces the model's canary release, if one is under way. An engine
+    holds the version until the release ends: any move of head ends it. FAILED_PRECONDITION: ALREADY_HEAD, and as of HoldPolicy.
+    RESOURCE_EXHAUSTED NO_ROOM: as of HoldPolicy; nothing is changed then. ABORTED: head is at another revision.
+    """
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    MODEL_FIELD_NUMBER: _builtins.int
+    CHECKPOINT_ID_FIELD_NUMBER: _builtins.int
+    SHARE_FIELD_NUMBER: _builtins.int
+    ACTOR_FIELD_NUMBER: _builtins.int
+    REASON_FIELD_NUMBER: _builtins.int
+    EXPECTED_HEAD_REVISION_FIELD_NUMBER: _builtins.int
+    SHADOW_SHARE_FIELD_NUMBER: _builtins.int
+    model: _builtins.str
+    checkpoint_id: _builtins.str
+    share: _builtins.float
+    """of the conversations, below 1"""
+    actor: _builtins.str
+    """recorded as given, followed by whose key the call had; at most 64 characters"""
+    reason: _builtins.str
+    expected_head_revision: _builtins.int
+    """absent: whatever it is now"""
+    shadow_share: _builtins.float
+    """of the requests that head answers, at most 1. One of the two shares is above 0"""
+    def __init__(
+        self,
+        *,
+        model: _builtins.str = ...,
+        checkpoint_id: _builtins.str = ...,
+        share: _builtins.float = ...,
+        actor: _builtins.str = ...,
+        reason: _builtins.str = ...,
+        expected_head_revision: _builtins.int | None = ...,
+        shadow_share: _builtins.float = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_expected_head_revision", b"_expected_head_revision", "expected_head_revision", b"expected_head_revision"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_expected_head_revision", b"_expected_head_revision", "actor", b"actor", "checkpoint_id", b"checkpoint_id", "expected_head_revision", b"expected_head_revision", "model", b"model", "reason", b"reason", "shadow_share", b"shadow_share", "share", b"share"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__expected_head_revision: _TypeAlias = _typing.Literal["expected_head_revision"]  # noqa: Y015
+    _WhichOneofArgType__expected_head_revision: _TypeAlias = _typing.Literal["_expected_head_revision", b"_expected_head_revision"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__expected_head_revision) -> _WhichOneofReturnType__expected_head_revision | None: ...
+
+Global___SetCanaryReleaseRequest: _TypeAlias = SetCanaryReleaseRequest  # noqa: Y015
+
+@_typing.final
+class SetCanaryReleaseResponse(_message.Message):
+    """The engine may still have to load the version; until then head answers all."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    RELEASE_FIELD_NUMBER: _builtins.int
+    ENGINE_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def release(self) -> _registry_pb2.CanaryRelease: ...
+    @_builtins.property
+    def engine(self) -> _registry_pb2.EngineLease: ...
+    def __init__(
+        self,
+        *,
+        release: _registry_pb2.CanaryRelease | None = ...,
+        engine: _registry_pb2.EngineLease | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["engine", b"engine", "release", b"release"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["engine", b"engine", "release", b"release"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___SetCanaryReleaseResponse: _TypeAlias = SetCanaryReleaseResponse  # noqa: Y015
+
+@_typing.final
+class EndCanaryReleaseRequest(_message.Message):
+    """FAILED_PRECONDITION NO_CANARY_RELEASE: none is under way."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    MODEL_FIELD_NUMBER: _builtins.int
+    ACTOR_FIELD_NUMBER: _builtins.int
+    REASON_FIELD_NUMBER: _builtins.int
+    model: _builtins.str
+    actor: _builtins.str
+    reason: _builtins.str
+    def __init__(
+        self,
+        *,
+        model: _builtins.str = ...,
+        actor: _builtins.str = ...,
+        reason: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["actor", b"actor", "model", b"model", "reason", b"reason"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___EndCanaryReleaseRequest: _TypeAlias = EndCanaryReleaseRequest  # noqa: Y015
+
+@_typing.final
+class EndCanaryReleaseResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    RELEASE_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def release(self) -> _registry_pb2.CanaryRelease: ...
+    def __init__(
+        self,
+        *,
+        release: _registry_pb2.CanaryRelease | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["release", b"release"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["release", b"release"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___EndCanaryReleaseResponse: _TypeAlias = EndCanaryReleaseResponse  # noqa: Y015
+
+@_typing.final
+class ListCanaryReleasesRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    MODEL_FIELD_NUMBER: _builtins.int
+    model: _builtins.str
+    def __init__(
+        self,
+        *,
+        model: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["model", b"model"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ListCanaryReleasesRequest: _TypeAlias = ListCanaryReleasesRequest  # noqa: Y015
+
+@_typing.final
+class ListCanaryReleasesResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    CHANGES_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def changes(self) -> _containers.RepeatedCompositeFieldContainer[_registry_pb2.CanaryRelease]:
+        """the audit, oldest first"""
+
+    def __init__(
+        self,
+        *,
+        changes: _abc.Iterable[_registry_pb2.CanaryRelease] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["changes", b"changes"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ListCanaryReleasesResponse: _TypeAlias = ListCanaryReleasesResponse  # noqa: Y015
 
 @_typing.final
 class ListEnginesRequest(_message.Message):

@@ -90,6 +90,36 @@ class RegistryServiceStub:
                 request_serializer=upcycle_dot_api_dot_registry_dot_v1_dot_service__pb2.ListEnginesRequest.SerializeToString,
                 response_deserializer=upcycle_dot_api_dot_registry_dot_v1_dot_service__pb2.ListEnginesResponse.FromString,
                 _registered_method=True)
+        self.HoldPolicy = channel.unary_unary(
+                '/upcycle.api.registry.v1.RegistryService/HoldPolicy',
+                request_serializer=upcycle_dot_api_dot_registry_dot_v1_dot_service__pb2.HoldPolicyRequest.SerializeToString,
+                response_deserializer=upcycle_dot_api_dot_registry_dot_v1_dot_service__pb2.HoldPolicyResponse.FromString,
+                _registered_method=True)
+        self.ReleasePolicy = channel.unary_unary(
+                '/upcycle.api.registry.v1.RegistryService/ReleasePolicy',
+                request_serializer=upcycle_dot_api_dot_registry_dot_v1_dot_service__pb2.ReleasePolicyRequest.SerializeToString,
+                response_deserializer=upcycle_dot_api_dot_registry_dot_v1_dot_service__pb2.ReleasePolicyResponse.FromString,
+                _registered_method=True)
+        self.ListHolds = channel.unary_unary(
+                '/upcycle.api.registry.v1.RegistryService/ListHolds',
+                request_serializer=upcycle_dot_api_dot_registry_dot_v1_dot_service__pb2.ListHoldsRequest.SerializeToString,
+                response_deserializer=upcycle_dot_api_dot_registry_dot_v1_dot_service__pb2.ListHoldsResponse.FromString,
+                _registered_method=True)
+        self.SetCanaryRelease = channel.unary_unary(
+                '/upcycle.api.registry.v1.RegistryService/SetCanaryRelease',
+                request_serializer=upcycle_dot_api_dot_registry_dot_v1_dot_service__pb2.SetCanaryReleaseRequest.SerializeToString,
+                response_deserializer=upcycle_dot_api_dot_registry_dot_v1_dot_service__pb2.SetCanaryReleaseResponse.FromString,
+                _registered_method=True)
+        self.EndCanaryRelease = channel.unary_unary(
+                '/upcycle.api.registry.v1.RegistryService/EndCanaryRelease',
+                request_serializer=upcycle_dot_api_dot_registry_dot_v1_dot_service__pb2.EndCanaryReleaseRequest.SerializeToString,
+                response_deserializer=upcycle_dot_api_dot_registry_dot_v1_dot_service__pb2.EndCanaryReleaseResponse.FromString,
+                _registered_method=True)
+        self.ListCanaryReleases = channel.unary_unary(
+                '/upcycle.api.registry.v1.RegistryService/ListCanaryReleases',
+                request_serializer=upcycle_dot_api_dot_registry_dot_v1_dot_service__pb2.ListCanaryReleasesRequest.SerializeToString,
+                response_deserializer=upcycle_dot_api_dot_registry_dot_v1_dot_service__pb2.ListCanaryReleasesResponse.FromString,
+                _registered_method=True)
 
 
 class RegistryServiceServicer:
@@ -162,6 +192,42 @@ class RegistryServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def HoldPolicy(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def ReleasePolicy(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def ListHolds(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def SetCanaryRelease(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def EndCanaryRelease(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def ListCanaryReleases(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_RegistryServiceServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -219,6 +285,36 @@ def add_RegistryServiceServicer_to_server(servicer, server):
                     servicer.ListEngines,
                     request_deserializer=upcycle_dot_api_dot_registry_dot_v1_dot_service__pb2.ListEnginesRequest.FromString,
                     response_serializer=upcycle_dot_api_dot_registry_dot_v1_dot_service__pb2.ListEnginesResponse.SerializeToString,
+            ),
+            'HoldPolicy': grpc.unary_unary_rpc_method_handler(
+                    servicer.HoldPolicy,
+                    request_deserializer=upcycle_dot_api_dot_registry_dot_v1_dot_service__pb2.HoldPolicyRequest.FromString,
+                    response_serializer=upcycle_dot_api_dot_registry_dot_v1_dot_service__pb2.HoldPolicyResponse.SerializeToString,
+            ),
+            'ReleasePolicy': grpc.unary_unary_rpc_method_handler(
+                    servicer.ReleasePolicy,
+                    request_deserializer=upcycle_dot_api_dot_registry_dot_v1_dot_service__pb2.ReleasePolicyRequest.FromString,
+                    response_serializer=upcycle_dot_api_dot_registry_dot_v1_dot_service__pb2.ReleasePolicyResponse.SerializeToString,
+            ),
+            'ListHolds': grpc.unary_unary_rpc_method_handler(
+                    servicer.ListHolds,
+                    request_deserializer=upcycle_dot_api_dot_registry_dot_v1_dot_service__pb2.ListHoldsRequest.FromString,
+                    response_serializer=upcycle_dot_api_dot_registry_dot_v1_dot_service__pb2.ListHoldsResponse.SerializeToString,
+            ),
+            'SetCanaryRelease': grpc.unary_unary_rpc_method_handler(
+                    servicer.SetCanaryRelease,
+                    request_deserializer=upcycle_dot_api_dot_registry_dot_v1_dot_service__pb2.SetCanaryReleaseRequest.FromString,
+                    response_serializer=upcycle_dot_api_dot_registry_dot_v1_dot_service__pb2.SetCanaryReleaseResponse.SerializeToString,
+            ),
+            'EndCanaryRelease': grpc.unary_unary_rpc_method_handler(
+                    servicer.EndCanaryRelease,
+                    request_deserializer=upcycle_dot_api_dot_registry_dot_v1_dot_service__pb2.EndCanaryReleaseRequest.FromString,
+                    response_serializer=upcycle_dot_api_dot_registry_dot_v1_dot_service__pb2.EndCanaryReleaseResponse.SerializeToString,
+            ),
+            'ListCanaryReleases': grpc.unary_unary_rpc_method_handler(
+                    servicer.ListCanaryReleases,
+                    request_deserializer=upcycle_dot_api_dot_registry_dot_v1_dot_service__pb2.ListCanaryReleasesRequest.FromString,
+                    response_serializer=upcycle_dot_api_dot_registry_dot_v1_dot_service__pb2.ListCanaryReleasesResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -519,6 +615,168 @@ class RegistryService:
             '/upcycle.api.registry.v1.RegistryService/ListEngines',
             upcycle_dot_api_dot_registry_dot_v1_dot_service__pb2.ListEnginesRequest.SerializeToString,
             upcycle_dot_api_dot_registry_dot_v1_dot_service__pb2.ListEnginesResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def HoldPolicy(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/upcycle.api.registry.v1.RegistryService/HoldPolicy',
+            upcycle_dot_api_dot_registry_dot_v1_dot_service__pb2.HoldPolicyRequest.SerializeToString,
+            upcycle_dot_api_dot_registry_dot_v1_dot_service__pb2.HoldPolicyResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ReleasePolicy(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/upcycle.api.registry.v1.RegistryService/ReleasePolicy',
+            upcycle_dot_api_dot_registry_dot_v1_dot_service__pb2.ReleasePolicyRequest.SerializeToString,
+            upcycle_dot_api_dot_registry_dot_v1_dot_service__pb2.ReleasePolicyResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ListHolds(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/upcycle.api.registry.v1.RegistryService/ListHolds',
+            upcycle_dot_api_dot_registry_dot_v1_dot_service__pb2.ListHoldsRequest.SerializeToString,
+            upcycle_dot_api_dot_registry_dot_v1_dot_service__pb2.ListHoldsResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def SetCanaryRelease(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/upcycle.api.registry.v1.RegistryService/SetCanaryRelease',
+            upcycle_dot_api_dot_registry_dot_v1_dot_service__pb2.SetCanaryReleaseRequest.SerializeToString,
+            upcycle_dot_api_dot_registry_dot_v1_dot_service__pb2.SetCanaryReleaseResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def EndCanaryRelease(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/upcycle.api.registry.v1.RegistryService/EndCanaryRelease',
+            upcycle_dot_api_dot_registry_dot_v1_dot_service__pb2.EndCanaryReleaseRequest.SerializeToString,
+            upcycle_dot_api_dot_registry_dot_v1_dot_service__pb2.EndCanaryReleaseResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ListCanaryReleases(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/upcycle.api.registry.v1.RegistryService/ListCanaryReleases',
+            upcycle_dot_api_dot_registry_dot_v1_dot_service__pb2.ListCanaryReleasesRequest.SerializeToString,
+            upcycle_dot_api_dot_registry_dot_v1_dot_service__pb2.ListCanaryReleasesResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -44,6 +44,12 @@ class RegistryServiceStub:
     ListHeadMoves: _grpc.UnaryUnaryMultiCallable[_service_pb2.ListHeadMovesRequest, _service_pb2.ListHeadMovesResponse]
     RenewEngineLease: _grpc.UnaryUnaryMultiCallable[_service_pb2.RenewEngineLeaseRequest, _service_pb2.RenewEngineLeaseResponse]
     ListEngines: _grpc.UnaryUnaryMultiCallable[_service_pb2.ListEnginesRequest, _service_pb2.ListEnginesResponse]
+    HoldPolicy: _grpc.UnaryUnaryMultiCallable[_service_pb2.HoldPolicyRequest, _service_pb2.HoldPolicyResponse]
+    ReleasePolicy: _grpc.UnaryUnaryMultiCallable[_service_pb2.ReleasePolicyRequest, _service_pb2.ReleasePolicyResponse]
+    ListHolds: _grpc.UnaryUnaryMultiCallable[_service_pb2.ListHoldsRequest, _service_pb2.ListHoldsResponse]
+    SetCanaryRelease: _grpc.UnaryUnaryMultiCallable[_service_pb2.SetCanaryReleaseRequest, _service_pb2.SetCanaryReleaseResponse]
+    EndCanaryRelease: _grpc.UnaryUnaryMultiCallable[_service_pb2.EndCanaryReleaseRequest, _service_pb2.EndCanaryReleaseResponse]
+    ListCanaryReleases: _grpc.UnaryUnaryMultiCallable[_service_pb2.ListCanaryReleasesRequest, _service_pb2.ListCanaryReleasesResponse]
 
 @_typing.type_check_only
 class RegistryServiceAsyncStub(RegistryServiceStub):
@@ -61,6 +67,12 @@ class RegistryServiceAsyncStub(RegistryServiceStub):
     ListHeadMoves: _aio.UnaryUnaryMultiCallable[_service_pb2.ListHeadMovesRequest, _service_pb2.ListHeadMovesResponse]  # type: ignore[assignment]
     RenewEngineLease: _aio.UnaryUnaryMultiCallable[_service_pb2.RenewEngineLeaseRequest, _service_pb2.RenewEngineLeaseResponse]  # type: ignore[assignment]
     ListEngines: _aio.UnaryUnaryMultiCallable[_service_pb2.ListEnginesRequest, _service_pb2.ListEnginesResponse]  # type: ignore[assignment]
+    HoldPolicy: _aio.UnaryUnaryMultiCallable[_service_pb2.HoldPolicyRequest, _service_pb2.HoldPolicyResponse]  # type: ignore[assignment]
+    ReleasePolicy: _aio.UnaryUnaryMultiCallable[_service_pb2.ReleasePolicyRequest, _service_pb2.ReleasePolicyResponse]  # type: ignore[assignment]
+    ListHolds: _aio.UnaryUnaryMultiCallable[_service_pb2.ListHoldsRequest, _service_pb2.ListHoldsResponse]  # type: ignore[assignment]
+    SetCanaryRelease: _aio.UnaryUnaryMultiCallable[_service_pb2.SetCanaryReleaseRequest, _service_pb2.SetCanaryReleaseResponse]  # type: ignore[assignment]
+    EndCanaryRelease: _aio.UnaryUnaryMultiCallable[_service_pb2.EndCanaryReleaseRequest, _service_pb2.EndCanaryReleaseResponse]  # type: ignore[assignment]
+    ListCanaryReleases: _aio.UnaryUnaryMultiCallable[_service_pb2.ListCanaryReleasesRequest, _service_pb2.ListCanaryReleasesResponse]  # type: ignore[assignment]
 
 class RegistryServiceServicer(metaclass=_abc_1.ABCMeta):
     """Public: models, their checkpoint trees and heads; and the leases by which engines are found."""
@@ -141,5 +153,47 @@ class RegistryServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _service_pb2.ListEnginesRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_service_pb2.ListEnginesResponse, _abc.Awaitable[_service_pb2.ListEnginesResponse]]: ...
+
+    @_abc_1.abstractmethod
+    def HoldPolicy(
+        self,
+        request: _service_pb2.HoldPolicyRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_service_pb2.HoldPolicyResponse, _abc.Awaitable[_service_pb2.HoldPolicyResponse]]: ...
+
+    @_abc_1.abstractmethod
+    def ReleasePolicy(
+        self,
+        request: _service_pb2.ReleasePolicyRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_service_pb2.ReleasePolicyResponse, _abc.Awaitable[_service_pb2.ReleasePolicyResponse]]: ...
+
+    @_abc_1.abstractmethod
+    def ListHolds(
+        self,
+        request: _service_pb2.ListHoldsRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_service_pb2.ListHoldsResponse, _abc.Awaitable[_service_pb2.ListHoldsResponse]]: ...
+
+    @_abc_1.abstractmethod
+    def SetCanaryRelease(
+        self,
+        request: _service_pb2.SetCanaryReleaseRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_service_pb2.SetCanaryReleaseResponse, _abc.Awaitable[_service_pb2.SetCanaryReleaseResponse]]: ...
+
+    @_abc_1.abstractmethod
+    def EndCanaryRelease(
+        self,
+        request: _service_pb2.EndCanaryReleaseRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_service_pb2.EndCanaryReleaseResponse, _abc.Awaitable[_service_pb2.EndCanaryReleaseResponse]]: ...
+
+    @_abc_1.abstractmethod
+    def ListCanaryReleases(
+        self,
+        request: _service_pb2.ListCanaryReleasesRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_service_pb2.ListCanaryReleasesResponse, _abc.Awaitable[_service_pb2.ListCanaryReleasesResponse]]: ...
 
 def add_RegistryServiceServicer_to_server(servicer: RegistryServiceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

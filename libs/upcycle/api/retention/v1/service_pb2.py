@@ -23,9 +23,10 @@ _sym_db = _symbol_database.Default()
 
 
 from google.protobuf import timestamp_pb2 as google_dot_protobuf_dot_timestamp__pb2
+from upcycle.api.common.v1 import access_pb2 as upcycle_dot_api_dot_common_dot_v1_dot_access__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n&upcycle/api/retention/v1/service.proto\x12\x18upcycle.api.retention.v1\x1a\x1fgoogle/protobuf/timestamp.proto\"o\n\x15SweepRetentionRequest\x12\x0c\n\x04what\x18\x01 \x01(\t\x12\r\n\x05\x61pply\x18\x02 \x01(\x08\x12\x19\n\x0colder_than_s\x18\x03 \x01(\x01H\x00\x88\x01\x01\x12\r\n\x05\x61\x66ter\x18\x04 \x01(\tB\x0f\n\r_older_than_s\"\xfd\x01\n\x16SweepRetentionResponse\x12\x0e\n\x06policy\x18\x01 \x01(\t\x12\x0e\n\x06number\x18\x02 \x01(\x03\x12\x12\n\nsize_bytes\x18\x03 \x01(\x03\x12*\n\x06oldest\x18\x04 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12H\n\x04kept\x18\x05 \x03(\x0b\x32:.upcycle.api.retention.v1.SweepRetentionResponse.KeptEntry\x12\x0c\n\x04next\x18\x06 \x01(\t\x1a+\n\tKeptEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x03:\x02\x38\x01\"\xb5\x01\n\x15ListReferencesRequest\x12\x0f\n\x07run_ids\x18\x01 \x03(\t\x12\x0f\n\x07release\x18\x02 \x01(\x08\x12K\n\x06models\x18\x03 \x03(\x0b\x32;.upcycle.api.retention.v1.ListReferencesRequest.ModelsEntry\x1a-\n\x0bModelsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\"A\n\x0cRunReference\x12\x0e\n\x06run_id\x18\x01 \x01(\t\x12\x0b\n\x03why\x18\x02 \x01(\t\x12\x14\n\x0conly_trained\x18\x03 \x01(\x08\"}\n\x16ListReferencesResponse\x12:\n\nreferences\x18\x01 \x03(\x0b\x32&.upcycle.api.retention.v1.RunReference\x12\'\n\x03now\x18\x02 \x01(\x0b\x32\x1a.google.protobuf.Timestamp2\x87\x01\n\x10RetentionService\x12s\n\x0eSweepRetention\x12/.upcycle.api.retention.v1.SweepRetentionRequest\x1a\x30.upcycle.api.retention.v1.SweepRetentionResponse2\x87\x01\n\x10ReferenceService\x12s\n\x0eListReferences\x12/.upcycle.api.retention.v1.ListReferencesRequest\x1a\x30.upcycle.api.retention.v1.ListReferencesResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n&upcycle/api/retention/v1/service.proto\x12\x18upcycle.api.retention.v1\x1a\x1fgoogle/protobuf/timestamp.proto\x1a\"upcycle/api/common/v1/access.proto\"o\n\x15SweepRetentionRequest\x12\x0c\n\x04what\x18\x01 \x01(\t\x12\r\n\x05\x61pply\x18\x02 \x01(\x08\x12\x19\n\x0colder_than_s\x18\x03 \x01(\x01H\x00\x88\x01\x01\x12\r\n\x05\x61\x66ter\x18\x04 \x01(\tB\x0f\n\r_older_than_s\"\xfd\x01\n\x16SweepRetentionResponse\x12\x0e\n\x06policy\x18\x01 \x01(\t\x12\x0e\n\x06number\x18\x02 \x01(\x03\x12\x12\n\nsize_bytes\x18\x03 \x01(\x03\x12*\n\x06oldest\x18\x04 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12H\n\x04kept\x18\x05 \x03(\x0b\x32:.upcycle.api.retention.v1.SweepRetentionResponse.KeptEntry\x12\x0c\n\x04next\x18\x06 \x01(\t\x1a+\n\tKeptEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x03:\x02\x38\x01\"\xb5\x01\n\x15ListReferencesRequest\x12\x0f\n\x07run_ids\x18\x01 \x03(\t\x12\x0f\n\x07release\x18\x02 \x01(\x08\x12K\n\x06models\x18\x03 \x03(\x0b\x32;.upcycle.api.retention.v1.ListReferencesRequest.ModelsEntry\x1a-\n\x0bModelsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\"A\n\x0cRunReference\x12\x0e\n\x06run_id\x18\x01 \x01(\t\x12\x0b\n\x03why\x18\x02 \x01(\t\x12\x14\n\x0conly_trained\x18\x03 \x01(\x08\"}\n\x16ListReferencesResponse\x12:\n\nreferences\x18\x01 \x03(\x0b\x32&.upcycle.api.retention.v1.RunReference\x12\'\n\x03now\x18\x02 \x01(\x0b\x32\x1a.google.protobuf.Timestamp2\x8e\x01\n\x10RetentionService\x12s\n\x0eSweepRetention\x12/.upcycle.api.retention.v1.SweepRetentionRequest\x1a\x30.upcycle.api.retention.v1.SweepRetentionResponse\x1a\x05\x8a\xe7\x18\x01\x02\x32\x8e\x01\n\x10ReferenceService\x12s\n\x0eListReferences\x12/.upcycle.api.retention.v1.ListReferencesRequest\x1a\x30.upcycle.api.retention.v1.ListReferencesResponse\x1a\x05\x8a\xe7\x18\x01\x03\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -36,22 +37,26 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_SWEEPRETENTIONRESPONSE_KEPTENTRY']._serialized_options = b'8\001'
   _globals['_LISTREFERENCESREQUEST_MODELSENTRY']._loaded_options = None
   _globals['_LISTREFERENCESREQUEST_MODELSENTRY']._serialized_options = b'8\001'
-  _globals['_SWEEPRETENTIONREQUEST']._serialized_start=101
-  _globals['_SWEEPRETENTIONREQUEST']._serialized_end=212
-  _globals['_SWEEPRETENTIONRESPONSE']._serialized_start=215
-  _globals['_SWEEPRETENTIONRESPONSE']._serialized_end=468
-  _globals['_SWEEPRETENTIONRESPONSE_KEPTENTRY']._serialized_start=425
-  _globals['_SWEEPRETENTIONRESPONSE_KEPTENTRY']._serialized_end=468
-  _globals['_LISTREFERENCESREQUEST']._serialized_start=471
-  _globals['_LISTREFERENCESREQUEST']._serialized_end=652
-  _globals['_LISTREFERENCESREQUEST_MODELSENTRY']._serialized_start=607
-  _globals['_LISTREFERENCESREQUEST_MODELSENTRY']._serialized_end=652
-  _globals['_RUNREFERENCE']._serialized_start=654
-  _globals['_RUNREFERENCE']._serialized_end=719
-  _globals['_LISTREFERENCESRESPONSE']._serialized_start=721
-  _globals['_LISTREFERENCESRESPONSE']._serialized_end=846
-  _globals['_RETENTIONSERVICE']._serialized_start=849
-  _globals['_RETENTIONSERVICE']._serialized_end=984
-  _globals['_REFERENCESERVICE']._serialized_start=987
-  _globals['_REFERENCESERVICE']._serialized_end=1122
+  _globals['_RETENTIONSERVICE']._loaded_options = None
+  _globals['_RETENTIONSERVICE']._serialized_options = b'\212\347\030\001\002'
+  _globals['_REFERENCESERVICE']._loaded_options = None
+  _globals['_REFERENCESERVICE']._serialized_options = b'\212\347\030\001\003'
+  _globals['_SWEEPRETENTIONREQUEST']._serialized_start=137
+  _globals['_SWEEPRETENTIONREQUEST']._serialized_end=248
+  _globals['_SWEEPRETENTIONRESPONSE']._serialized_start=251
+  _globals['_SWEEPRETENTIONRESPONSE']._serialized_end=504
+  _globals['_SWEEPRETENTIONRESPONSE_KEPTENTRY']._serialized_start=461
+  _globals['_SWEEPRETENTIONRESPONSE_KEPTENTRY']._serialized_end=504
+  _globals['_LISTREFERENCESREQUEST']._serialized_start=507
+  _globals['_LISTREFERENCESREQUEST']._serialized_end=688
+  _globals['_LISTREFERENCESREQUEST_MODELSENTRY']._serialized_start=643
+  _globals['_LISTREFERENCESREQUEST_MODELSENTRY']._serialized_end=688
+  _globals['_RUNREFERENCE']._serialized_start=690
+  _globals['_RUNREFERENCE']._serialized_end=755
+  _globals['_LISTREFERENCESRESPONSE']._serialized_start=757
+  _globals['_LISTREFERENCESRESPONSE']._serialized_end=882
+  _globals['_RETENTIONSERVICE']._serialized_start=885
+  _globals['_RETENTIONSERVICE']._serialized_end=1027
+  _globals['_REFERENCESERVICE']._serialized_start=1030
+  _globals['_REFERENCESERVICE']._serialized_end=1172
 # @@protoc_insertion_point(module_scope)

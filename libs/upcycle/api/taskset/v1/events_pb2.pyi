@@ -297,6 +297,7 @@ class GroupOffered(_message.Message):
     BEFORE_START_FIELD_NUMBER: _builtins.int
     MEMBERS_FIELD_NUMBER: _builtins.int
     OFFERED_AT_FIELD_NUMBER: _builtins.int
+    TASKSET_FIELD_NUMBER: _builtins.int
     group_id: _builtins.str
     run_id: _builtins.str
     """the training run"""
@@ -312,6 +313,8 @@ class GroupOffered(_message.Message):
     """The evaluation had ended before the training run began: its versions are counted back from the checkpoint at which the
     run starts.
     """
+    taskset: _builtins.str
+    """that the task is of, with the revision: `name`, or `name@2`"""
     @_builtins.property
     def members(self) -> _containers.RepeatedCompositeFieldContainer[_taskset_pb2.OfferedTrajectory]: ...
     @_builtins.property
@@ -329,10 +332,11 @@ class GroupOffered(_message.Message):
         before_start: _builtins.bool = ...,
         members: _abc.Iterable[_taskset_pb2.OfferedTrajectory] | None = ...,
         offered_at: _timestamp_pb2.Timestamp | None = ...,
+        taskset: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["offered_at", b"offered_at"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["before_start", b"before_start", "group_id", b"group_id", "group_size", b"group_size", "members", b"members", "model", b"model", "offered_at", b"offered_at", "run_id", b"run_id", "source_run_id", b"source_run_id", "split", b"split", "task_digest", b"task_digest"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["before_start", b"before_start", "group_id", b"group_id", "group_size", b"group_size", "members", b"members", "model", b"model", "offered_at", b"offered_at", "run_id", b"run_id", "source_run_id", b"source_run_id", "split", b"split", "task_digest", b"task_digest", "taskset", b"taskset"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

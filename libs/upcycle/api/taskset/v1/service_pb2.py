@@ -22,77 +22,92 @@ _runtime_version.ValidateProtobufRuntimeVersion(
 _sym_db = _symbol_database.Default()
 
 
+from upcycle.api.common.v1 import access_pb2 as upcycle_dot_api_dot_common_dot_v1_dot_access__pb2
 from upcycle.api.common.v1 import common_pb2 as upcycle_dot_api_dot_common_dot_v1_dot_common__pb2
 from upcycle.api.taskset.v1 import taskset_pb2 as upcycle_dot_api_dot_taskset_dot_v1_dot_taskset__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n$upcycle/api/taskset/v1/service.proto\x12\x16upcycle.api.taskset.v1\x1a\"upcycle/api/common/v1/common.proto\x1a$upcycle/api/taskset/v1/taskset.proto\"J\n\x16RegisterTasksetRequest\x12\x30\n\x07taskset\x18\x01 \x01(\x0b\x32\x1f.upcycle.api.taskset.v1.Taskset\"m\n\x17RegisterTasksetResponse\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0e\n\x06\x64igest\x18\x02 \x01(\t\x12\x11\n\tnum_tasks\x18\x03 \x01(\x05\x12\x0f\n\x07\x63reated\x18\x04 \x01(\x08\x12\x10\n\x08revision\x18\x05 \x01(\x03\"9\n\x11GetTasksetRequest\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x16\n\x0ewith_summaries\x18\x02 \x01(\x08\"\xb4\x01\n\x12GetTasksetResponse\x12\x30\n\x07taskset\x18\x01 \x01(\x0b\x32\x1f.upcycle.api.taskset.v1.Taskset\x12\x39\n\trevisions\x18\x02 \x03(\x0b\x32&.upcycle.api.taskset.v1.TasksetSummary\x12\x31\n\x0btask_splits\x18\x03 \x03(\x0e\x32\x1c.upcycle.api.common.v1.Split\"$\n\x14\x44\x65leteTasksetRequest\x12\x0c\n\x04name\x18\x01 \x01(\t\"R\n\x15\x44\x65leteTasksetResponse\x12\x39\n\trevisions\x18\x01 \x03(\x0b\x32&.upcycle.api.taskset.v1.TasksetSummary\"O\n\x18\x44\x65ployEnvironmentRequest\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x15\n\rsource_digest\x18\x02 \x01(\t\x12\x0e\n\x06packed\x18\x03 \x01(\x0c\"l\n\x19\x44\x65ployEnvironmentResponse\x12<\n\x0b\x65nvironment\x18\x01 \x01(\x0b\x32\'.upcycle.api.taskset.v1.EnvironmentSpec\x12\x11\n\tscenarios\x18\x02 \x03(\t\"U\n\x11\x43laimTasksRequest\x12\x14\n\x0ctask_digests\x18\x01 \x03(\t\x12\x12\n\nclaimed_by\x18\x02 \x01(\t\x12\x16\n\x0esource_run_ids\x18\x03 \x03(\t\"%\n\x12\x43laimTasksResponse\x12\x0f\n\x07\x63laimed\x18\x01 \x01(\x03\"-\n\x13ListTasksetsRequest\x12\x16\n\x0ewith_summaries\x18\x01 \x01(\x08\"\x84\x01\n\x14ListTasksetsResponse\x12\x31\n\x08tasksets\x18\x01 \x03(\x0b\x32\x1f.upcycle.api.taskset.v1.Taskset\x12\x39\n\tsummaries\x18\x02 \x03(\x0b\x32&.upcycle.api.taskset.v1.TasksetSummary\"U\n\x10SubmitRunRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12-\n\x04spec\x18\x02 \x01(\x0b\x32\x1f.upcycle.api.taskset.v1.RunSpec\"=\n\x11SubmitRunResponse\x12(\n\x03run\x18\x01 \x01(\x0b\x32\x1b.upcycle.api.taskset.v1.Run\"8\n\rGetRunRequest\x12\x0e\n\x06run_id\x18\x01 \x01(\t\x12\x17\n\x0finclude_results\x18\x02 \x01(\x08\"r\n\x0eGetRunResponse\x12(\n\x03run\x18\x01 \x01(\x0b\x32\x1b.upcycle.api.taskset.v1.Run\x12\x36\n\x07results\x18\x02 \x03(\x0b\x32%.upcycle.api.taskset.v1.EpisodeResult\"C\n\x0fListRunsRequest\x12\r\n\x05limit\x18\x01 \x01(\x05\x12\r\n\x05model\x18\x02 \x01(\t\x12\x12\n\nunfinished\x18\x03 \x01(\x08\"=\n\x10ListRunsResponse\x12)\n\x04runs\x18\x01 \x03(\x0b\x32\x1b.upcycle.api.taskset.v1.Run\"!\n\x0fWatchRunRequest\x12\x0e\n\x06run_id\x18\x01 \x01(\t\"<\n\x10WatchRunResponse\x12(\n\x03run\x18\x01 \x01(\x0b\x32\x1b.upcycle.api.taskset.v1.Run\"2\n\x10\x43\x61ncelRunRequest\x12\x0e\n\x06run_id\x18\x01 \x01(\t\x12\x0e\n\x06reason\x18\x02 \x01(\t\"=\n\x11\x43\x61ncelRunResponse\x12(\n\x03run\x18\x01 \x01(\x0b\x32\x1b.upcycle.api.taskset.v1.Run\"!\n\x0fPauseRunRequest\x12\x0e\n\x06run_id\x18\x01 \x01(\t\"<\n\x10PauseRunResponse\x12(\n\x03run\x18\x01 \x01(\x0b\x32\x1b.upcycle.api.taskset.v1.Run\"\"\n\x10ResumeRunRequest\x12\x0e\n\x06run_id\x18\x01 \x01(\t\"=\n\x11ResumeRunResponse\x12(\n\x03run\x18\x01 \x01(\x0b\x32\x1b.upcycle.api.taskset.v1.Run\"0\n\x0eStopRunRequest\x12\x0e\n\x06run_id\x18\x01 \x01(\t\x12\x0e\n\x06reason\x18\x02 \x01(\t\";\n\x0fStopRunResponse\x12(\n\x03run\x18\x01 \x01(\x0b\x32\x1b.upcycle.api.taskset.v1.Run\"#\n\x11\x45xplainRunRequest\x12\x0e\n\x06run_id\x18\x01 \x01(\t\"\x88\x01\n\x12\x45xplainRunResponse\x12(\n\x03run\x18\x01 \x01(\x0b\x32\x1b.upcycle.api.taskset.v1.Run\x12\x37\n\x0bwaiting_for\x18\x02 \x03(\x0b\x32\".upcycle.api.taskset.v1.WaitReason\x12\x0f\n\x07summary\x18\x03 \x01(\t2\x80\x0c\n\x0eTasksetService\x12r\n\x0fRegisterTaskset\x12..upcycle.api.taskset.v1.RegisterTasksetRequest\x1a/.upcycle.api.taskset.v1.RegisterTasksetResponse\x12\x63\n\nGetTaskset\x12).upcycle.api.taskset.v1.GetTasksetRequest\x1a*.upcycle.api.taskset.v1.GetTasksetResponse\x12i\n\x0cListTasksets\x12+.upcycle.api.taskset.v1.ListTasksetsRequest\x1a,.upcycle.api.taskset.v1.ListTasksetsResponse\x12l\n\rDeleteTaskset\x12,.upcycle.api.taskset.v1.DeleteTasksetRequest\x1a-.upcycle.api.taskset.v1.DeleteTasksetResponse\x12x\n\x11\x44\x65ployEnvironment\x12\x30.upcycle.api.taskset.v1.DeployEnvironmentRequest\x1a\x31.upcycle.api.taskset.v1.DeployEnvironmentResponse\x12`\n\tSubmitRun\x12(.upcycle.api.taskset.v1.SubmitRunRequest\x1a).upcycle.api.taskset.v1.SubmitRunResponse\x12W\n\x06GetRun\x12%.upcycle.api.taskset.v1.GetRunRequest\x1a&.upcycle.api.taskset.v1.GetRunResponse\x12]\n\x08ListRuns\x12\'.upcycle.api.taskset.v1.ListRunsRequest\x1a(.upcycle.api.taskset.v1.ListRunsResponse\x12_\n\x08WatchRun\x12\'.upcycle.api.taskset.v1.WatchRunRequest\x1a(.upcycle.api.taskset.v1.WatchRunResponse0\x01\x12`\n\tCancelRun\x12(.upcycle.api.taskset.v1.CancelRunRequest\x1a).upcycle.api.taskset.v1.CancelRunResponse\x12]\n\x08PauseRun\x12\'.upcycle.api.taskset.v1.PauseRunRequest\x1a(.upcycle.api.taskset.v1.PauseRunResponse\x12`\n\tResumeRun\x12(.upcycle.api.taskset.v1.ResumeRunRequest\x1a).upcycle.api.taskset.v1.ResumeRunResponse\x12Z\n\x07StopRun\x12&.upcycle.api.taskset.v1.StopRunRequest\x1a\'.upcycle.api.taskset.v1.StopRunResponse\x12\x63\n\nExplainRun\x12).upcycle.api.taskset.v1.ExplainRunRequest\x1a*.upcycle.api.taskset.v1.ExplainRunResponse\x12\x63\n\nClaimTasks\x12).upcycle.api.taskset.v1.ClaimTasksRequest\x1a*.upcycle.api.taskset.v1.ClaimTasksResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n$upcycle/api/taskset/v1/service.proto\x12\x16upcycle.api.taskset.v1\x1a\"upcycle/api/common/v1/access.proto\x1a\"upcycle/api/common/v1/common.proto\x1a$upcycle/api/taskset/v1/taskset.proto\"J\n\x16RegisterTasksetRequest\x12\x30\n\x07taskset\x18\x01 \x01(\x0b\x32\x1f.upcycle.api.taskset.v1.Taskset\"m\n\x17RegisterTasksetResponse\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0e\n\x06\x64igest\x18\x02 \x01(\t\x12\x11\n\tnum_tasks\x18\x03 \x01(\x05\x12\x0f\n\x07\x63reated\x18\x04 \x01(\x08\x12\x10\n\x08revision\x18\x05 \x01(\x03\"9\n\x11GetTasksetRequest\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x16\n\x0ewith_summaries\x18\x02 \x01(\x08\"\xb4\x01\n\x12GetTasksetResponse\x12\x30\n\x07taskset\x18\x01 \x01(\x0b\x32\x1f.upcycle.api.taskset.v1.Taskset\x12\x39\n\trevisions\x18\x02 \x03(\x0b\x32&.upcycle.api.taskset.v1.TasksetSummary\x12\x31\n\x0btask_splits\x18\x03 \x03(\x0e\x32\x1c.upcycle.api.common.v1.Split\"$\n\x14\x44\x65leteTasksetRequest\x12\x0c\n\x04name\x18\x01 \x01(\t\"R\n\x15\x44\x65leteTasksetResponse\x12\x39\n\trevisions\x18\x01 \x03(\x0b\x32&.upcycle.api.taskset.v1.TasksetSummary\"O\n\x18\x44\x65ployEnvironmentRequest\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x15\n\rsource_digest\x18\x02 \x01(\t\x12\x0e\n\x06packed\x18\x03 \x01(\x0c\"l\n\x19\x44\x65ployEnvironmentResponse\x12<\n\x0b\x65nvironment\x18\x01 \x01(\x0b\x32\'.upcycle.api.taskset.v1.EnvironmentSpec\x12\x11\n\tscenarios\x18\x02 \x03(\t\")\n\x10GetSourceRequest\x12\x15\n\rsource_digest\x18\x01 \x01(\t\"#\n\x11GetSourceResponse\x12\x0e\n\x06packed\x18\x01 \x01(\x0c\"U\n\x11\x43laimTasksRequest\x12\x14\n\x0ctask_digests\x18\x01 \x03(\t\x12\x12\n\nclaimed_by\x18\x02 \x01(\t\x12\x16\n\x0esource_run_ids\x18\x03 \x03(\t\"%\n\x12\x43laimTasksResponse\x12\x0f\n\x07\x63laimed\x18\x01 \x01(\x03\"-\n\x13ListTasksetsRequest\x12\x16\n\x0ewith_summaries\x18\x01 \x01(\x08\"\x84\x01\n\x14ListTasksetsResponse\x12\x31\n\x08tasksets\x18\x01 \x03(\x0b\x32\x1f.upcycle.api.taskset.v1.Taskset\x12\x39\n\tsummaries\x18\x02 \x03(\x0b\x32&.upcycle.api.taskset.v1.TasksetSummary\"U\n\x10SubmitRunRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12-\n\x04spec\x18\x02 \x01(\x0b\x32\x1f.upcycle.api.taskset.v1.RunSpec\"=\n\x11SubmitRunResponse\x12(\n\x03run\x18\x01 \x01(\x0b\x32\x1b.upcycle.api.taskset.v1.Run\"8\n\rGetRunRequest\x12\x0e\n\x06run_id\x18\x01 \x01(\t\x12\x17\n\x0finclude_results\x18\x02 \x01(\x08\"r\n\x0eGetRunResponse\x12(\n\x03run\x18\x01 \x01(\x0b\x32\x1b.upcycle.api.taskset.v1.Run\x12\x36\n\x07results\x18\x02 \x03(\x0b\x32%.upcycle.api.taskset.v1.EpisodeResult\"C\n\x0fListRunsRequest\x12\r\n\x05limit\x18\x01 \x01(\x05\x12\r\n\x05model\x18\x02 \x01(\t\x12\x12\n\nunfinished\x18\x03 \x01(\x08\"=\n\x10ListRunsResponse\x12)\n\x04runs\x18\x01 \x03(\x0b\x32\x1b.upcycle.api.taskset.v1.Run\"!\n\x0fWatchRunRequest\x12\x0e\n\x06run_id\x18\x01 \x01(\t\"<\n\x10WatchRunResponse\x12(\n\x03run\x18\x01 \x01(\x0b\x32\x1b.upcycle.api.taskset.v1.Run\"2\n\x10\x43\x61ncelRunRequest\x12\x0e\n\x06run_id\x18\x01 \x01(\t\x12\x0e\n\x06reason\x18\x02 \x01(\t\"=\n\x11\x43\x61ncelRunResponse\x12(\n\x03run\x18\x01 \x01(\x0b\x32\x1b.upcycle.api.taskset.v1.Run\"!\n\x0fPauseRunRequest\x12\x0e\n\x06run_id\x18\x01 \x01(\t\"<\n\x10PauseRunResponse\x12(\n\x03run\x18\x01 \x01(\x0b\x32\x1b.upcycle.api.taskset.v1.Run\"\"\n\x10ResumeRunRequest\x12\x0e\n\x06run_id\x18\x01 \x01(\t\"=\n\x11ResumeRunResponse\x12(\n\x03run\x18\x01 \x01(\x0b\x32\x1b.upcycle.api.taskset.v1.Run\"0\n\x0eStopRunRequest\x12\x0e\n\x06run_id\x18\x01 \x01(\t\x12\x0e\n\x06reason\x18\x02 \x01(\t\";\n\x0fStopRunResponse\x12(\n\x03run\x18\x01 \x01(\x0b\x32\x1b.upcycle.api.taskset.v1.Run\"#\n\x11\x45xplainRunRequest\x12\x0e\n\x06run_id\x18\x01 \x01(\t\"\x88\x01\n\x12\x45xplainRunResponse\x12(\n\x03run\x18\x01 \x01(\x0b\x32\x1b.upcycle.api.taskset.v1.Run\x12\x37\n\x0bwaiting_for\x18\x02 \x03(\x0b\x32\".upcycle.api.taskset.v1.WaitReason\x12\x0f\n\x07summary\x18\x03 \x01(\t2\x8a\r\n\x0eTasksetService\x12z\n\x0fRegisterTaskset\x12..upcycle.api.taskset.v1.RegisterTasksetRequest\x1a/.upcycle.api.taskset.v1.RegisterTasksetResponse\"\x06\x8a\xe7\x18\x02\x01\x02\x12\x63\n\nGetTaskset\x12).upcycle.api.taskset.v1.GetTasksetRequest\x1a*.upcycle.api.taskset.v1.GetTasksetResponse\x12i\n\x0cListTasksets\x12+.upcycle.api.taskset.v1.ListTasksetsRequest\x1a,.upcycle.api.taskset.v1.ListTasksetsResponse\x12s\n\rDeleteTaskset\x12,.upcycle.api.taskset.v1.DeleteTasksetRequest\x1a-.upcycle.api.taskset.v1.DeleteTasksetResponse\"\x05\x8a\xe7\x18\x01\x02\x12\x7f\n\x11\x44\x65ployEnvironment\x12\x30.upcycle.api.taskset.v1.DeployEnvironmentRequest\x1a\x31.upcycle.api.taskset.v1.DeployEnvironmentResponse\"\x05\x8a\xe7\x18\x01\x02\x12i\n\tGetSource\x12(.upcycle.api.taskset.v1.GetSourceRequest\x1a).upcycle.api.taskset.v1.GetSourceResponse\"\x05\x8a\xe7\x18\x01\x02\x30\x01\x12`\n\tSubmitRun\x12(.upcycle.api.taskset.v1.SubmitRunRequest\x1a).upcycle.api.taskset.v1.SubmitRunResponse\x12W\n\x06GetRun\x12%.upcycle.api.taskset.v1.GetRunRequest\x1a&.upcycle.api.taskset.v1.GetRunResponse\x12]\n\x08ListRuns\x12\'.upcycle.api.taskset.v1.ListRunsRequest\x1a(.upcycle.api.taskset.v1.ListRunsResponse\x12_\n\x08WatchRun\x12\'.upcycle.api.taskset.v1.WatchRunRequest\x1a(.upcycle.api.taskset.v1.WatchRunResponse0\x01\x12`\n\tCancelRun\x12(.upcycle.api.taskset.v1.CancelRunRequest\x1a).upcycle.api.taskset.v1.CancelRunResponse\x12]\n\x08PauseRun\x12\'.upcycle.api.taskset.v1.PauseRunRequest\x1a(.upcycle.api.taskset.v1.PauseRunResponse\x12`\n\tResumeRun\x12(.upcycle.api.taskset.v1.ResumeRunRequest\x1a).upcycle.api.taskset.v1.ResumeRunResponse\x12Z\n\x07StopRun\x12&.upcycle.api.taskset.v1.StopRunRequest\x1a\'.upcycle.api.taskset.v1.StopRunResponse\x12\x63\n\nExplainRun\x12).upcycle.api.taskset.v1.ExplainRunRequest\x1a*.upcycle.api.taskset.v1.ExplainRunResponse\x12\x63\n\nClaimTasks\x12).upcycle.api.taskset.v1.ClaimTasksRequest\x1a*.upcycle.api.taskset.v1.ClaimTasksResponse\x1a\x07\x8a\xe7\x18\x03\x01\x02\x03\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'upcycle.api.taskset.v1.service_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_REGISTERTASKSETREQUEST']._serialized_start=138
-  _globals['_REGISTERTASKSETREQUEST']._serialized_end=212
-  _globals['_REGISTERTASKSETRESPONSE']._serialized_start=214
-  _globals['_REGISTERTASKSETRESPONSE']._serialized_end=323
-  _globals['_GETTASKSETREQUEST']._serialized_start=325
-  _globals['_GETTASKSETREQUEST']._serialized_end=382
-  _globals['_GETTASKSETRESPONSE']._serialized_start=385
-  _globals['_GETTASKSETRESPONSE']._serialized_end=565
-  _globals['_DELETETASKSETREQUEST']._serialized_start=567
-  _globals['_DELETETASKSETREQUEST']._serialized_end=603
-  _globals['_DELETETASKSETRESPONSE']._serialized_start=605
-  _globals['_DELETETASKSETRESPONSE']._serialized_end=687
-  _globals['_DEPLOYENVIRONMENTREQUEST']._serialized_start=689
-  _globals['_DEPLOYENVIRONMENTREQUEST']._serialized_end=768
-  _globals['_DEPLOYENVIRONMENTRESPONSE']._serialized_start=770
-  _globals['_DEPLOYENVIRONMENTRESPONSE']._serialized_end=878
-  _globals['_CLAIMTASKSREQUEST']._serialized_start=880
-  _globals['_CLAIMTASKSREQUEST']._serialized_end=965
-  _globals['_CLAIMTASKSRESPONSE']._serialized_start=967
-  _globals['_CLAIMTASKSRESPONSE']._serialized_end=1004
-  _globals['_LISTTASKSETSREQUEST']._serialized_start=1006
-  _globals['_LISTTASKSETSREQUEST']._serialized_end=1051
-  _globals['_LISTTASKSETSRESPONSE']._serialized_start=1054
-  _globals['_LISTTASKSETSRESPONSE']._serialized_end=1186
-  _globals['_SUBMITRUNREQUEST']._serialized_start=1188
-  _globals['_SUBMITRUNREQUEST']._serialized_end=1273
-  _globals['_SUBMITRUNRESPONSE']._serialized_start=1275
-  _globals['_SUBMITRUNRESPONSE']._serialized_end=1336
-  _globals['_GETRUNREQUEST']._serialized_start=1338
-  _globals['_GETRUNREQUEST']._serialized_end=1394
-  _globals['_GETRUNRESPONSE']._serialized_start=1396
-  _globals['_GETRUNRESPONSE']._serialized_end=1510
-  _globals['_LISTRUNSREQUEST']._serialized_start=1512
-  _globals['_LISTRUNSREQUEST']._serialized_end=1579
-  _globals['_LISTRUNSRESPONSE']._serialized_start=1581
-  _globals['_LISTRUNSRESPONSE']._serialized_end=1642
-  _globals['_WATCHRUNREQUEST']._serialized_start=1644
-  _globals['_WATCHRUNREQUEST']._serialized_end=1677
-  _globals['_WATCHRUNRESPONSE']._serialized_start=1679
-  _globals['_WATCHRUNRESPONSE']._serialized_end=1739
-  _globals['_CANCELRUNREQUEST']._serialized_start=1741
-  _globals['_CANCELRUNREQUEST']._serialized_end=1791
-  _globals['_CANCELRUNRESPONSE']._serialized_start=1793
-  _globals['_CANCELRUNRESPONSE']._serialized_end=1854
-  _globals['_PAUSERUNREQUEST']._serialized_start=1856
-  _globals['_PAUSERUNREQUEST']._serialized_end=1889
-  _globals['_PAUSERUNRESPONSE']._serialized_start=1891
-  _globals['_PAUSERUNRESPONSE']._serialized_end=1951
-  _globals['_RESUMERUNREQUEST']._serialized_start=1953
-  _globals['_RESUMERUNREQUEST']._serialized_end=1987
-  _globals['_RESUMERUNRESPONSE']._serialized_start=1989
-  _globals['_RESUMERUNRESPONSE']._serialized_end=2050
-  _globals['_STOPRUNREQUEST']._serialized_start=2052
-  _globals['_STOPRUNREQUEST']._serialized_end=2100
-  _globals['_STOPRUNRESPONSE']._serialized_start=2102
-  _globals['_STOPRUNRESPONSE']._serialized_end=2161
-  _globals['_EXPLAINRUNREQUEST']._serialized_start=2163
-  _globals['_EXPLAINRUNREQUEST']._serialized_end=2198
-  _globals['_EXPLAINRUNRESPONSE']._serialized_start=2201
-  _globals['_EXPLAINRUNRESPONSE']._serialized_end=2337
-  _globals['_TASKSETSERVICE']._serialized_start=2340
-  _globals['_TASKSETSERVICE']._serialized_end=3876
+  _globals['_TASKSETSERVICE']._loaded_options = None
+  _globals['_TASKSETSERVICE']._serialized_options = b'\212\347\030\003\001\002\003'
+  _globals['_TASKSETSERVICE'].methods_by_name['RegisterTaskset']._loaded_options = None
+  _globals['_TASKSETSERVICE'].methods_by_name['RegisterTaskset']._serialized_options = b'\212\347\030\002\001\002'
+  _globals['_TASKSETSERVICE'].methods_by_name['DeleteTaskset']._loaded_options = None
+  _globals['_TASKSETSERVICE'].methods_by_name['DeleteTaskset']._serialized_options = b'\212\347\030\001\002'
+  _globals['_TASKSETSERVICE'].methods_by_name['DeployEnvironment']._loaded_options = None
+  _globals['_TASKSETSERVICE'].methods_by_name['DeployEnvironment']._serialized_options = b'\212\347\030\001\002'
+  _globals['_TASKSETSERVICE'].methods_by_name['GetSource']._loaded_options = None
+  _globals['_TASKSETSERVICE'].methods_by_name['GetSource']._serialized_options = b'\212\347\030\001\002'
+  _globals['_REGISTERTASKSETREQUEST']._serialized_start=174
+  _globals['_REGISTERTASKSETREQUEST']._serialized_end=248
+  _globals['_REGISTERTASKSETRESPONSE']._serialized_start=250
+  _globals['_REGISTERTASKSETRESPONSE']._serialized_end=359
+  _globals['_GETTASKSETREQUEST']._serialized_start=361
+  _globals['_GETTASKSETREQUEST']._serialized_end=418
+  _globals['_GETTASKSETRESPONSE']._serialized_start=421
+  _globals['_GETTASKSETRESPONSE']._serialized_end=601
+  _globals['_DELETETASKSETREQUEST']._serialized_start=603
+  _globals['_DELETETASKSETREQUEST']._serialized_end=639
+  _globals['_DELETETASKSETRESPONSE']._serialized_start=641
+  _globals['_DELETETASKSETRESPONSE']._serialized_end=723
+  _globals['_DEPLOYENVIRONMENTREQUEST']._serialized_start=725
+  _globals['_DEPLOYENVIRONMENTREQUEST']._serialized_end=804
+  _globals['_DEPLOYENVIRONMENTRESPONSE']._serialized_start=806
+  _globals['_DEPLOYENVIRONMENTRESPONSE']._serialized_end=914
+  _globals['_GETSOURCEREQUEST']._serialized_start=916
+  _globals['_GETSOURCEREQUEST']._serialized_end=957
+  _globals['_GETSOURCERESPONSE']._serialized_start=959
+  _globals['_GETSOURCERESPONSE']._serialized_end=994
+  _globals['_CLAIMTASKSREQUEST']._serialized_start=996
+  _globals['_CLAIMTASKSREQUEST']._serialized_end=1081
+  _globals['_CLAIMTASKSRESPONSE']._serialized_start=1083
+  _globals['_CLAIMTASKSRESPONSE']._serialized_end=1120
+  _globals['_LISTTASKSETSREQUEST']._serialized_start=1122
+  _globals['_LISTTASKSETSREQUEST']._serialized_end=1167
+  _globals['_LISTTASKSETSRESPONSE']._serialized_start=1170
+  _globals['_LISTTASKSETSRESPONSE']._serialized_end=1302
+  _globals['_SUBMITRUNREQUEST']._serialized_start=1304
+  _globals['_SUBMITRUNREQUEST']._serialized_end=1389
+  _globals['_SUBMITRUNRESPONSE']._serialized_start=1391
+  _globals['_SUBMITRUNRESPONSE']._serialized_end=1452
+  _globals['_GETRUNREQUEST']._serialized_start=1454
+  _globals['_GETRUNREQUEST']._serialized_end=1510
+  _globals['_GETRUNRESPONSE']._serialized_start=1512
+  _globals['_GETRUNRESPONSE']._serialized_end=1626
+  _globals['_LISTRUNSREQUEST']._serialized_start=1628
+  _globals['_LISTRUNSREQUEST']._serialized_end=1695
+  _globals['_LISTRUNSRESPONSE']._serialized_start=1697
+  _globals['_LISTRUNSRESPONSE']._serialized_end=1758
+  _globals['_WATCHRUNREQUEST']._serialized_start=1760
+  _globals['_WATCHRUNREQUEST']._serialized_end=1793
+  _globals['_WATCHRUNRESPONSE']._serialized_start=1795
+  _globals['_WATCHRUNRESPONSE']._serialized_end=1855
+  _globals['_CANCELRUNREQUEST']._serialized_start=1857
+  _globals['_CANCELRUNREQUEST']._serialized_end=1907
+  _globals['_CANCELRUNRESPONSE']._serialized_start=1909
+  _globals['_CANCELRUNRESPONSE']._serialized_end=1970
+  _globals['_PAUSERUNREQUEST']._serialized_start=1972
+  _globals['_PAUSERUNREQUEST']._serialized_end=2005
+  _globals['_PAUSERUNRESPONSE']._serialized_start=2007
+  _globals['_PAUSERUNRESPONSE']._serialized_end=2067
+  _globals['_RESUMERUNREQUEST']._serialized_start=2069
+  _globals['_RESUMERUNREQUEST']._serialized_end=2103
+  _globals['_RESUMERUNRESPONSE']._serialized_start=2105
+  _globals['_RESUMERUNRESPONSE']._serialized_end=2166
+  _globals['_STOPRUNREQUEST']._serialized_start=2168
+  _globals['_STOPRUNREQUEST']._serialized_end=2216
+  _globals['_STOPRUNRESPONSE']._serialized_start=2218
+  _globals['_STOPRUNRESPONSE']._serialized_end=2277
+  _globals['_EXPLAINRUNREQUEST']._serialized_start=2279
+  _globals['_EXPLAINRUNREQUEST']._serialized_end=2314
+  _globals['_EXPLAINRUNRESPONSE']._serialized_start=2317
+  _globals['_EXPLAINRUNRESPONSE']._serialized_end=2453
+  _globals['_TASKSETSERVICE']._serialized_start=2456
+  _globals['_TASKSETSERVICE']._serialized_end=4130
 # @@protoc_insertion_point(module_scope)

@@ -228,6 +228,46 @@ class DeployEnvironmentResponse(_message.Message):
 Global___DeployEnvironmentResponse: _TypeAlias = DeployEnvironmentResponse  # noqa: Y015
 
 @_typing.final
+class GetSourceRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    SOURCE_DIGEST_FIELD_NUMBER: _builtins.int
+    source_digest: _builtins.str
+    """all 64 hex digits"""
+    def __init__(
+        self,
+        *,
+        source_digest: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["source_digest", b"source_digest"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___GetSourceRequest: _TypeAlias = GetSourceRequest  # noqa: Y015
+
+@_typing.final
+class GetSourceResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    PACKED_FIELD_NUMBER: _builtins.int
+    packed: _builtins.bytes
+    """at most 1 MiB of the zip archive; its comment names the environment's file"""
+    def __init__(
+        self,
+        *,
+        packed: _builtins.bytes = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["packed", b"packed"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___GetSourceResponse: _TypeAlias = GetSourceResponse  # noqa: Y015
+
+@_typing.final
 class ClaimTasksRequest(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -334,7 +374,7 @@ class SubmitRunRequest(_message.Message):
     REQUEST_ID_FIELD_NUMBER: _builtins.int
     SPEC_FIELD_NUMBER: _builtins.int
     request_id: _builtins.str
-    """the caller's idempotency key; the same id returns the same run"""
+    """the caller's idempotency key; the same id returns the same run. Those that begin with pair/, watch/ and track/ are the platform's own"""
     @_builtins.property
     def spec(self) -> _taskset_pb2.RunSpec: ...
     def __init__(

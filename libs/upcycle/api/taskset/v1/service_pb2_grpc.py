@@ -60,6 +60,11 @@ class TasksetServiceStub:
                 request_serializer=upcycle_dot_api_dot_taskset_dot_v1_dot_service__pb2.DeployEnvironmentRequest.SerializeToString,
                 response_deserializer=upcycle_dot_api_dot_taskset_dot_v1_dot_service__pb2.DeployEnvironmentResponse.FromString,
                 _registered_method=True)
+        self.GetSource = channel.unary_stream(
+                '/upcycle.api.taskset.v1.TasksetService/GetSource',
+                request_serializer=upcycle_dot_api_dot_taskset_dot_v1_dot_service__pb2.GetSourceRequest.SerializeToString,
+                response_deserializer=upcycle_dot_api_dot_taskset_dot_v1_dot_service__pb2.GetSourceResponse.FromString,
+                _registered_method=True)
         self.SubmitRun = channel.unary_unary(
                 '/upcycle.api.taskset.v1.TasksetService/SubmitRun',
                 request_serializer=upcycle_dot_api_dot_taskset_dot_v1_dot_service__pb2.SubmitRunRequest.SerializeToString,
@@ -143,8 +148,15 @@ class TasksetServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def DeployEnvironment(self, request, context):
-        """Keeps the source of an environment by its digest, once it was loaded here; tasksets then refer to it. Needs the operator's key
-        as metadata `authorization: Bearer <key>`, else UNAUTHENTICATED.
+        """Keeps the source of an environment by its digest, once it was loaded here; tasksets then refer to it.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def GetSource(self, request, context):
+        """The packed source of an environment that judged a run, or was deployed, in parts to be put together in their order.
+        NOT_FOUND where none is kept under this digest, any more.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -240,6 +252,11 @@ def add_TasksetServiceServicer_to_server(servicer, server):
                     servicer.DeployEnvironment,
                     request_deserializer=upcycle_dot_api_dot_taskset_dot_v1_dot_service__pb2.DeployEnvironmentRequest.FromString,
                     response_serializer=upcycle_dot_api_dot_taskset_dot_v1_dot_service__pb2.DeployEnvironmentResponse.SerializeToString,
+            ),
+            'GetSource': grpc.unary_stream_rpc_method_handler(
+                    servicer.GetSource,
+                    request_deserializer=upcycle_dot_api_dot_taskset_dot_v1_dot_service__pb2.GetSourceRequest.FromString,
+                    response_serializer=upcycle_dot_api_dot_taskset_dot_v1_dot_service__pb2.GetSourceResponse.SerializeToString,
             ),
             'SubmitRun': grpc.unary_unary_rpc_method_handler(
                     servicer.SubmitRun,
@@ -428,6 +445,33 @@ class TasksetService:
             '/upcycle.api.taskset.v1.TasksetService/DeployEnvironment',
             upcycle_dot_api_dot_taskset_dot_v1_dot_service__pb2.DeployEnvironmentRequest.SerializeToString,
             upcycle_dot_api_dot_taskset_dot_v1_dot_service__pb2.DeployEnvironmentResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def GetSource(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_stream(
+            request,
+            target,
+            '/upcycle.api.taskset.v1.TasksetService/GetSource',
+            upcycle_dot_api_dot_taskset_dot_v1_dot_service__pb2.GetSourceRequest.SerializeToString,
+            upcycle_dot_api_dot_taskset_dot_v1_dot_service__pb2.GetSourceResponse.FromString,
             options,
             channel_credentials,
             insecure,

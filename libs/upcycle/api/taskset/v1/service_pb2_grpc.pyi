@@ -41,8 +41,10 @@ class TasksetServiceStub:
     outlives it: what was held out stays held out.
     """
     DeployEnvironment: _grpc.UnaryUnaryMultiCallable[_service_pb2.DeployEnvironmentRequest, _service_pb2.DeployEnvironmentResponse]
-    """Keeps the source of an environment by its digest, once it was loaded here; tasksets then refer to it. Needs the operator's key
-    as metadata `authorization: Bearer <key>`, else UNAUTHENTICATED.
+    """Keeps the source of an environment by its digest, once it was loaded here; tasksets then refer to it."""
+    GetSource: _grpc.UnaryStreamMultiCallable[_service_pb2.GetSourceRequest, _service_pb2.GetSourceResponse]
+    """The packed source of an environment that judged a run, or was deployed, in parts to be put together in their order.
+    NOT_FOUND where none is kept under this digest, any more.
     """
     SubmitRun: _grpc.UnaryUnaryMultiCallable[_service_pb2.SubmitRunRequest, _service_pb2.SubmitRunResponse]
     GetRun: _grpc.UnaryUnaryMultiCallable[_service_pb2.GetRunRequest, _service_pb2.GetRunResponse]
@@ -71,8 +73,10 @@ class TasksetServiceAsyncStub(TasksetServiceStub):
     outlives it: what was held out stays held out.
     """
     DeployEnvironment: _aio.UnaryUnaryMultiCallable[_service_pb2.DeployEnvironmentRequest, _service_pb2.DeployEnvironmentResponse]  # type: ignore[assignment]
-    """Keeps the source of an environment by its digest, once it was loaded here; tasksets then refer to it. Needs the operator's key
-    as metadata `authorization: Bearer <key>`, else UNAUTHENTICATED.
+    """Keeps the source of an environment by its digest, once it was loaded here; tasksets then refer to it."""
+    GetSource: _aio.UnaryStreamMultiCallable[_service_pb2.GetSourceRequest, _service_pb2.GetSourceResponse]  # type: ignore[assignment]
+    """The packed source of an environment that judged a run, or was deployed, in parts to be put together in their order.
+    NOT_FOUND where none is kept under this digest, any more.
     """
     SubmitRun: _aio.UnaryUnaryMultiCallable[_service_pb2.SubmitRunRequest, _service_pb2.SubmitRunResponse]  # type: ignore[assignment]
     GetRun: _aio.UnaryUnaryMultiCallable[_service_pb2.GetRunRequest, _service_pb2.GetRunResponse]  # type: ignore[assignment]
@@ -128,8 +132,16 @@ class TasksetServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _service_pb2.DeployEnvironmentRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_service_pb2.DeployEnvironmentResponse, _abc.Awaitable[_service_pb2.DeployEnvironmentResponse]]:
-        """Keeps the source of an environment by its digest, once it was loaded here; tasksets then refer to it. Needs the operator's key
-        as metadata `authorization: Bearer <key>`, else UNAUTHENTICATED.
+        """Keeps the source of an environment by its digest, once it was loaded here; tasksets then refer to it."""
+
+    @_abc_1.abstractmethod
+    def GetSource(
+        self,
+        request: _service_pb2.GetSourceRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_abc.Iterator[_service_pb2.GetSourceResponse], _abc.AsyncIterator[_service_pb2.GetSourceResponse]]:
+        """The packed source of an environment that judged a run, or was deployed, in parts to be put together in their order.
+        NOT_FOUND where none is kept under this digest, any more.
         """
 
     @_abc_1.abstractmethod

@@ -453,6 +453,7 @@ class TrainingConfig(_message.Message):
     TASK_SAMPLER_FIELD_NUMBER: _builtins.int
     GUIDANCE_FIELD_NUMBER: _builtins.int
     GUIDANCE_MAX_SHARE_FIELD_NUMBER: _builtins.int
+    SINGLE_SESSIONS_FIELD_NUMBER: _builtins.int
     steps: _builtins.int
     """optimizer steps, default 100; 0: until the run is stopped"""
     prompts_per_step: _builtins.int
@@ -538,6 +539,10 @@ class TrainingConfig(_message.Message):
     """
     guidance_max_share: _builtins.float
     """of the run's groups, those that are guided at most, default 0.25"""
+    single_sessions: _builtins.str
+    """Recorded sessions that form a group of one: "leave_out", or "batch": the baseline is the mean of the other groups of
+    the step. Default "leave_out".
+    """
     @_builtins.property
     def loss_config(self) -> _containers.ScalarMap[_builtins.str, _builtins.float]:
         """e.g. clip_low 0.2, clip_high 0.28"""
@@ -589,10 +594,11 @@ class TrainingConfig(_message.Message):
         task_sampler: _builtins.str | None = ...,
         guidance: _builtins.str | None = ...,
         guidance_max_share: _builtins.float | None = ...,
+        single_sessions: _builtins.str | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_adam_beta1", b"_adam_beta1", "_adam_beta2", b"_adam_beta2", "_advantage", b"_advantage", "_aggregation", b"_aggregation", "_checkpoint_every_steps", b"_checkpoint_every_steps", "_drift_groups", b"_drift_groups", "_epochs", b"_epochs", "_fade_at", b"_fade_at", "_fade_steps", b"_fade_steps", "_guidance", b"_guidance", "_guidance_max_share", b"_guidance_max_share", "_kl_estimator", b"_kl_estimator", "_kl_placement", b"_kl_placement", "_learning_rate", b"_learning_rate", "_lora_alpha", b"_lora_alpha", "_lora_rank", b"_lora_rank", "_lora_targets", b"_lora_targets", "_loss", b"_loss", "_lr_schedule", b"_lr_schedule", "_max_grad_norm", b"_max_grad_norm", "_max_infra_failures", b"_max_infra_failures", "_max_staleness", b"_max_staleness", "_min_lr_fraction", b"_min_lr_fraction", "_min_spread", b"_min_spread", "_no_step_groups", b"_no_step_groups", "_prompts_per_step", b"_prompts_per_step", "_reward_schedule", b"_reward_schedule", "_score_failures", b"_score_failures", "_seed", b"_seed", "_solved_groups", b"_solved_groups", "_stale_after", b"_stale_after", "_steps", b"_steps", "_task_sampler", b"_task_sampler", "_turn_credit", b"_turn_credit", "_turn_discount", b"_turn_discount", "_turn_reward_weight", b"_turn_reward_weight", "_warmup_steps", b"_warmup_steps", "_weight_decay", b"_weight_decay", "adam_beta1", b"adam_beta1", "adam_beta2", b"adam_beta2", "advantage", b"advantage", "aggregation", b"aggregation", "checkpoint_every_steps", b"checkpoint_every_steps", "drift_groups", b"drift_groups", "epochs", b"epochs", "fade_at", b"fade_at", "fade_steps", b"fade_steps", "guidance", b"guidance", "guidance_max_share", b"guidance_max_share", "kl_estimator", b"kl_estimator", "kl_placement", b"kl_placement", "learning_rate", b"learning_rate", "lora_alpha", b"lora_alpha", "lora_rank", b"lora_rank", "lora_targets", b"lora_targets", "loss", b"loss", "lr_schedule", b"lr_schedule", "max_grad_norm", b"max_grad_norm", "max_infra_failures", b"max_infra_failures", "max_staleness", b"max_staleness", "min_lr_fraction", b"min_lr_fraction", "min_spread", b"min_spread", "no_step_groups", b"no_step_groups", "prompts_per_step", b"prompts_per_step", "reward_schedule", b"reward_schedule", "score_failures", b"score_failures", "seed", b"seed", "solved_groups", b"solved_groups", "stale_after", b"stale_after", "steps", b"steps", "task_sampler", b"task_sampler", "turn_credit", b"turn_credit", "turn_discount", b"turn_discount", "turn_reward_weight", b"turn_reward_weight", "warmup_steps", b"warmup_steps", "weight_decay", b"weight_decay"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_adam_beta1", b"_adam_beta1", "_adam_beta2", b"_adam_beta2", "_advantage", b"_advantage", "_aggregation", b"_aggregation", "_checkpoint_every_steps", b"_checkpoint_every_steps", "_drift_groups", b"_drift_groups", "_epochs", b"_epochs", "_fade_at", b"_fade_at", "_fade_steps", b"_fade_steps", "_guidance", b"_guidance", "_guidance_max_share", b"_guidance_max_share", "_kl_estimator", b"_kl_estimator", "_kl_placement", b"_kl_placement", "_learning_rate", b"_learning_rate", "_lora_alpha", b"_lora_alpha", "_lora_rank", b"_lora_rank", "_lora_targets", b"_lora_targets", "_loss", b"_loss", "_lr_schedule", b"_lr_schedule", "_max_grad_norm", b"_max_grad_norm", "_max_infra_failures", b"_max_infra_failures", "_max_staleness", b"_max_staleness", "_min_lr_fraction", b"_min_lr_fraction", "_min_spread", b"_min_spread", "_no_step_groups", b"_no_step_groups", "_prompts_per_step", b"_prompts_per_step", "_reward_schedule", b"_reward_schedule", "_score_failures", b"_score_failures", "_seed", b"_seed", "_single_sessions", b"_single_sessions", "_solved_groups", b"_solved_groups", "_stale_after", b"_stale_after", "_steps", b"_steps", "_task_sampler", b"_task_sampler", "_turn_credit", b"_turn_credit", "_turn_discount", b"_turn_discount", "_turn_reward_weight", b"_turn_reward_weight", "_warmup_steps", b"_warmup_steps", "_weight_decay", b"_weight_decay", "adam_beta1", b"adam_beta1", "adam_beta2", b"adam_beta2", "advantage", b"advantage", "aggregation", b"aggregation", "checkpoint_every_steps", b"checkpoint_every_steps", "drift_groups", b"drift_groups", "epochs", b"epochs", "fade_at", b"fade_at", "fade_steps", b"fade_steps", "guidance", b"guidance", "guidance_max_share", b"guidance_max_share", "kl_estimator", b"kl_estimator", "kl_placement", b"kl_placement", "learning_rate", b"learning_rate", "lora_alpha", b"lora_alpha", "lora_rank", b"lora_rank", "lora_targets", b"lora_targets", "loss", b"loss", "lr_schedule", b"lr_schedule", "max_grad_norm", b"max_grad_norm", "max_infra_failures", b"max_infra_failures", "max_staleness", b"max_staleness", "min_lr_fraction", b"min_lr_fraction", "min_spread", b"min_spread", "no_step_groups", b"no_step_groups", "prompts_per_step", b"prompts_per_step", "reward_schedule", b"reward_schedule", "score_failures", b"score_failures", "seed", b"seed", "single_sessions", b"single_sessions", "solved_groups", b"solved_groups", "stale_after", b"stale_after", "steps", b"steps", "task_sampler", b"task_sampler", "turn_credit", b"turn_credit", "turn_discount", b"turn_discount", "turn_reward_weight", b"turn_reward_weight", "warmup_steps", b"warmup_steps", "weight_decay", b"weight_decay"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_adam_beta1", b"_adam_beta1", "_adam_beta2", b"_adam_beta2", "_advantage", b"_advantage", "_aggregation", b"_aggregation", "_checkpoint_every_steps", b"_checkpoint_every_steps", "_drift_groups", b"_drift_groups", "_epochs", b"_epochs", "_fade_at", b"_fade_at", "_fade_steps", b"_fade_steps", "_guidance", b"_guidance", "_guidance_max_share", b"_guidance_max_share", "_kl_estimator", b"_kl_estimator", "_kl_placement", b"_kl_placement", "_learning_rate", b"_learning_rate", "_lora_alpha", b"_lora_alpha", "_lora_rank", b"_lora_rank", "_lora_targets", b"_lora_targets", "_loss", b"_loss", "_lr_schedule", b"_lr_schedule", "_max_grad_norm", b"_max_grad_norm", "_max_infra_failures", b"_max_infra_failures", "_max_staleness", b"_max_staleness", "_min_lr_fraction", b"_min_lr_fraction", "_min_spread", b"_min_spread", "_no_step_groups", b"_no_step_groups", "_prompts_per_step", b"_prompts_per_step", "_reward_schedule", b"_reward_schedule", "_score_failures", b"_score_failures", "_seed", b"_seed", "_solved_groups", b"_solved_groups", "_stale_after", b"_stale_after", "_steps", b"_steps", "_task_sampler", b"_task_sampler", "_turn_credit", b"_turn_credit", "_turn_discount", b"_turn_discount", "_turn_reward_weight", b"_turn_reward_weight", "_warmup_steps", b"_warmup_steps", "_weight_decay", b"_weight_decay", "adam_beta1", b"adam_beta1", "adam_beta2", b"adam_beta2", "advantage", b"advantage", "aggregation", b"aggregation", "checkpoint_every_steps", b"checkpoint_every_steps", "drift_groups", b"drift_groups", "epochs", b"epochs", "fade_at", b"fade_at", "fade_steps", b"fade_steps", "guidance", b"guidance", "guidance_max_share", b"guidance_max_share", "kl_estimator", b"kl_estimator", "kl_placement", b"kl_placement", "learning_rate", b"learning_rate", "lora_alpha", b"lora_alpha", "lora_rank", b"lora_rank", "lora_targets", b"lora_targets", "loss", b"loss", "loss_config", b"loss_config", "lr_schedule", b"lr_schedule", "max_grad_norm", b"max_grad_norm", "max_infra_failures", b"max_infra_failures", "max_staleness", b"max_staleness", "min_lr_fraction", b"min_lr_fraction", "min_spread", b"min_spread", "no_step_groups", b"no_step_groups", "process_rewards", b"process_rewards", "prompts_per_step", b"prompts_per_step", "reward_schedule", b"reward_schedule", "score_failures", b"score_failures", "seed", b"seed", "solved_groups", b"solved_groups", "stale_after", b"stale_after", "steps", b"steps", "task_sampler", b"task_sampler", "turn_credit", b"turn_credit", "turn_discount", b"turn_discount", "turn_reward_weight", b"turn_reward_weight", "warmup_steps", b"warmup_steps", "weight_decay", b"weight_decay"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_adam_beta1", b"_adam_beta1", "_adam_beta2", b"_adam_beta2", "_advantage", b"_advantage", "_aggregation", b"_aggregation", "_checkpoint_every_steps", b"_checkpoint_every_steps", "_drift_groups", b"_drift_groups", "_epochs", b"_epochs", "_fade_at", b"_fade_at", "_fade_steps", b"_fade_steps", "_guidance", b"_guidance", "_guidance_max_share", b"_guidance_max_share", "_kl_estimator", b"_kl_estimator", "_kl_placement", b"_kl_placement", "_learning_rate", b"_learning_rate", "_lora_alpha", b"_lora_alpha", "_lora_rank", b"_lora_rank", "_lora_targets", b"_lora_targets", "_loss", b"_loss", "_lr_schedule", b"_lr_schedule", "_max_grad_norm", b"_max_grad_norm", "_max_infra_failures", b"_max_infra_failures", "_max_staleness", b"_max_staleness", "_min_lr_fraction", b"_min_lr_fraction", "_min_spread", b"_min_spread", "_no_step_groups", b"_no_step_groups", "_prompts_per_step", b"_prompts_per_step", "_reward_schedule", b"_reward_schedule", "_score_failures", b"_score_failures", "_seed", b"_seed", "_single_sessions", b"_single_sessions", "_solved_groups", b"_solved_groups", "_stale_after", b"_stale_after", "_steps", b"_steps", "_task_sampler", b"_task_sampler", "_turn_credit", b"_turn_credit", "_turn_discount", b"_turn_discount", "_turn_reward_weight", b"_turn_reward_weight", "_warmup_steps", b"_warmup_steps", "_weight_decay", b"_weight_decay", "adam_beta1", b"adam_beta1", "adam_beta2", b"adam_beta2", "advantage", b"advantage", "aggregation", b"aggregation", "checkpoint_every_steps", b"checkpoint_every_steps", "drift_groups", b"drift_groups", "epochs", b"epochs", "fade_at", b"fade_at", "fade_steps", b"fade_steps", "guidance", b"guidance", "guidance_max_share", b"guidance_max_share", "kl_estimator", b"kl_estimator", "kl_placement", b"kl_placement", "learning_rate", b"learning_rate", "lora_alpha", b"lora_alpha", "lora_rank", b"lora_rank", "lora_targets", b"lora_targets", "loss", b"loss", "loss_config", b"loss_config", "lr_schedule", b"lr_schedule", "max_grad_norm", b"max_grad_norm", "max_infra_failures", b"max_infra_failures", "max_staleness", b"max_staleness", "min_lr_fraction", b"min_lr_fraction", "min_spread", b"min_spread", "no_step_groups", b"no_step_groups", "process_rewards", b"process_rewards", "prompts_per_step", b"prompts_per_step", "reward_schedule", b"reward_schedule", "score_failures", b"score_failures", "seed", b"seed", "single_sessions", b"single_sessions", "solved_groups", b"solved_groups", "stale_after", b"stale_after", "steps", b"steps", "task_sampler", b"task_sampler", "turn_credit", b"turn_credit", "turn_discount", b"turn_discount", "turn_reward_weight", b"turn_reward_weight", "warmup_steps", b"warmup_steps", "weight_decay", b"weight_decay"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__adam_beta1: _TypeAlias = _typing.Literal["adam_beta1"]  # noqa: Y015
     _WhichOneofArgType__adam_beta1: _TypeAlias = _typing.Literal["_adam_beta1", b"_adam_beta1"]  # noqa: Y015
@@ -652,6 +658,8 @@ class TrainingConfig(_message.Message):
     _WhichOneofArgType__score_failures: _TypeAlias = _typing.Literal["_score_failures", b"_score_failures"]  # noqa: Y015
     _WhichOneofReturnType__seed: _TypeAlias = _typing.Literal["seed"]  # noqa: Y015
     _WhichOneofArgType__seed: _TypeAlias = _typing.Literal["_seed", b"_seed"]  # noqa: Y015
+    _WhichOneofReturnType__single_sessions: _TypeAlias = _typing.Literal["single_sessions"]  # noqa: Y015
+    _WhichOneofArgType__single_sessions: _TypeAlias = _typing.Literal["_single_sessions", b"_single_sessions"]  # noqa: Y015
     _WhichOneofReturnType__solved_groups: _TypeAlias = _typing.Literal["solved_groups"]  # noqa: Y015
     _WhichOneofArgType__solved_groups: _TypeAlias = _typing.Literal["_solved_groups", b"_solved_groups"]  # noqa: Y015
     _WhichOneofReturnType__stale_after: _TypeAlias = _typing.Literal["stale_after"]  # noqa: Y015
@@ -728,6 +736,8 @@ class TrainingConfig(_message.Message):
     def WhichOneof(self, oneof_group: _WhichOneofArgType__score_failures) -> _WhichOneofReturnType__score_failures | None: ...
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__seed) -> _WhichOneofReturnType__seed | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__single_sessions) -> _WhichOneofReturnType__single_sessions | None: ...
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__solved_groups) -> _WhichOneofReturnType__solved_groups | None: ...
     @_typing.overload
@@ -838,6 +848,8 @@ class RunSpec(_message.Message):
     DRAWS_FIELD_NUMBER: _builtins.int
     TRACK_FIELD_NUMBER: _builtins.int
     STOP_ON_FIELD_NUMBER: _builtins.int
+    MIX_FIELD_NUMBER: _builtins.int
+    SESSIONS_FIELD_NUMBER: _builtins.int
     taskset: _builtins.str
     """name of a registered taskset"""
     purpose: _common_pb2.Purpose.ValueType
@@ -861,6 +873,10 @@ class RunSpec(_message.Message):
     """Purpose EVAL only: so many groups, each of a task drawn at random with replacement, in place of every task once."""
     stop_on: _builtins.str
     """purpose TRAIN only: two_drops ends the run after two sure drops in a row of a tracked set"""
+    sessions: _builtins.str
+    """Purpose TRAIN only: graded recorded sessions of the model that are its first batches, `all` or key=KEY,group=NAME,since=7d,
+    before=2026-11-01, each part optional. Sessions of equal group and equal first prompt are a group.
+    """
     @_builtins.property
     def policy(self) -> _common_pb2.PolicySelector: ...
     @_builtins.property
@@ -885,6 +901,12 @@ class RunSpec(_message.Message):
     def track(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """purpose TRAIN only: TASKSET or TASKSET:every=K, held-out sets that versions are measured on"""
 
+    @_builtins.property
+    def mix(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """Purpose TRAIN only: TASKSET:share=S, other tasksets that the run plays, each with its share of the groups; `taskset` has
+        what they leave of 1. 0.3 and 1/3 are shares.
+        """
+
     def __init__(
         self,
         *,
@@ -906,10 +928,12 @@ class RunSpec(_message.Message):
         draws: _builtins.int | None = ...,
         track: _abc.Iterable[_builtins.str] | None = ...,
         stop_on: _builtins.str = ...,
+        mix: _abc.Iterable[_builtins.str] | None = ...,
+        sessions: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_against_version", b"_against_version", "_draws", b"_draws", "_episode_deadline_s", b"_episode_deadline_s", "_max_concurrent", b"_max_concurrent", "against_version", b"against_version", "draws", b"draws", "episode_deadline_s", b"episode_deadline_s", "gate", b"gate", "max_concurrent", b"max_concurrent", "policy", b"policy", "sampling", b"sampling", "training", b"training"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_against_version", b"_against_version", "_draws", b"_draws", "_episode_deadline_s", b"_episode_deadline_s", "_max_concurrent", b"_max_concurrent", "against_version", b"against_version", "draws", b"draws", "episode_deadline_s", b"episode_deadline_s", "families", b"families", "gate", b"gate", "group_size", b"group_size", "label", b"label", "max_concurrent", b"max_concurrent", "no_sampling", b"no_sampling", "policy", b"policy", "purpose", b"purpose", "sampling", b"sampling", "source_runs", b"source_runs", "stop_on", b"stop_on", "taskset", b"taskset", "track", b"track", "trainable", b"trainable", "training", b"training"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_against_version", b"_against_version", "_draws", b"_draws", "_episode_deadline_s", b"_episode_deadline_s", "_max_concurrent", b"_max_concurrent", "against_version", b"against_version", "draws", b"draws", "episode_deadline_s", b"episode_deadline_s", "families", b"families", "gate", b"gate", "group_size", b"group_size", "label", b"label", "max_concurrent", b"max_concurrent", "mix", b"mix", "no_sampling", b"no_sampling", "policy", b"policy", "purpose", b"purpose", "sampling", b"sampling", "sessions", b"sessions", "source_runs", b"source_runs", "stop_on", b"stop_on", "taskset", b"taskset", "track", b"track", "trainable", b"trainable", "training", b"training"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__against_version: _TypeAlias = _typing.Literal["against_version"]  # noqa: Y015
     _WhichOneofArgType__against_version: _TypeAlias = _typing.Literal["_against_version", b"_against_version"]  # noqa: Y015
@@ -1041,6 +1065,9 @@ class Run(_message.Message):
     TRACKED_FIELD_NUMBER: _builtins.int
     ENDED_BY_DROPS_FIELD_NUMBER: _builtins.int
     TRACKING_ALARMS_FIELD_NUMBER: _builtins.int
+    MIX_FIELD_NUMBER: _builtins.int
+    GROUPS_FIELD_NUMBER: _builtins.int
+    GUIDED_GROUPS_FIELD_NUMBER: _builtins.int
     run_id: _builtins.str
     state: Global___RunState.ValueType
     taskset_digest: _builtins.str
@@ -1066,6 +1093,10 @@ class Run(_message.Message):
     """
     ended_by_drops: _builtins.bool
     """Two drops in a row of a tracked set ended it (spec.stop_on): no gate begins to judge a checkpoint of it any more."""
+    groups: _builtins.int
+    """that it planned, without those of evaluations"""
+    guided_groups: _builtins.int
+    """of them, those with guidance in their prompt"""
     @_builtins.property
     def spec(self) -> Global___RunSpec:
         """with every default filled in"""
@@ -1096,6 +1127,10 @@ class Run(_message.Message):
     def tracking_alarms(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """"reward up, benchmark not", one sentence for each set"""
 
+    @_builtins.property
+    def mix(self) -> _containers.RepeatedCompositeFieldContainer[Global___MixedTaskset]:
+        """runs on several tasksets (spec.mix): each of them, the run's own one first"""
+
     def __init__(
         self,
         *,
@@ -1121,14 +1156,79 @@ class Run(_message.Message):
         tracked: _abc.Iterable[Global___TrackedRate] | None = ...,
         ended_by_drops: _builtins.bool = ...,
         tracking_alarms: _abc.Iterable[_builtins.str] | None = ...,
+        mix: _abc.Iterable[Global___MixedTaskset] | None = ...,
+        groups: _builtins.int = ...,
+        guided_groups: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["counts", b"counts", "finished_at", b"finished_at", "removed_at", b"removed_at", "spec", b"spec", "submitted_at", b"submitted_at", "usage", b"usage"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["counts", b"counts", "ended_by_drops", b"ended_by_drops", "failure", b"failure", "finished_at", b"finished_at", "notice", b"notice", "policy_version", b"policy_version", "removed_at", b"removed_at", "reward_mean", b"reward_mean", "run_id", b"run_id", "source_digest", b"source_digest", "sources", b"sources", "spec", b"spec", "state", b"state", "step", b"step", "submitted_at", b"submitted_at", "success_rate", b"success_rate", "taskset_digest", b"taskset_digest", "taskset_revision", b"taskset_revision", "trace_id", b"trace_id", "tracked", b"tracked", "tracking_alarms", b"tracking_alarms", "usage", b"usage"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["counts", b"counts", "ended_by_drops", b"ended_by_drops", "failure", b"failure", "finished_at", b"finished_at", "groups", b"groups", "guided_groups", b"guided_groups", "mix", b"mix", "notice", b"notice", "policy_version", b"policy_version", "removed_at", b"removed_at", "reward_mean", b"reward_mean", "run_id", b"run_id", "source_digest", b"source_digest", "sources", b"sources", "spec", b"spec", "state", b"state", "step", b"step", "submitted_at", b"submitted_at", "success_rate", b"success_rate", "taskset_digest", b"taskset_digest", "taskset_revision", b"taskset_revision", "trace_id", b"trace_id", "tracked", b"tracked", "tracking_alarms", b"tracking_alarms", "usage", b"usage"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___Run: _TypeAlias = Run  # noqa: Y015
+
+@_typing.final
+class MixedTaskset(_message.Message):
+    """One taskset of a training run that plays several."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TASKSET_FIELD_NUMBER: _builtins.int
+    SHARE_FIELD_NUMBER: _builtins.int
+    SOURCE_DIGEST_FIELD_NUMBER: _builtins.int
+    GROUPS_FIELD_NUMBER: _builtins.int
+    TRAINED_FIELD_NUMBER: _builtins.int
+    LEFT_OUT_FIELD_NUMBER: _builtins.int
+    LEFT_OUT_IN_A_ROW_FIELD_NUMBER: _builtins.int
+    EPISODES_FIELD_NUMBER: _builtins.int
+    REWARD_MEAN_FIELD_NUMBER: _builtins.int
+    SUCCESS_RATE_FIELD_NUMBER: _builtins.int
+    GUIDED_GROUPS_FIELD_NUMBER: _builtins.int
+    taskset: _builtins.str
+    """the revision that new groups are drawn from: `name`, or `name@2`"""
+    share: _builtins.float
+    """of the groups that the run plays"""
+    source_digest: _builtins.str
+    """of the code that judges its episodes; empty: not known"""
+    groups: _builtins.int
+    """played until now, guided ones included"""
+    trained: _builtins.int
+    """groups that trained"""
+    left_out: _builtins.int
+    """groups that ended without training"""
+    left_out_in_a_row: _builtins.int
+    """of them, those since the last one that trained"""
+    episodes: _builtins.int
+    """graded, guided ones left out"""
+    reward_mean: _builtins.float
+    """over these episodes"""
+    success_rate: _builtins.float
+    """over these episodes"""
+    guided_groups: _builtins.int
+    """of the groups, those with guidance in their prompt"""
+    def __init__(
+        self,
+        *,
+        taskset: _builtins.str = ...,
+        share: _builtins.float = ...,
+        source_digest: _builtins.str = ...,
+        groups: _builtins.int = ...,
+        trained: _builtins.int = ...,
+        left_out: _builtins.int = ...,
+        left_out_in_a_row: _builtins.int = ...,
+        episodes: _builtins.int = ...,
+        reward_mean: _builtins.float = ...,
+        success_rate: _builtins.float = ...,
+        guided_groups: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["episodes", b"episodes", "groups", b"groups", "guided_groups", b"guided_groups", "left_out", b"left_out", "left_out_in_a_row", b"left_out_in_a_row", "reward_mean", b"reward_mean", "share", b"share", "source_digest", b"source_digest", "success_rate", b"success_rate", "taskset", b"taskset", "trained", b"trained"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___MixedTaskset: _TypeAlias = MixedTaskset  # noqa: Y015
 
 @_typing.final
 class TrackedRate(_message.Message):
@@ -1218,7 +1318,7 @@ Global___TrackedRate: _TypeAlias = TrackedRate  # noqa: Y015
 
 @_typing.final
 class SourceReport(_message.Message):
-    """What a training run took from one evaluation, in groups."""
+    """What a training run took from one evaluation, or from the recorded sessions of one API key, in groups."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -1248,15 +1348,18 @@ class SourceReport(_message.Message):
     TRAINED_FIELD_NUMBER: _builtins.int
     WAITING_FIELD_NUMBER: _builtins.int
     LEFT_OUT_FIELD_NUMBER: _builtins.int
+    SINGLE_FIELD_NUMBER: _builtins.int
     run_id: _builtins.str
-    """the evaluation"""
+    """the evaluation, or sessions-<key id>"""
     groups: _builtins.int
-    """that have ended in the evaluation"""
+    """that have ended in the evaluation; of sessions those that were looked at"""
     offered: _builtins.int
     """with the trainer now"""
     trained: _builtins.int
     waiting: _builtins.int
     """fit, and wait until the run may open another group"""
+    single: _builtins.int
+    """of sessions: groups of one that may train, against the mean of their step"""
     @_builtins.property
     def left_out(self) -> _containers.ScalarMap[_builtins.str, _builtins.int]:
         """by reason: held_out, unassigned, version, stale, incomplete_group, zero_spread, ..."""
@@ -1270,10 +1373,11 @@ class SourceReport(_message.Message):
         trained: _builtins.int = ...,
         waiting: _builtins.int = ...,
         left_out: _abc.Mapping[_builtins.str, _builtins.int] | None = ...,
+        single: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["groups", b"groups", "left_out", b"left_out", "offered", b"offered", "run_id", b"run_id", "trained", b"trained", "waiting", b"waiting"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["groups", b"groups", "left_out", b"left_out", "offered", b"offered", "run_id", b"run_id", "single", b"single", "trained", b"trained", "waiting", b"waiting"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1297,6 +1401,7 @@ class EpisodeResult(_message.Message):
     USAGE_FIELD_NUMBER: _builtins.int
     FAILURE_DETAIL_FIELD_NUMBER: _builtins.int
     GUIDED_AFTER_FIELD_NUMBER: _builtins.int
+    TASKSET_FIELD_NUMBER: _builtins.int
     episode_id: _builtins.str
     task_slug: _builtins.str
     family: _builtins.str
@@ -1314,6 +1419,8 @@ class EpisodeResult(_message.Message):
     """of failure_kind: the error, its traceback and what the episode printed, each cut"""
     guided_after: _builtins.str
     """the failed episode after which it was guided; empty: not guided"""
+    taskset: _builtins.str
+    """that its task is of, with the revision: `name`, or `name@2`"""
     @_builtins.property
     def sampled_by(self) -> _common_pb2.VersionSpan: ...
     @_builtins.property
@@ -1337,10 +1444,11 @@ class EpisodeResult(_message.Message):
         usage: _common_pb2.Usage | None = ...,
         failure_detail: _builtins.str = ...,
         guided_after: _builtins.str = ...,
+        taskset: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["sampled_by", b"sampled_by", "usage", b"usage"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["episode_id", b"episode_id", "failure_detail", b"failure_detail", "failure_kind", b"failure_kind", "family", b"family", "guided_after", b"guided_after", "member", b"member", "num_turns", b"num_turns", "reward", b"reward", "sampled_by", b"sampled_by", "status", b"status", "success", b"success", "task_slug", b"task_slug", "trajectory_id", b"trajectory_id", "usage", b"usage"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["episode_id", b"episode_id", "failure_detail", b"failure_detail", "failure_kind", b"failure_kind", "family", b"family", "guided_after", b"guided_after", "member", b"member", "num_turns", b"num_turns", "reward", b"reward", "sampled_by", b"sampled_by", "status", b"status", "success", b"success", "task_slug", b"task_slug", "taskset", b"taskset", "trajectory_id", b"trajectory_id", "usage", b"usage"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

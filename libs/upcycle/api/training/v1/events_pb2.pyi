@@ -268,7 +268,8 @@ class GroupSettled(_message.Message):
     """trained, excluded, released; the last: of an evaluation, whose episodes stay evaluated"""
     reason: _builtins.str
     """stale, zero_spread, short_group, held_out, quarantined, run_over, version, tokenizer, too_large, untrainable,
-    unassigned, other_environment, incomplete_group, group_of_one, no_tokens, already_trained; empty when it trained.
+    unassigned, other_environment, incomplete_group, group_of_one, no_tokens, already_trained,
+    beyond_bounds; empty when it trained.
     """
     step: _builtins.int
     """trained only"""

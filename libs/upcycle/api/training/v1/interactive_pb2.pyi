@@ -7,6 +7,7 @@ from collections import abc as _abc
 from google.protobuf import descriptor as _descriptor
 from google.protobuf import message as _message
 from google.protobuf.internal import containers as _containers
+from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
 from upcycle.api.trajectory.v1 import trajectory_pb2 as _trajectory_pb2
 import builtins as _builtins
 import sys
@@ -18,6 +19,58 @@ else:
     from typing_extensions import TypeAlias as _TypeAlias, Never as _Never
 
 DESCRIPTOR: _descriptor.FileDescriptor
+
+class _Normalize:
+    ValueType = _typing.NewType("ValueType", _builtins.int)
+    V: _TypeAlias = ValueType  # noqa: Y015
+
+class _NormalizeEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_Normalize.ValueType], _builtins.type):
+    DESCRIPTOR: _descriptor.EnumDescriptor
+    NORMALIZE_UNSPECIFIED: _Normalize.ValueType  # 0
+    """reads as NORMALIZE_TOKENS"""
+    NORMALIZE_TOKENS: _Normalize.ValueType  # 1
+    """the trained tokens of all such passes of the step: their gradient is the mean over tokens"""
+    NORMALIZE_SUM: _Normalize.ValueType  # 2
+    """nothing: its gradient is the sum over tokens"""
+
+class Normalize(_Normalize, metaclass=_NormalizeEnumTypeWrapper):
+    """What the gradient of a pass is divided by. Passes of both kinds may be accumulated for one step: each keeps its own."""
+
+NORMALIZE_UNSPECIFIED: Normalize.ValueType  # 0
+"""reads as NORMALIZE_TOKENS"""
+NORMALIZE_TOKENS: Normalize.ValueType  # 1
+"""the trained tokens of all such passes of the step: their gradient is the mean over tokens"""
+NORMALIZE_SUM: Normalize.ValueType  # 2
+"""nothing: its gradient is the sum over tokens"""
+Global___Normalize: _TypeAlias = Normalize  # noqa: Y015
+
+class _Persist:
+    ValueType = _typing.NewType("ValueType", _builtins.int)
+    V: _TypeAlias = ValueType  # noqa: Y015
+
+class _PersistEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_Persist.ValueType], _builtins.type):
+    DESCRIPTOR: _descriptor.EnumDescriptor
+    PERSIST_UNSPECIFIED: _Persist.ValueType  # 0
+    """reads as PERSIST_CHECKPOINT"""
+    PERSIST_CHECKPOINT: _Persist.ValueType  # 1
+    """the training state, the weights as a version, and a checkpoint that may become head"""
+    PERSIST_WEIGHTS: _Persist.ValueType  # 2
+    """the weights, as a published version: engines may sample from it; no checkpoint, so never head"""
+    PERSIST_NONE: _Persist.ValueType  # 3
+    """nothing: the step is in memory until a later step saves it"""
+
+class Persist(_Persist, metaclass=_PersistEnumTypeWrapper):
+    """What outlives the trainer's process of an optimizer step."""
+
+PERSIST_UNSPECIFIED: Persist.ValueType  # 0
+"""reads as PERSIST_CHECKPOINT"""
+PERSIST_CHECKPOINT: Persist.ValueType  # 1
+"""the training state, the weights as a version, and a checkpoint that may become head"""
+PERSIST_WEIGHTS: Persist.ValueType  # 2
+"""the weights, as a published version: engines may sample from it; no checkpoint, so never head"""
+PERSIST_NONE: Persist.ValueType  # 3
+"""nothing: the step is in memory until a later step saves it"""
+Global___Persist: _TypeAlias = Persist  # noqa: Y015
 
 @_typing.final
 class Batch(_message.Message):
@@ -289,8 +342,10 @@ class Loss(_message.Message):
 
     NAME_FIELD_NUMBER: _builtins.int
     CONFIG_FIELD_NUMBER: _builtins.int
+    NORMALIZE_FIELD_NUMBER: _builtins.int
     name: _builtins.str
     """ListLosses; empty: importance_sampling"""
+    normalize: Global___Normalize.ValueType
     @_builtins.property
     def config(self) -> _containers.ScalarMap[_builtins.str, _builtins.float]: ...
     def __init__(
@@ -298,10 +353,11 @@ class Loss(_message.Message):
         *,
         name: _builtins.str = ...,
         config: _abc.Mapping[_builtins.str, _builtins.float] | None = ...,
+        normalize: Global___Normalize.ValueType = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["config", b"config", "name", b"name"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["config", b"config", "name", b"name", "normalize", b"normalize"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -475,10 +531,11 @@ class OptimStepResult(_message.Message):
     MODEL_FIELD_NUMBER: _builtins.int
     METRICS_FIELD_NUMBER: _builtins.int
     IS_HEAD_FIELD_NUMBER: _builtins.int
+    PERSIST_FIELD_NUMBER: _builtins.int
     step: _builtins.int
     """interactive optimizer steps that this model has seen"""
     version: _builtins.int
-    """the version it produced"""
+    """the version it produced; with PERSIST_NONE the newest that was published before it"""
     checkpoint_id: _builtins.str
     sampler_path: _builtins.str
     """key of the published policy's manifest"""
@@ -487,6 +544,8 @@ class OptimStepResult(_message.Message):
     model: _builtins.str
     is_head: _builtins.bool
     """head moved to it"""
+    persist: Global___Persist.ValueType
+    """what was saved; checkpoint_id, sampler_path and state_path are empty where there is none"""
     @_builtins.property
     def metrics(self) -> _containers.ScalarMap[_builtins.str, _builtins.float]: ...
     def __init__(
@@ -500,10 +559,11 @@ class OptimStepResult(_message.Message):
         model: _builtins.str = ...,
         metrics: _abc.Mapping[_builtins.str, _builtins.float] | None = ...,
         is_head: _builtins.bool = ...,
+        persist: Global___Persist.ValueType = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["checkpoint_id", b"checkpoint_id", "is_head", b"is_head", "metrics", b"metrics", "model", b"model", "sampler_path", b"sampler_path", "state_path", b"state_path", "step", b"step", "version", b"version"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["checkpoint_id", b"checkpoint_id", "is_head", b"is_head", "metrics", b"metrics", "model", b"model", "persist", b"persist", "sampler_path", b"sampler_path", "state_path", b"state_path", "step", b"step", "version", b"version"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

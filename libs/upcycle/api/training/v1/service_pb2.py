@@ -22,11 +22,12 @@ _runtime_version.ValidateProtobufRuntimeVersion(
 _sym_db = _symbol_database.Default()
 
 
+from upcycle.api.common.v1 import access_pb2 as upcycle_dot_api_dot_common_dot_v1_dot_access__pb2
 from upcycle.api.training.v1 import interactive_pb2 as upcycle_dot_api_dot_training_dot_v1_dot_interactive__pb2
 from upcycle.api.training.v1 import training_pb2 as upcycle_dot_api_dot_training_dot_v1_dot_training__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n%upcycle/api/training/v1/service.proto\x12\x17upcycle.api.training.v1\x1a)upcycle/api/training/v1/interactive.proto\x1a&upcycle/api/training/v1/training.proto\"6\n\x11GetSessionRequest\x12\x0e\n\x06run_id\x18\x01 \x01(\t\x12\x11\n\tnum_steps\x18\x02 \x01(\x05\"\x82\x01\n\x12GetSessionResponse\x12\x39\n\x07session\x18\x01 \x01(\x0b\x32(.upcycle.api.training.v1.TrainingSession\x12\x31\n\x05steps\x18\x02 \x03(\x0b\x32\".upcycle.api.training.v1.StepPoint\"\x15\n\x13ListSessionsRequest\"R\n\x14ListSessionsResponse\x12:\n\x08sessions\x18\x01 \x03(\x0b\x32(.upcycle.api.training.v1.TrainingSession\"%\n\x13WatchSessionRequest\x12\x0e\n\x06run_id\x18\x01 \x01(\t\"Q\n\x14WatchSessionResponse\x12\x39\n\x07session\x18\x01 \x01(\x0b\x32(.upcycle.api.training.v1.TrainingSession\"\"\n\x11ListLossesRequest\x12\r\n\x05model\x18\x01 \x01(\t\"8\n\x12ListLossesResponse\x12\x0e\n\x06losses\x18\x01 \x03(\t\x12\x12\n\nadvantages\x18\x02 \x03(\t\"\x96\x01\n\x0e\x46orwardRequest\x12\r\n\x05model\x18\x01 \x01(\t\x12\x12\n\nrequest_id\x18\x02 \x01(\t\x12-\n\x05\x62\x61tch\x18\x03 \x01(\x0b\x32\x1e.upcycle.api.training.v1.Batch\x12\x32\n\x04lora\x18\x04 \x01(\x0b\x32$.upcycle.api.training.v1.LoraOptions\"d\n\x0f\x46orwardResponse\x12\x12\n\nforward_id\x18\x01 \x01(\t\x12,\n\x04\x64\x61ta\x18\x02 \x03(\x0b\x32\x1e.upcycle.api.training.v1.Datum\x12\x0f\n\x07version\x18\x03 \x01(\x03\"\xe1\x01\n\x16\x46orwardBackwardRequest\x12\r\n\x05model\x18\x01 \x01(\t\x12\x12\n\nrequest_id\x18\x02 \x01(\t\x12-\n\x05\x62\x61tch\x18\x03 \x01(\x0b\x32\x1e.upcycle.api.training.v1.Batch\x12+\n\x04loss\x18\x04 \x01(\x0b\x32\x1d.upcycle.api.training.v1.Loss\x12\x14\n\x0cnum_substeps\x18\x05 \x01(\x05\x12\x32\n\x04lora\x18\x06 \x01(\x0b\x32$.upcycle.api.training.v1.LoraOptions\"\xad\x01\n\x17\x46orwardBackwardResponse\x12N\n\x07metrics\x18\x01 \x03(\x0b\x32=.upcycle.api.training.v1.ForwardBackwardResponse.MetricsEntry\x12\x12\n\nnum_datums\x18\x02 \x01(\x05\x1a.\n\x0cMetricsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x01:\x02\x38\x01\"\xf7\x01\n\x0f\x42\x61\x63kwardRequest\x12\r\n\x05model\x18\x01 \x01(\t\x12\x12\n\nrequest_id\x18\x02 \x01(\t\x12\x12\n\nforward_id\x18\x03 \x01(\t\x12\x35\n\x07weights\x18\x04 \x03(\x0b\x32$.upcycle.api.training.v1.TokenValues\x12\x46\n\x07metrics\x18\x05 \x03(\x0b\x32\x35.upcycle.api.training.v1.BackwardRequest.MetricsEntry\x1a.\n\x0cMetricsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x01:\x02\x38\x01\"\x9f\x01\n\x10\x42\x61\x63kwardResponse\x12G\n\x07metrics\x18\x01 \x03(\x0b\x32\x36.upcycle.api.training.v1.BackwardResponse.MetricsEntry\x12\x12\n\nnum_datums\x18\x02 \x01(\x05\x1a.\n\x0cMetricsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x01:\x02\x38\x01\"\x92\x01\n\x10OptimStepRequest\x12\r\n\x05model\x18\x01 \x01(\t\x12\x12\n\nrequest_id\x18\x02 \x01(\t\x12\x35\n\x04\x61\x64\x61m\x18\x03 \x01(\x0b\x32\'.upcycle.api.training.v1.AdamParameters\x12\x11\n\tgradients\x18\x04 \x03(\t\x12\x11\n\tkeep_head\x18\x05 \x01(\x08\"M\n\x11OptimStepResponse\x12\x38\n\x06result\x18\x01 \x01(\x0b\x32(.upcycle.api.training.v1.OptimStepResult\"\xa0\x02\n\x0bStepRequest\x12\r\n\x05model\x18\x01 \x01(\t\x12\x12\n\nrequest_id\x18\x02 \x01(\t\x12-\n\x05\x62\x61tch\x18\x03 \x01(\x0b\x32\x1e.upcycle.api.training.v1.Batch\x12+\n\x04loss\x18\x04 \x01(\x0b\x32\x1d.upcycle.api.training.v1.Loss\x12\x14\n\x0cnum_substeps\x18\x05 \x01(\x05\x12\x35\n\x04\x61\x64\x61m\x18\x06 \x01(\x0b\x32\'.upcycle.api.training.v1.AdamParameters\x12\x11\n\tkeep_head\x18\x07 \x01(\x08\x12\x32\n\x04lora\x18\x08 \x01(\x0b\x32$.upcycle.api.training.v1.LoraOptions\"\xd1\x01\n\x0cStepResponse\x12\x38\n\x06result\x18\x01 \x01(\x0b\x32(.upcycle.api.training.v1.OptimStepResult\x12\x43\n\x07metrics\x18\x02 \x03(\x0b\x32\x32.upcycle.api.training.v1.StepResponse.MetricsEntry\x12\x12\n\nnum_datums\x18\x03 \x01(\x05\x1a.\n\x0cMetricsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x01:\x02\x38\x01\x32\xa9\x07\n\x0fTrainingService\x12\x65\n\nGetSession\x12*.upcycle.api.training.v1.GetSessionRequest\x1a+.upcycle.api.training.v1.GetSessionResponse\x12k\n\x0cListSessions\x12,.upcycle.api.training.v1.ListSessionsRequest\x1a-.upcycle.api.training.v1.ListSessionsResponse\x12m\n\x0cWatchSession\x12,.upcycle.api.training.v1.WatchSessionRequest\x1a-.upcycle.api.training.v1.WatchSessionResponse0\x01\x12\x65\n\nListLosses\x12*.upcycle.api.training.v1.ListLossesRequest\x1a+.upcycle.api.training.v1.ListLossesResponse\x12\\\n\x07\x46orward\x12\'.upcycle.api.training.v1.ForwardRequest\x1a(.upcycle.api.training.v1.ForwardResponse\x12t\n\x0f\x46orwardBackward\x12/.upcycle.api.training.v1.ForwardBackwardRequest\x1a\x30.upcycle.api.training.v1.ForwardBackwardResponse\x12_\n\x08\x42\x61\x63kward\x12(.upcycle.api.training.v1.BackwardRequest\x1a).upcycle.api.training.v1.BackwardResponse\x12\x62\n\tOptimStep\x12).upcycle.api.training.v1.OptimStepRequest\x1a*.upcycle.api.training.v1.OptimStepResponse\x12S\n\x04Step\x12$.upcycle.api.training.v1.StepRequest\x1a%.upcycle.api.training.v1.StepResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n%upcycle/api/training/v1/service.proto\x12\x17upcycle.api.training.v1\x1a\"upcycle/api/common/v1/access.proto\x1a)upcycle/api/training/v1/interactive.proto\x1a&upcycle/api/training/v1/training.proto\"6\n\x11GetSessionRequest\x12\x0e\n\x06run_id\x18\x01 \x01(\t\x12\x11\n\tnum_steps\x18\x02 \x01(\x05\"\x82\x01\n\x12GetSessionResponse\x12\x39\n\x07session\x18\x01 \x01(\x0b\x32(.upcycle.api.training.v1.TrainingSession\x12\x31\n\x05steps\x18\x02 \x03(\x0b\x32\".upcycle.api.training.v1.StepPoint\"\x15\n\x13ListSessionsRequest\"R\n\x14ListSessionsResponse\x12:\n\x08sessions\x18\x01 \x03(\x0b\x32(.upcycle.api.training.v1.TrainingSession\"%\n\x13WatchSessionRequest\x12\x0e\n\x06run_id\x18\x01 \x01(\t\"Q\n\x14WatchSessionResponse\x12\x39\n\x07session\x18\x01 \x01(\x0b\x32(.upcycle.api.training.v1.TrainingSession\"\"\n\x11ListLossesRequest\x12\r\n\x05model\x18\x01 \x01(\t\"8\n\x12ListLossesResponse\x12\x0e\n\x06losses\x18\x01 \x03(\t\x12\x12\n\nadvantages\x18\x02 \x03(\t\"\x96\x01\n\x0e\x46orwardRequest\x12\r\n\x05model\x18\x01 \x01(\t\x12\x12\n\nrequest_id\x18\x02 \x01(\t\x12-\n\x05\x62\x61tch\x18\x03 \x01(\x0b\x32\x1e.upcycle.api.training.v1.Batch\x12\x32\n\x04lora\x18\x04 \x01(\x0b\x32$.upcycle.api.training.v1.LoraOptions\"d\n\x0f\x46orwardResponse\x12\x12\n\nforward_id\x18\x01 \x01(\t\x12,\n\x04\x64\x61ta\x18\x02 \x03(\x0b\x32\x1e.upcycle.api.training.v1.Datum\x12\x0f\n\x07version\x18\x03 \x01(\x03\"\xf3\x01\n\x16\x46orwardBackwardRequest\x12\r\n\x05model\x18\x01 \x01(\t\x12\x12\n\nrequest_id\x18\x02 \x01(\t\x12-\n\x05\x62\x61tch\x18\x03 \x01(\x0b\x32\x1e.upcycle.api.training.v1.Batch\x12+\n\x04loss\x18\x04 \x01(\x0b\x32\x1d.upcycle.api.training.v1.Loss\x12\x14\n\x0cnum_substeps\x18\x05 \x01(\x05\x12\x32\n\x04lora\x18\x06 \x01(\x0b\x32$.upcycle.api.training.v1.LoraOptions\x12\x10\n\x08logprobs\x18\x07 \x01(\x08\"\xe5\x01\n\x17\x46orwardBackwardResponse\x12N\n\x07metrics\x18\x01 \x03(\x0b\x32=.upcycle.api.training.v1.ForwardBackwardResponse.MetricsEntry\x12\x12\n\nnum_datums\x18\x02 \x01(\x05\x12\x36\n\x08logprobs\x18\x03 \x03(\x0b\x32$.upcycle.api.training.v1.TokenValues\x1a.\n\x0cMetricsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x01:\x02\x38\x01\"\xf7\x01\n\x0f\x42\x61\x63kwardRequest\x12\r\n\x05model\x18\x01 \x01(\t\x12\x12\n\nrequest_id\x18\x02 \x01(\t\x12\x12\n\nforward_id\x18\x03 \x01(\t\x12\x35\n\x07weights\x18\x04 \x03(\x0b\x32$.upcycle.api.training.v1.TokenValues\x12\x46\n\x07metrics\x18\x05 \x03(\x0b\x32\x35.upcycle.api.training.v1.BackwardRequest.MetricsEntry\x1a.\n\x0cMetricsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x01:\x02\x38\x01\"\x9f\x01\n\x10\x42\x61\x63kwardResponse\x12G\n\x07metrics\x18\x01 \x03(\x0b\x32\x36.upcycle.api.training.v1.BackwardResponse.MetricsEntry\x12\x12\n\nnum_datums\x18\x02 \x01(\x05\x1a.\n\x0cMetricsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x01:\x02\x38\x01\"\xc5\x01\n\x10OptimStepRequest\x12\r\n\x05model\x18\x01 \x01(\t\x12\x12\n\nrequest_id\x18\x02 \x01(\t\x12\x35\n\x04\x61\x64\x61m\x18\x03 \x01(\x0b\x32\'.upcycle.api.training.v1.AdamParameters\x12\x11\n\tgradients\x18\x04 \x03(\t\x12\x11\n\tkeep_head\x18\x05 \x01(\x08\x12\x31\n\x07persist\x18\x06 \x01(\x0e\x32 .upcycle.api.training.v1.Persist\"M\n\x11OptimStepResponse\x12\x38\n\x06result\x18\x01 \x01(\x0b\x32(.upcycle.api.training.v1.OptimStepResult\"\xd3\x02\n\x0bStepRequest\x12\r\n\x05model\x18\x01 \x01(\t\x12\x12\n\nrequest_id\x18\x02 \x01(\t\x12-\n\x05\x62\x61tch\x18\x03 \x01(\x0b\x32\x1e.upcycle.api.training.v1.Batch\x12+\n\x04loss\x18\x04 \x01(\x0b\x32\x1d.upcycle.api.training.v1.Loss\x12\x14\n\x0cnum_substeps\x18\x05 \x01(\x05\x12\x35\n\x04\x61\x64\x61m\x18\x06 \x01(\x0b\x32\'.upcycle.api.training.v1.AdamParameters\x12\x11\n\tkeep_head\x18\x07 \x01(\x08\x12\x32\n\x04lora\x18\x08 \x01(\x0b\x32$.upcycle.api.training.v1.LoraOptions\x12\x31\n\x07persist\x18\t \x01(\x0e\x32 .upcycle.api.training.v1.Persist\"\xd1\x01\n\x0cStepResponse\x12\x38\n\x06result\x18\x01 \x01(\x0b\x32(.upcycle.api.training.v1.OptimStepResult\x12\x43\n\x07metrics\x18\x02 \x03(\x0b\x32\x32.upcycle.api.training.v1.StepResponse.MetricsEntry\x12\x12\n\nnum_datums\x18\x03 \x01(\x05\x1a.\n\x0cMetricsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x01:\x02\x38\x01\x32\xda\x07\n\x0fTrainingService\x12\x65\n\nGetSession\x12*.upcycle.api.training.v1.GetSessionRequest\x1a+.upcycle.api.training.v1.GetSessionResponse\x12k\n\x0cListSessions\x12,.upcycle.api.training.v1.ListSessionsRequest\x1a-.upcycle.api.training.v1.ListSessionsResponse\x12m\n\x0cWatchSession\x12,.upcycle.api.training.v1.WatchSessionRequest\x1a-.upcycle.api.training.v1.WatchSessionResponse0\x01\x12\x65\n\nListLosses\x12*.upcycle.api.training.v1.ListLossesRequest\x1a+.upcycle.api.training.v1.ListLossesResponse\x12\x64\n\x07\x46orward\x12\'.upcycle.api.training.v1.ForwardRequest\x1a(.upcycle.api.training.v1.ForwardResponse\"\x06\x8a\xe7\x18\x02\x01\x02\x12|\n\x0f\x46orwardBackward\x12/.upcycle.api.training.v1.ForwardBackwardRequest\x1a\x30.upcycle.api.training.v1.ForwardBackwardResponse\"\x06\x8a\xe7\x18\x02\x01\x02\x12g\n\x08\x42\x61\x63kward\x12(.upcycle.api.training.v1.BackwardRequest\x1a).upcycle.api.training.v1.BackwardResponse\"\x06\x8a\xe7\x18\x02\x01\x02\x12j\n\tOptimStep\x12).upcycle.api.training.v1.OptimStepRequest\x1a*.upcycle.api.training.v1.OptimStepResponse\"\x06\x8a\xe7\x18\x02\x01\x02\x12[\n\x04Step\x12$.upcycle.api.training.v1.StepRequest\x1a%.upcycle.api.training.v1.StepResponse\"\x06\x8a\xe7\x18\x02\x01\x02\x1a\x07\x8a\xe7\x18\x03\x01\x02\x03\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -41,50 +42,62 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_BACKWARDRESPONSE_METRICSENTRY']._serialized_options = b'8\001'
   _globals['_STEPRESPONSE_METRICSENTRY']._loaded_options = None
   _globals['_STEPRESPONSE_METRICSENTRY']._serialized_options = b'8\001'
-  _globals['_GETSESSIONREQUEST']._serialized_start=149
-  _globals['_GETSESSIONREQUEST']._serialized_end=203
-  _globals['_GETSESSIONRESPONSE']._serialized_start=206
-  _globals['_GETSESSIONRESPONSE']._serialized_end=336
-  _globals['_LISTSESSIONSREQUEST']._serialized_start=338
-  _globals['_LISTSESSIONSREQUEST']._serialized_end=359
-  _globals['_LISTSESSIONSRESPONSE']._serialized_start=361
-  _globals['_LISTSESSIONSRESPONSE']._serialized_end=443
-  _globals['_WATCHSESSIONREQUEST']._serialized_start=445
-  _globals['_WATCHSESSIONREQUEST']._serialized_end=482
-  _globals['_WATCHSESSIONRESPONSE']._serialized_start=484
-  _globals['_WATCHSESSIONRESPONSE']._serialized_end=565
-  _globals['_LISTLOSSESREQUEST']._serialized_start=567
-  _globals['_LISTLOSSESREQUEST']._serialized_end=601
-  _globals['_LISTLOSSESRESPONSE']._serialized_start=603
-  _globals['_LISTLOSSESRESPONSE']._serialized_end=659
-  _globals['_FORWARDREQUEST']._serialized_start=662
-  _globals['_FORWARDREQUEST']._serialized_end=812
-  _globals['_FORWARDRESPONSE']._serialized_start=814
-  _globals['_FORWARDRESPONSE']._serialized_end=914
-  _globals['_FORWARDBACKWARDREQUEST']._serialized_start=917
-  _globals['_FORWARDBACKWARDREQUEST']._serialized_end=1142
-  _globals['_FORWARDBACKWARDRESPONSE']._serialized_start=1145
-  _globals['_FORWARDBACKWARDRESPONSE']._serialized_end=1318
-  _globals['_FORWARDBACKWARDRESPONSE_METRICSENTRY']._serialized_start=1272
-  _globals['_FORWARDBACKWARDRESPONSE_METRICSENTRY']._serialized_end=1318
-  _globals['_BACKWARDREQUEST']._serialized_start=1321
-  _globals['_BACKWARDREQUEST']._serialized_end=1568
-  _globals['_BACKWARDREQUEST_METRICSENTRY']._serialized_start=1272
-  _globals['_BACKWARDREQUEST_METRICSENTRY']._serialized_end=1318
-  _globals['_BACKWARDRESPONSE']._serialized_start=1571
-  _globals['_BACKWARDRESPONSE']._serialized_end=1730
-  _globals['_BACKWARDRESPONSE_METRICSENTRY']._serialized_start=1272
-  _globals['_BACKWARDRESPONSE_METRICSENTRY']._serialized_end=1318
-  _globals['_OPTIMSTEPREQUEST']._serialized_start=1733
-  _globals['_OPTIMSTEPREQUEST']._serialized_end=1879
-  _globals['_OPTIMSTEPRESPONSE']._serialized_start=1881
-  _globals['_OPTIMSTEPRESPONSE']._serialized_end=1958
-  _globals['_STEPREQUEST']._serialized_start=1961
-  _globals['_STEPREQUEST']._serialized_end=2249
-  _globals['_STEPRESPONSE']._serialized_start=2252
-  _globals['_STEPRESPONSE']._serialized_end=2461
-  _globals['_STEPRESPONSE_METRICSENTRY']._serialized_start=1272
-  _globals['_STEPRESPONSE_METRICSENTRY']._serialized_end=1318
-  _globals['_TRAININGSERVICE']._serialized_start=2464
-  _globals['_TRAININGSERVICE']._serialized_end=3401
+  _globals['_TRAININGSERVICE']._loaded_options = None
+  _globals['_TRAININGSERVICE']._serialized_options = b'\212\347\030\003\001\002\003'
+  _globals['_TRAININGSERVICE'].methods_by_name['Forward']._loaded_options = None
+  _globals['_TRAININGSERVICE'].methods_by_name['Forward']._serialized_options = b'\212\347\030\002\001\002'
+  _globals['_TRAININGSERVICE'].methods_by_name['ForwardBackward']._loaded_options = None
+  _globals['_TRAININGSERVICE'].methods_by_name['ForwardBackward']._serialized_options = b'\212\347\030\002\001\002'
+  _globals['_TRAININGSERVICE'].methods_by_name['Backward']._loaded_options = None
+  _globals['_TRAININGSERVICE'].methods_by_name['Backward']._serialized_options = b'\212\347\030\002\001\002'
+  _globals['_TRAININGSERVICE'].methods_by_name['OptimStep']._loaded_options = None
+  _globals['_TRAININGSERVICE'].methods_by_name['OptimStep']._serialized_options = b'\212\347\030\002\001\002'
+  _globals['_TRAININGSERVICE'].methods_by_name['Step']._loaded_options = None
+  _globals['_TRAININGSERVICE'].methods_by_name['Step']._serialized_options = b'\212\347\030\002\001\002'
+  _globals['_GETSESSIONREQUEST']._serialized_start=185
+  _globals['_GETSESSIONREQUEST']._serialized_end=239
+  _globals['_GETSESSIONRESPONSE']._serialized_start=242
+  _globals['_GETSESSIONRESPONSE']._serialized_end=372
+  _globals['_LISTSESSIONSREQUEST']._serialized_start=374
+  _globals['_LISTSESSIONSREQUEST']._serialized_end=395
+  _globals['_LISTSESSIONSRESPONSE']._serialized_start=397
+  _globals['_LISTSESSIONSRESPONSE']._serialized_end=479
+  _globals['_WATCHSESSIONREQUEST']._serialized_start=481
+  _globals['_WATCHSESSIONREQUEST']._serialized_end=518
+  _globals['_WATCHSESSIONRESPONSE']._serialized_start=520
+  _globals['_WATCHSESSIONRESPONSE']._serialized_end=601
+  _globals['_LISTLOSSESREQUEST']._serialized_start=603
+  _globals['_LISTLOSSESREQUEST']._serialized_end=637
+  _globals['_LISTLOSSESRESPONSE']._serialized_start=639
+  _globals['_LISTLOSSESRESPONSE']._serialized_end=695
+  _globals['_FORWARDREQUEST']._serialized_start=698
+  _globals['_FORWARDREQUEST']._serialized_end=848
+  _globals['_FORWARDRESPONSE']._serialized_start=850
+  _globals['_FORWARDRESPONSE']._serialized_end=950
+  _globals['_FORWARDBACKWARDREQUEST']._serialized_start=953
+  _globals['_FORWARDBACKWARDREQUEST']._serialized_end=1196
+  _globals['_FORWARDBACKWARDRESPONSE']._serialized_start=1199
+  _globals['_FORWARDBACKWARDRESPONSE']._serialized_end=1428
+  _globals['_FORWARDBACKWARDRESPONSE_METRICSENTRY']._serialized_start=1382
+  _globals['_FORWARDBACKWARDRESPONSE_METRICSENTRY']._serialized_end=1428
+  _globals['_BACKWARDREQUEST']._serialized_start=1431
+  _globals['_BACKWARDREQUEST']._serialized_end=1678
+  _globals['_BACKWARDREQUEST_METRICSENTRY']._serialized_start=1382
+  _globals['_BACKWARDREQUEST_METRICSENTRY']._serialized_end=1428
+  _globals['_BACKWARDRESPONSE']._serialized_start=1681
+  _globals['_BACKWARDRESPONSE']._serialized_end=1840
+  _globals['_BACKWARDRESPONSE_METRICSENTRY']._serialized_start=1382
+  _globals['_BACKWARDRESPONSE_METRICSENTRY']._serialized_end=1428
+  _globals['_OPTIMSTEPREQUEST']._serialized_start=1843
+  _globals['_OPTIMSTEPREQUEST']._serialized_end=2040
+  _globals['_OPTIMSTEPRESPONSE']._serialized_start=2042
+  _globals['_OPTIMSTEPRESPONSE']._serialized_end=2119
+  _globals['_STEPREQUEST']._serialized_start=2122
+  _globals['_STEPREQUEST']._serialized_end=2461
+  _globals['_STEPRESPONSE']._serialized_start=2464
+  _globals['_STEPRESPONSE']._serialized_end=2673
+  _globals['_STEPRESPONSE_METRICSENTRY']._serialized_start=1382
+  _globals['_STEPRESPONSE_METRICSENTRY']._serialized_end=1428
+  _globals['_TRAININGSERVICE']._serialized_start=2676
+  _globals['_TRAININGSERVICE']._serialized_end=3662
 # @@protoc_insertion_point(module_scope)

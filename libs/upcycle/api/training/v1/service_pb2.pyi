@@ -258,10 +258,13 @@ class ForwardBackwardRequest(_message.Message):
     LOSS_FIELD_NUMBER: _builtins.int
     NUM_SUBSTEPS_FIELD_NUMBER: _builtins.int
     LORA_FIELD_NUMBER: _builtins.int
+    LOGPROBS_FIELD_NUMBER: _builtins.int
     model: _builtins.str
     request_id: _builtins.str
     num_substeps: _builtins.int
     """forward and backward in that many slices; changes memory, no gradient; 0 reads as 1"""
+    logprobs: _builtins.bool
+    """return the log-probabilities of the trained tokens"""
     @_builtins.property
     def batch(self) -> _interactive_pb2.Batch: ...
     @_builtins.property
@@ -277,10 +280,11 @@ class ForwardBackwardRequest(_message.Message):
         loss: _interactive_pb2.Loss | None = ...,
         num_substeps: _builtins.int = ...,
         lora: _interactive_pb2.LoraOptions | None = ...,
+        logprobs: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["batch", b"batch", "lora", b"lora", "loss", b"loss"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["batch", b"batch", "lora", b"lora", "loss", b"loss", "model", b"model", "num_substeps", b"num_substeps", "request_id", b"request_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["batch", b"batch", "logprobs", b"logprobs", "lora", b"lora", "loss", b"loss", "model", b"model", "num_substeps", b"num_substeps", "request_id", b"request_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -312,18 +316,26 @@ class ForwardBackwardResponse(_message.Message):
 
     METRICS_FIELD_NUMBER: _builtins.int
     NUM_DATUMS_FIELD_NUMBER: _builtins.int
+    LOGPROBS_FIELD_NUMBER: _builtins.int
     num_datums: _builtins.int
     @_builtins.property
     def metrics(self) -> _containers.ScalarMap[_builtins.str, _builtins.float]: ...
+    @_builtins.property
+    def logprobs(self) -> _containers.RepeatedCompositeFieldContainer[_interactive_pb2.TokenValues]:
+        """If asked for: per datum, of each of its tokens from the second on, under the weights that the gradient is of; 0 where not
+        trained. The order is that of Forward.
+        """
+
     def __init__(
         self,
         *,
         metrics: _abc.Mapping[_builtins.str, _builtins.float] | None = ...,
         num_datums: _builtins.int = ...,
+        logprobs: _abc.Iterable[_interactive_pb2.TokenValues] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["metrics", b"metrics", "num_datums", b"num_datums"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["logprobs", b"logprobs", "metrics", b"metrics", "num_datums", b"num_datums"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -438,10 +450,13 @@ class OptimStepRequest(_message.Message):
     ADAM_FIELD_NUMBER: _builtins.int
     GRADIENTS_FIELD_NUMBER: _builtins.int
     KEEP_HEAD_FIELD_NUMBER: _builtins.int
+    PERSIST_FIELD_NUMBER: _builtins.int
     model: _builtins.str
     request_id: _builtins.str
     keep_head: _builtins.bool
     """save the checkpoint and leave head where it is"""
+    persist: _interactive_pb2.Persist.ValueType
+    """with anything but PERSIST_CHECKPOINT head stays, whatever keep_head says"""
     @_builtins.property
     def adam(self) -> _interactive_pb2.AdamParameters: ...
     @_builtins.property
@@ -456,10 +471,11 @@ class OptimStepRequest(_message.Message):
         adam: _interactive_pb2.AdamParameters | None = ...,
         gradients: _abc.Iterable[_builtins.str] | None = ...,
         keep_head: _builtins.bool = ...,
+        persist: _interactive_pb2.Persist.ValueType = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["adam", b"adam"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["adam", b"adam", "gradients", b"gradients", "keep_head", b"keep_head", "model", b"model", "request_id", b"request_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["adam", b"adam", "gradients", b"gradients", "keep_head", b"keep_head", "model", b"model", "persist", b"persist", "request_id", b"request_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -499,10 +515,12 @@ class StepRequest(_message.Message):
     ADAM_FIELD_NUMBER: _builtins.int
     KEEP_HEAD_FIELD_NUMBER: _builtins.int
     LORA_FIELD_NUMBER: _builtins.int
+    PERSIST_FIELD_NUMBER: _builtins.int
     model: _builtins.str
     request_id: _builtins.str
     num_substeps: _builtins.int
     keep_head: _builtins.bool
+    persist: _interactive_pb2.Persist.ValueType
     @_builtins.property
     def batch(self) -> _interactive_pb2.Batch: ...
     @_builtins.property
@@ -522,10 +540,11 @@ class StepRequest(_message.Message):
         adam: _interactive_pb2.AdamParameters | None = ...,
         keep_head: _builtins.bool = ...,
         lora: _interactive_pb2.LoraOptions | None = ...,
+        persist: _interactive_pb2.Persist.ValueType = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["adam", b"adam", "batch", b"batch", "lora", b"lora", "loss", b"loss"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["adam", b"adam", "batch", b"batch", "keep_head", b"keep_head", "lora", b"lora", "loss", b"loss", "model", b"model", "num_substeps", b"num_substeps", "request_id", b"request_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["adam", b"adam", "batch", b"batch", "keep_head", b"keep_head", "lora", b"lora", "loss", b"loss", "model", b"model", "num_substeps", b"num_substeps", "persist", b"persist", "request_id", b"request_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

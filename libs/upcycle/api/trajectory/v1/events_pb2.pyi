@@ -186,3 +186,61 @@ class TrajectoryQuarantined(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___TrajectoryQuarantined: _TypeAlias = TrajectoryQuarantined  # noqa: Y015
+
+@_typing.final
+class RecordedSessionOpened(_message.Message):
+    """Fact recorded_session.opened: the gateway recorded the first call of a client's session. The ledger counts it as requested."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    EPISODE_FIELD_NUMBER: _builtins.int
+    OPENED_AT_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def episode(self) -> _common_pb2.EpisodeIdentity: ...
+    @_builtins.property
+    def opened_at(self) -> _timestamp_pb2.Timestamp: ...
+    def __init__(
+        self,
+        *,
+        episode: _common_pb2.EpisodeIdentity | None = ...,
+        opened_at: _timestamp_pb2.Timestamp | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["episode", b"episode", "opened_at", b"opened_at"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["episode", b"episode", "opened_at", b"opened_at"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___RecordedSessionOpened: _TypeAlias = RecordedSessionOpened  # noqa: Y015
+
+@_typing.final
+class RecordedSessionExpired(_message.Message):
+    """Fact recorded_session.expired: no reward came within the retention of a recorded session. It decides the same as
+    trajectory.graded: the first of the two wins.
+    """
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    EPISODE_FIELD_NUMBER: _builtins.int
+    REASON_FIELD_NUMBER: _builtins.int
+    EXPIRED_AT_FIELD_NUMBER: _builtins.int
+    reason: _builtins.str
+    """ungraded"""
+    @_builtins.property
+    def episode(self) -> _common_pb2.EpisodeIdentity: ...
+    @_builtins.property
+    def expired_at(self) -> _timestamp_pb2.Timestamp: ...
+    def __init__(
+        self,
+        *,
+        episode: _common_pb2.EpisodeIdentity | None = ...,
+        reason: _builtins.str = ...,
+        expired_at: _timestamp_pb2.Timestamp | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["episode", b"episode", "expired_at", b"expired_at"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["episode", b"episode", "expired_at", b"expired_at", "reason", b"reason"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___RecordedSessionExpired: _TypeAlias = RecordedSessionExpired  # noqa: Y015

@@ -23,11 +23,12 @@ _sym_db = _symbol_database.Default()
 
 
 from google.protobuf import timestamp_pb2 as google_dot_protobuf_dot_timestamp__pb2
+from upcycle.api.common.v1 import access_pb2 as upcycle_dot_api_dot_common_dot_v1_dot_access__pb2
 from upcycle.api.common.v1 import common_pb2 as upcycle_dot_api_dot_common_dot_v1_dot_common__pb2
 from upcycle.api.trajectory.v1 import trajectory_pb2 as upcycle_dot_api_dot_trajectory_dot_v1_dot_trajectory__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\'upcycle/api/trajectory/v1/service.proto\x12\x19upcycle.api.trajectory.v1\x1a\x1fgoogle/protobuf/timestamp.proto\x1a\"upcycle/api/common/v1/common.proto\x1a*upcycle/api/trajectory/v1/trajectory.proto\"-\n\x14GetTrajectoryRequest\x12\x15\n\rtrajectory_id\x18\x01 \x01(\t\"\x8f\x01\n\x15GetTrajectoryResponse\x12=\n\x07summary\x18\x01 \x01(\x0b\x32,.upcycle.api.trajectory.v1.TrajectorySummary\x12\x37\n\x04\x62ody\x18\x02 \x01(\x0b\x32).upcycle.api.trajectory.v1.TrajectoryBody\"\xf8\x02\n\x10TrajectoryFilter\x12\x0e\n\x06run_id\x18\x01 \x01(\t\x12\r\n\x05model\x18\x02 \x01(\t\x12\x10\n\x08group_id\x18\x03 \x01(\t\x12\x11\n\ttask_slug\x18\x04 \x01(\t\x12/\n\x07purpose\x18\x05 \x01(\x0e\x32\x1e.upcycle.api.common.v1.Purpose\x12\x17\n\nmin_reward\x18\x06 \x01(\x01H\x00\x88\x01\x01\x12\x14\n\x07success\x18\x07 \x01(\x08H\x01\x88\x01\x01\x12\x35\n\x05state\x18\x08 \x01(\x0e\x32&.upcycle.api.trajectory.v1.LedgerState\x12\x0e\n\x06\x66\x61mily\x18\t \x01(\t\x12\x17\n\nmax_reward\x18\n \x01(\x01H\x02\x88\x01\x01\x12\x14\n\x0c\x66\x61ilure_kind\x18\x0b \x01(\t\x12\x14\n\x07version\x18\x0c \x01(\x03H\x03\x88\x01\x01\x42\r\n\x0b_min_rewardB\n\n\x08_successB\r\n\x0b_max_rewardB\n\n\x08_version\"}\n\x17ListTrajectoriesRequest\x12;\n\x06\x66ilter\x18\x01 \x01(\x0b\x32+.upcycle.api.trajectory.v1.TrajectoryFilter\x12\x11\n\tpage_size\x18\x02 \x01(\x05\x12\x12\n\npage_token\x18\x03 \x01(\t\"w\n\x18ListTrajectoriesResponse\x12\x42\n\x0ctrajectories\x18\x01 \x03(\x0b\x32,.upcycle.api.trajectory.v1.TrajectorySummary\x12\x17\n\x0fnext_page_token\x18\x02 \x01(\t\"\x87\x01\n\x18WatchTrajectoriesRequest\x12;\n\x06\x66ilter\x18\x01 \x01(\x0b\x32+.upcycle.api.trajectory.v1.TrajectoryFilter\x12\x1b\n\x0e\x61\x66ter_position\x18\x02 \x01(\x03H\x00\x88\x01\x01\x42\x11\n\x0f_after_position\"o\n\x19WatchTrajectoriesResponse\x12@\n\ntrajectory\x18\x01 \x01(\x0b\x32,.upcycle.api.trajectory.v1.TrajectorySummary\x12\x10\n\x08position\x18\x02 \x01(\x03\"\x91\x01\n\x19\x45xportTrajectoriesRequest\x12;\n\x06\x66ilter\x18\x01 \x01(\x0b\x32+.upcycle.api.trajectory.v1.TrajectoryFilter\x12\x37\n\x06\x66ormat\x18\x02 \x01(\x0e\x32\'.upcycle.api.trajectory.v1.ExportFormat\"Q\n\x1a\x45xportTrajectoriesResponse\x12\r\n\x05jsonl\x18\x01 \x01(\t\x12\x13\n\x0bquarantined\x18\x02 \x01(\x03\x12\x0f\n\x07removed\x18\x03 \x01(\x03\"R\n\x10GetLedgerRequest\x12\x0e\n\x06run_id\x18\x01 \x01(\t\x12\x19\n\x11include_unsettled\x18\x02 \x01(\x08\x12\x13\n\x0b\x65pisode_ids\x18\x03 \x03(\t\"\xc8\x02\n\x11GetLedgerResponse\x12\x11\n\trequested\x18\x01 \x01(\x03\x12\x0f\n\x07settled\x18\x02 \x01(\x03\x12\x11\n\tin_flight\x18\x03 \x01(\x03\x12K\n\x08\x62y_state\x18\x04 \x03(\x0b\x32\x39.upcycle.api.trajectory.v1.GetLedgerResponse.ByStateEntry\x12\x39\n\tunsettled\x18\x05 \x03(\x0b\x32&.upcycle.api.trajectory.v1.LedgerEntry\x12\x11\n\tconflicts\x18\x06 \x01(\x03\x12\x15\n\rtrained_twice\x18\x07 \x01(\x03\x12\x1a\n\x12oldest_unsettled_s\x18\x08 \x01(\x01\x1a.\n\x0c\x42yStateEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x03:\x02\x38\x01\"\x94\x03\n\x10\x43lientTrajectory\x12\x15\n\rtask_position\x18\x01 \x01(\x05\x12\x0f\n\x07\x61ttempt\x18\x02 \x01(\x05\x12\x10\n\x08\x61ttempts\x18\x03 \x01(\x05\x12\x11\n\ttask_slug\x18\x04 \x01(\t\x12\x13\n\x0btask_digest\x18\x05 \x01(\t\x12\x0e\n\x06\x66\x61mily\x18\x06 \x01(\t\x12+\n\x05split\x18\x07 \x01(\x0e\x32\x1c.upcycle.api.common.v1.Split\x12\x37\n\x04\x62ody\x18\x08 \x01(\x0b\x32).upcycle.api.trajectory.v1.TrajectoryBody\x12\x0e\n\x06reward\x18\t \x01(\x01\x12\x0f\n\x07success\x18\n \x01(\x08\x12\x36\n\tsubscores\x18\x0b \x03(\x0b\x32#.upcycle.api.trajectory.v1.Subscore\x12\x39\n\x07\x66\x61ilure\x18\x0c \x01(\x0b\x32(.upcycle.api.trajectory.v1.PolicyFailure\x12\x14\n\x0cturn_rewards\x18\r \x03(\x01\"}\n\x19ImportTrajectoriesRequest\x12\x0e\n\x06run_id\x18\x01 \x01(\t\x12\r\n\x05\x61gent\x18\x02 \x01(\t\x12\x41\n\x0ctrajectories\x18\x03 \x03(\x0b\x32+.upcycle.api.trajectory.v1.ClientTrajectory\"4\n\x1aImportTrajectoriesResponse\x12\x16\n\x0etrajectory_ids\x18\x01 \x03(\t\"\xdb\x02\n\x0bRewardAlarm\x12\x0e\n\x06run_id\x18\x01 \x01(\t\x12\r\n\x05model\x18\x02 \x01(\t\x12\x0c\n\x04kind\x18\x03 \x01(\t\x12\x0c\n\x04text\x18\x04 \x01(\t\x12\r\n\x05value\x18\x05 \x01(\x01\x12\r\n\x05limit\x18\x06 \x01(\x01\x12\x15\n\rsince_version\x18\x07 \x01(\x03\x12\x0f\n\x07version\x18\x08 \x01(\x03\x12\x16\n\x0etrajectory_ids\x18\t \x03(\t\x12-\n\traised_at\x18\n \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12.\n\ncleared_at\x18\x0b \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12\x30\n\x0c\x64ismissed_at\x18\x0c \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12\x14\n\x0c\x64ismissed_by\x18\r \x01(\t\x12\x0c\n\x04note\x18\x0e \x01(\t\"7\n\x11ListAlarmsRequest\x12\x0f\n\x07run_ids\x18\x01 \x03(\t\x12\x11\n\tonly_open\x18\x02 \x01(\x08\"L\n\x12ListAlarmsResponse\x12\x36\n\x06\x61larms\x18\x01 \x03(\x0b\x32&.upcycle.api.trajectory.v1.RewardAlarm\"M\n\x13\x44ismissAlarmRequest\x12\x0e\n\x06run_id\x18\x01 \x01(\t\x12\x0c\n\x04kind\x18\x02 \x01(\t\x12\n\n\x02\x62y\x18\x03 \x01(\t\x12\x0c\n\x04note\x18\x04 \x01(\t\"M\n\x14\x44ismissAlarmResponse\x12\x35\n\x05\x61larm\x18\x01 \x01(\x0b\x32&.upcycle.api.trajectory.v1.RewardAlarm\"\xbb\x01\n\x06Review\x12\x15\n\rtrajectory_id\x18\x01 \x01(\t\x12\x0e\n\x06run_id\x18\x02 \x01(\t\x12\x39\n\x07verdict\x18\x03 \x01(\x0e\x32(.upcycle.api.trajectory.v1.ReviewVerdict\x12\x10\n\x08reviewer\x18\x04 \x01(\t\x12\x0c\n\x04note\x18\x05 \x01(\t\x12/\n\x0breviewed_at\x18\x06 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\"\x8b\x01\n\x17ReviewTrajectoryRequest\x12\x15\n\rtrajectory_id\x18\x01 \x01(\t\x12\x39\n\x07verdict\x18\x02 \x01(\x0e\x32(.upcycle.api.trajectory.v1.ReviewVerdict\x12\x10\n\x08reviewer\x18\x03 \x01(\t\x12\x0c\n\x04note\x18\x04 \x01(\t\"b\n\x18ReviewTrajectoryResponse\x12\x31\n\x06review\x18\x01 \x01(\x0b\x32!.upcycle.api.trajectory.v1.Review\x12\x13\n\x0bquarantined\x18\x02 \x03(\t\"1\n\x12ListReviewsRequest\x12\x0e\n\x06run_id\x18\x01 \x01(\t\x12\x0b\n\x03top\x18\x02 \x01(\x05\"o\n\x13ListReviewsResponse\x12\x32\n\x07reviews\x18\x01 \x03(\x0b\x32!.upcycle.api.trajectory.v1.Review\x12\x16\n\tconfirmed\x18\x02 \x01(\x05H\x00\x88\x01\x01\x42\x0c\n\n_confirmed*c\n\x0c\x45xportFormat\x12\x1d\n\x19\x45XPORT_FORMAT_UNSPECIFIED\x10\x00\x12\x19\n\x15\x45XPORT_FORMAT_TRIPLES\x10\x01\x12\x19\n\x15\x45XPORT_FORMAT_RECORDS\x10\x02*\x81\x01\n\rReviewVerdict\x12\x1e\n\x1aREVIEW_VERDICT_UNSPECIFIED\x10\x00\x12\x19\n\x15REVIEW_VERDICT_SOLVED\x10\x01\x12\x19\n\x15REVIEW_VERDICT_HACKED\x10\x02\x12\x1a\n\x16REVIEW_VERDICT_UNCLEAR\x10\x03\x32\xc0\t\n\x11TrajectoryService\x12r\n\rGetTrajectory\x12/.upcycle.api.trajectory.v1.GetTrajectoryRequest\x1a\x30.upcycle.api.trajectory.v1.GetTrajectoryResponse\x12{\n\x10ListTrajectories\x12\x32.upcycle.api.trajectory.v1.ListTrajectoriesRequest\x1a\x33.upcycle.api.trajectory.v1.ListTrajectoriesResponse\x12\x80\x01\n\x11WatchTrajectories\x12\x33.upcycle.api.trajectory.v1.WatchTrajectoriesRequest\x1a\x34.upcycle.api.trajectory.v1.WatchTrajectoriesResponse0\x01\x12\x83\x01\n\x12\x45xportTrajectories\x12\x34.upcycle.api.trajectory.v1.ExportTrajectoriesRequest\x1a\x35.upcycle.api.trajectory.v1.ExportTrajectoriesResponse0\x01\x12\x66\n\tGetLedger\x12+.upcycle.api.trajectory.v1.GetLedgerRequest\x1a,.upcycle.api.trajectory.v1.GetLedgerResponse\x12\x81\x01\n\x12ImportTrajectories\x12\x34.upcycle.api.trajectory.v1.ImportTrajectoriesRequest\x1a\x35.upcycle.api.trajectory.v1.ImportTrajectoriesResponse\x12i\n\nListAlarms\x12,.upcycle.api.trajectory.v1.ListAlarmsRequest\x1a-.upcycle.api.trajectory.v1.ListAlarmsResponse\x12o\n\x0c\x44ismissAlarm\x12..upcycle.api.trajectory.v1.DismissAlarmRequest\x1a/.upcycle.api.trajectory.v1.DismissAlarmResponse\x12{\n\x10ReviewTrajectory\x12\x32.upcycle.api.trajectory.v1.ReviewTrajectoryRequest\x1a\x33.upcycle.api.trajectory.v1.ReviewTrajectoryResponse\x12l\n\x0bListReviews\x12-.upcycle.api.trajectory.v1.ListReviewsRequest\x1a..upcycle.api.trajectory.v1.ListReviewsResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\'upcycle/api/trajectory/v1/service.proto\x12\x19upcycle.api.trajectory.v1\x1a\x1fgoogle/protobuf/timestamp.proto\x1a\"upcycle/api/common/v1/access.proto\x1a\"upcycle/api/common/v1/common.proto\x1a*upcycle/api/trajectory/v1/trajectory.proto\"\xed\x01\n\x13GradeSessionRequest\x12\x12\n\nsession_id\x18\x01 \x01(\t\x12\x0e\n\x06key_id\x18\x02 \x01(\t\x12\x12\n\x05score\x18\x03 \x01(\x01H\x00\x88\x01\x01\x12\x14\n\x07success\x18\x04 \x01(\x08H\x01\x88\x01\x01\x12\x36\n\tsubscores\x18\x05 \x03(\x0b\x32#.upcycle.api.trajectory.v1.Subscore\x12\r\n\x05group\x18\x06 \x01(\t\x12+\n\x05split\x18\x07 \x01(\x0e\x32\x1c.upcycle.api.common.v1.SplitB\x08\n\x06_scoreB\n\n\x08_success\"_\n\x14GradeSessionResponse\x12\x15\n\rtrajectory_id\x18\x01 \x01(\t\x12\x10\n\x08group_id\x18\x02 \x01(\t\x12\r\n\x05score\x18\x03 \x01(\x01\x12\x0f\n\x07success\x18\x04 \x01(\x08\"-\n\x14GetTrajectoryRequest\x12\x15\n\rtrajectory_id\x18\x01 \x01(\t\"\x8f\x01\n\x15GetTrajectoryResponse\x12=\n\x07summary\x18\x01 \x01(\x0b\x32,.upcycle.api.trajectory.v1.TrajectorySummary\x12\x37\n\x04\x62ody\x18\x02 \x01(\x0b\x32).upcycle.api.trajectory.v1.TrajectoryBody\"\x8f\x04\n\x10TrajectoryFilter\x12\x0e\n\x06run_id\x18\x01 \x01(\t\x12\r\n\x05model\x18\x02 \x01(\t\x12\x10\n\x08group_id\x18\x03 \x01(\t\x12\x11\n\ttask_slug\x18\x04 \x01(\t\x12/\n\x07purpose\x18\x05 \x01(\x0e\x32\x1e.upcycle.api.common.v1.Purpose\x12\x17\n\nmin_reward\x18\x06 \x01(\x01H\x00\x88\x01\x01\x12\x14\n\x07success\x18\x07 \x01(\x08H\x01\x88\x01\x01\x12\x35\n\x05state\x18\x08 \x01(\x0e\x32&.upcycle.api.trajectory.v1.LedgerState\x12\x0e\n\x06\x66\x61mily\x18\t \x01(\t\x12\x17\n\nmax_reward\x18\n \x01(\x01H\x02\x88\x01\x01\x12\x14\n\x0c\x66\x61ilure_kind\x18\x0b \x01(\t\x12\x14\n\x07version\x18\x0c \x01(\x03H\x03\x88\x01\x01\x12\x19\n\x11recorded_sessions\x18\r \x01(\x08\x12\x15\n\rsession_group\x18\x0e \x01(\t\x12\x30\n\x0cgraded_since\x18\x0f \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12\x31\n\rgraded_before\x18\x10 \x01(\x0b\x32\x1a.google.protobuf.TimestampB\r\n\x0b_min_rewardB\n\n\x08_successB\r\n\x0b_max_rewardB\n\n\x08_version\"}\n\x17ListTrajectoriesRequest\x12;\n\x06\x66ilter\x18\x01 \x01(\x0b\x32+.upcycle.api.trajectory.v1.TrajectoryFilter\x12\x11\n\tpage_size\x18\x02 \x01(\x05\x12\x12\n\npage_token\x18\x03 \x01(\t\"w\n\x18ListTrajectoriesResponse\x12\x42\n\x0ctrajectories\x18\x01 \x03(\x0b\x32,.upcycle.api.trajectory.v1.TrajectorySummary\x12\x17\n\x0fnext_page_token\x18\x02 \x01(\t\"\x87\x01\n\x18WatchTrajectoriesRequest\x12;\n\x06\x66ilter\x18\x01 \x01(\x0b\x32+.upcycle.api.trajectory.v1.TrajectoryFilter\x12\x1b\n\x0e\x61\x66ter_position\x18\x02 \x01(\x03H\x00\x88\x01\x01\x42\x11\n\x0f_after_position\"o\n\x19WatchTrajectoriesResponse\x12@\n\ntrajectory\x18\x01 \x01(\x0b\x32,.upcycle.api.trajectory.v1.TrajectorySummary\x12\x10\n\x08position\x18\x02 \x01(\x03\"\x91\x01\n\x19\x45xportTrajectoriesRequest\x12;\n\x06\x66ilter\x18\x01 \x01(\x0b\x32+.upcycle.api.trajectory.v1.TrajectoryFilter\x12\x37\n\x06\x66ormat\x18\x02 \x01(\x0e\x32\'.upcycle.api.trajectory.v1.ExportFormat\"Q\n\x1a\x45xportTrajectoriesResponse\x12\r\n\x05jsonl\x18\x01 \x01(\t\x12\x13\n\x0bquarantined\x18\x02 \x01(\x03\x12\x0f\n\x07removed\x18\x03 \x01(\x03\"R\n\x10GetLedgerRequest\x12\x0e\n\x06run_id\x18\x01 \x01(\t\x12\x19\n\x11include_unsettled\x18\x02 \x01(\x08\x12\x13\n\x0b\x65pisode_ids\x18\x03 \x03(\t\"\xc8\x02\n\x11GetLedgerResponse\x12\x11\n\trequested\x18\x01 \x01(\x03\x12\x0f\n\x07settled\x18\x02 \x01(\x03\x12\x11\n\tin_flight\x18\x03 \x01(\x03\x12K\n\x08\x62y_state\x18\x04 \x03(\x0b\x32\x39.upcycle.api.trajectory.v1.GetLedgerResponse.ByStateEntry\x12\x39\n\tunsettled\x18\x05 \x03(\x0b\x32&.upcycle.api.trajectory.v1.LedgerEntry\x12\x11\n\tconflicts\x18\x06 \x01(\x03\x12\x15\n\rtrained_twice\x18\x07 \x01(\x03\x12\x1a\n\x12oldest_unsettled_s\x18\x08 \x01(\x01\x1a.\n\x0c\x42yStateEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x03:\x02\x38\x01\"\x94\x03\n\x10\x43lientTrajectory\x12\x15\n\rtask_position\x18\x01 \x01(\x05\x12\x0f\n\x07\x61ttempt\x18\x02 \x01(\x05\x12\x10\n\x08\x61ttempts\x18\x03 \x01(\x05\x12\x11\n\ttask_slug\x18\x04 \x01(\t\x12\x13\n\x0btask_digest\x18\x05 \x01(\t\x12\x0e\n\x06\x66\x61mily\x18\x06 \x01(\t\x12+\n\x05split\x18\x07 \x01(\x0e\x32\x1c.upcycle.api.common.v1.Split\x12\x37\n\x04\x62ody\x18\x08 \x01(\x0b\x32).upcycle.api.trajectory.v1.TrajectoryBody\x12\x0e\n\x06reward\x18\t \x01(\x01\x12\x0f\n\x07success\x18\n \x01(\x08\x12\x36\n\tsubscores\x18\x0b \x03(\x0b\x32#.upcycle.api.trajectory.v1.Subscore\x12\x39\n\x07\x66\x61ilure\x18\x0c \x01(\x0b\x32(.upcycle.api.trajectory.v1.PolicyFailure\x12\x14\n\x0cturn_rewards\x18\r \x03(\x01\"}\n\x19ImportTrajectoriesRequest\x12\x0e\n\x06run_id\x18\x01 \x01(\t\x12\r\n\x05\x61gent\x18\x02 \x01(\t\x12\x41\n\x0ctrajectories\x18\x03 \x03(\x0b\x32+.upcycle.api.trajectory.v1.ClientTrajectory\"4\n\x1aImportTrajectoriesResponse\x12\x16\n\x0etrajectory_ids\x18\x01 \x03(\t\"\xdb\x02\n\x0bRewardAlarm\x12\x0e\n\x06run_id\x18\x01 \x01(\t\x12\r\n\x05model\x18\x02 \x01(\t\x12\x0c\n\x04kind\x18\x03 \x01(\t\x12\x0c\n\x04text\x18\x04 \x01(\t\x12\r\n\x05value\x18\x05 \x01(\x01\x12\r\n\x05limit\x18\x06 \x01(\x01\x12\x15\n\rsince_version\x18\x07 \x01(\x03\x12\x0f\n\x07version\x18\x08 \x01(\x03\x12\x16\n\x0etrajectory_ids\x18\t \x03(\t\x12-\n\traised_at\x18\n \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12.\n\ncleared_at\x18\x0b \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12\x30\n\x0c\x64ismissed_at\x18\x0c \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12\x14\n\x0c\x64ismissed_by\x18\r \x01(\t\x12\x0c\n\x04note\x18\x0e \x01(\t\"7\n\x11ListAlarmsRequest\x12\x0f\n\x07run_ids\x18\x01 \x03(\t\x12\x11\n\tonly_open\x18\x02 \x01(\x08\"L\n\x12ListAlarmsResponse\x12\x36\n\x06\x61larms\x18\x01 \x03(\x0b\x32&.upcycle.api.trajectory.v1.RewardAlarm\"M\n\x13\x44ismissAlarmRequest\x12\x0e\n\x06run_id\x18\x01 \x01(\t\x12\x0c\n\x04kind\x18\x02 \x01(\t\x12\n\n\x02\x62y\x18\x03 \x01(\t\x12\x0c\n\x04note\x18\x04 \x01(\t\"M\n\x14\x44ismissAlarmResponse\x12\x35\n\x05\x61larm\x18\x01 \x01(\x0b\x32&.upcycle.api.trajectory.v1.RewardAlarm\"\xbb\x01\n\x06Review\x12\x15\n\rtrajectory_id\x18\x01 \x01(\t\x12\x0e\n\x06run_id\x18\x02 \x01(\t\x12\x39\n\x07verdict\x18\x03 \x01(\x0e\x32(.upcycle.api.trajectory.v1.ReviewVerdict\x12\x10\n\x08reviewer\x18\x04 \x01(\t\x12\x0c\n\x04note\x18\x05 \x01(\t\x12/\n\x0breviewed_at\x18\x06 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\"\x8b\x01\n\x17ReviewTrajectoryRequest\x12\x15\n\rtrajectory_id\x18\x01 \x01(\t\x12\x39\n\x07verdict\x18\x02 \x01(\x0e\x32(.upcycle.api.trajectory.v1.ReviewVerdict\x12\x10\n\x08reviewer\x18\x03 \x01(\t\x12\x0c\n\x04note\x18\x04 \x01(\t\"b\n\x18ReviewTrajectoryResponse\x12\x31\n\x06review\x18\x01 \x01(\x0b\x32!.upcycle.api.trajectory.v1.Review\x12\x13\n\x0bquarantined\x18\x02 \x03(\t\"1\n\x12ListReviewsRequest\x12\x0e\n\x06run_id\x18\x01 \x01(\t\x12\x0b\n\x03top\x18\x02 \x01(\x05\"o\n\x13ListReviewsResponse\x12\x32\n\x07reviews\x18\x01 \x03(\x0b\x32!.upcycle.api.trajectory.v1.Review\x12\x16\n\tconfirmed\x18\x02 \x01(\x05H\x00\x88\x01\x01\x42\x0c\n\n_confirmed*c\n\x0c\x45xportFormat\x12\x1d\n\x19\x45XPORT_FORMAT_UNSPECIFIED\x10\x00\x12\x19\n\x15\x45XPORT_FORMAT_TRIPLES\x10\x01\x12\x19\n\x15\x45XPORT_FORMAT_RECORDS\x10\x02*\x81\x01\n\rReviewVerdict\x12\x1e\n\x1aREVIEW_VERDICT_UNSPECIFIED\x10\x00\x12\x19\n\x15REVIEW_VERDICT_SOLVED\x10\x01\x12\x19\n\x15REVIEW_VERDICT_HACKED\x10\x02\x12\x1a\n\x16REVIEW_VERDICT_UNCLEAR\x10\x03\x32\xe2\t\n\x11TrajectoryService\x12r\n\rGetTrajectory\x12/.upcycle.api.trajectory.v1.GetTrajectoryRequest\x1a\x30.upcycle.api.trajectory.v1.GetTrajectoryResponse\x12{\n\x10ListTrajectories\x12\x32.upcycle.api.trajectory.v1.ListTrajectoriesRequest\x1a\x33.upcycle.api.trajectory.v1.ListTrajectoriesResponse\x12\x80\x01\n\x11WatchTrajectories\x12\x33.upcycle.api.trajectory.v1.WatchTrajectoriesRequest\x1a\x34.upcycle.api.trajectory.v1.WatchTrajectoriesResponse0\x01\x12\x83\x01\n\x12\x45xportTrajectories\x12\x34.upcycle.api.trajectory.v1.ExportTrajectoriesRequest\x1a\x35.upcycle.api.trajectory.v1.ExportTrajectoriesResponse0\x01\x12\x66\n\tGetLedger\x12+.upcycle.api.trajectory.v1.GetLedgerRequest\x1a,.upcycle.api.trajectory.v1.GetLedgerResponse\x12\x89\x01\n\x12ImportTrajectories\x12\x34.upcycle.api.trajectory.v1.ImportTrajectoriesRequest\x1a\x35.upcycle.api.trajectory.v1.ImportTrajectoriesResponse\"\x06\x8a\xe7\x18\x02\x01\x02\x12i\n\nListAlarms\x12,.upcycle.api.trajectory.v1.ListAlarmsRequest\x1a-.upcycle.api.trajectory.v1.ListAlarmsResponse\x12w\n\x0c\x44ismissAlarm\x12..upcycle.api.trajectory.v1.DismissAlarmRequest\x1a/.upcycle.api.trajectory.v1.DismissAlarmResponse\"\x06\x8a\xe7\x18\x02\x01\x02\x12\x83\x01\n\x10ReviewTrajectory\x12\x32.upcycle.api.trajectory.v1.ReviewTrajectoryRequest\x1a\x33.upcycle.api.trajectory.v1.ReviewTrajectoryResponse\"\x06\x8a\xe7\x18\x02\x01\x02\x12l\n\x0bListReviews\x12-.upcycle.api.trajectory.v1.ListReviewsRequest\x1a..upcycle.api.trajectory.v1.ListReviewsResponse\x1a\x07\x8a\xe7\x18\x03\x01\x02\x03\x32\x89\x01\n\x0eGradingService\x12o\n\x0cGradeSession\x12..upcycle.api.trajectory.v1.GradeSessionRequest\x1a/.upcycle.api.trajectory.v1.GradeSessionResponse\x1a\x06\x8a\xe7\x18\x02\x02\x03\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -36,60 +37,76 @@ if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
   _globals['_GETLEDGERRESPONSE_BYSTATEENTRY']._loaded_options = None
   _globals['_GETLEDGERRESPONSE_BYSTATEENTRY']._serialized_options = b'8\001'
-  _globals['_EXPORTFORMAT']._serialized_start=3727
-  _globals['_EXPORTFORMAT']._serialized_end=3826
-  _globals['_REVIEWVERDICT']._serialized_start=3829
-  _globals['_REVIEWVERDICT']._serialized_end=3958
-  _globals['_GETTRAJECTORYREQUEST']._serialized_start=183
-  _globals['_GETTRAJECTORYREQUEST']._serialized_end=228
-  _globals['_GETTRAJECTORYRESPONSE']._serialized_start=231
-  _globals['_GETTRAJECTORYRESPONSE']._serialized_end=374
-  _globals['_TRAJECTORYFILTER']._serialized_start=377
-  _globals['_TRAJECTORYFILTER']._serialized_end=753
-  _globals['_LISTTRAJECTORIESREQUEST']._serialized_start=755
-  _globals['_LISTTRAJECTORIESREQUEST']._serialized_end=880
-  _globals['_LISTTRAJECTORIESRESPONSE']._serialized_start=882
-  _globals['_LISTTRAJECTORIESRESPONSE']._serialized_end=1001
-  _globals['_WATCHTRAJECTORIESREQUEST']._serialized_start=1004
-  _globals['_WATCHTRAJECTORIESREQUEST']._serialized_end=1139
-  _globals['_WATCHTRAJECTORIESRESPONSE']._serialized_start=1141
-  _globals['_WATCHTRAJECTORIESRESPONSE']._serialized_end=1252
-  _globals['_EXPORTTRAJECTORIESREQUEST']._serialized_start=1255
-  _globals['_EXPORTTRAJECTORIESREQUEST']._serialized_end=1400
-  _globals['_EXPORTTRAJECTORIESRESPONSE']._serialized_start=1402
-  _globals['_EXPORTTRAJECTORIESRESPONSE']._serialized_end=1483
-  _globals['_GETLEDGERREQUEST']._serialized_start=1485
-  _globals['_GETLEDGERREQUEST']._serialized_end=1567
-  _globals['_GETLEDGERRESPONSE']._serialized_start=1570
-  _globals['_GETLEDGERRESPONSE']._serialized_end=1898
-  _globals['_GETLEDGERRESPONSE_BYSTATEENTRY']._serialized_start=1852
-  _globals['_GETLEDGERRESPONSE_BYSTATEENTRY']._serialized_end=1898
-  _globals['_CLIENTTRAJECTORY']._serialized_start=1901
-  _globals['_CLIENTTRAJECTORY']._serialized_end=2305
-  _globals['_IMPORTTRAJECTORIESREQUEST']._serialized_start=2307
-  _globals['_IMPORTTRAJECTORIESREQUEST']._serialized_end=2432
-  _globals['_IMPORTTRAJECTORIESRESPONSE']._serialized_start=2434
-  _globals['_IMPORTTRAJECTORIESRESPONSE']._serialized_end=2486
-  _globals['_REWARDALARM']._serialized_start=2489
-  _globals['_REWARDALARM']._serialized_end=2836
-  _globals['_LISTALARMSREQUEST']._serialized_start=2838
-  _globals['_LISTALARMSREQUEST']._serialized_end=2893
-  _globals['_LISTALARMSRESPONSE']._serialized_start=2895
-  _globals['_LISTALARMSRESPONSE']._serialized_end=2971
-  _globals['_DISMISSALARMREQUEST']._serialized_start=2973
-  _globals['_DISMISSALARMREQUEST']._serialized_end=3050
-  _globals['_DISMISSALARMRESPONSE']._serialized_start=3052
-  _globals['_DISMISSALARMRESPONSE']._serialized_end=3129
-  _globals['_REVIEW']._serialized_start=3132
-  _globals['_REVIEW']._serialized_end=3319
-  _globals['_REVIEWTRAJECTORYREQUEST']._serialized_start=3322
-  _globals['_REVIEWTRAJECTORYREQUEST']._serialized_end=3461
-  _globals['_REVIEWTRAJECTORYRESPONSE']._serialized_start=3463
-  _globals['_REVIEWTRAJECTORYRESPONSE']._serialized_end=3561
-  _globals['_LISTREVIEWSREQUEST']._serialized_start=3563
-  _globals['_LISTREVIEWSREQUEST']._serialized_end=3612
-  _globals['_LISTREVIEWSRESPONSE']._serialized_start=3614
-  _globals['_LISTREVIEWSRESPONSE']._serialized_end=3725
-  _globals['_TRAJECTORYSERVICE']._serialized_start=3961
-  _globals['_TRAJECTORYSERVICE']._serialized_end=5177
+  _globals['_TRAJECTORYSERVICE']._loaded_options = None
+  _globals['_TRAJECTORYSERVICE']._serialized_options = b'\212\347\030\003\001\002\003'
+  _globals['_TRAJECTORYSERVICE'].methods_by_name['ImportTrajectories']._loaded_options = None
+  _globals['_TRAJECTORYSERVICE'].methods_by_name['ImportTrajectories']._serialized_options = b'\212\347\030\002\001\002'
+  _globals['_TRAJECTORYSERVICE'].methods_by_name['DismissAlarm']._loaded_options = None
+  _globals['_TRAJECTORYSERVICE'].methods_by_name['DismissAlarm']._serialized_options = b'\212\347\030\002\001\002'
+  _globals['_TRAJECTORYSERVICE'].methods_by_name['ReviewTrajectory']._loaded_options = None
+  _globals['_TRAJECTORYSERVICE'].methods_by_name['ReviewTrajectory']._serialized_options = b'\212\347\030\002\001\002'
+  _globals['_GRADINGSERVICE']._loaded_options = None
+  _globals['_GRADINGSERVICE']._serialized_options = b'\212\347\030\002\002\003'
+  _globals['_EXPORTFORMAT']._serialized_start=4251
+  _globals['_EXPORTFORMAT']._serialized_end=4350
+  _globals['_REVIEWVERDICT']._serialized_start=4353
+  _globals['_REVIEWVERDICT']._serialized_end=4482
+  _globals['_GRADESESSIONREQUEST']._serialized_start=220
+  _globals['_GRADESESSIONREQUEST']._serialized_end=457
+  _globals['_GRADESESSIONRESPONSE']._serialized_start=459
+  _globals['_GRADESESSIONRESPONSE']._serialized_end=554
+  _globals['_GETTRAJECTORYREQUEST']._serialized_start=556
+  _globals['_GETTRAJECTORYREQUEST']._serialized_end=601
+  _globals['_GETTRAJECTORYRESPONSE']._serialized_start=604
+  _globals['_GETTRAJECTORYRESPONSE']._serialized_end=747
+  _globals['_TRAJECTORYFILTER']._serialized_start=750
+  _globals['_TRAJECTORYFILTER']._serialized_end=1277
+  _globals['_LISTTRAJECTORIESREQUEST']._serialized_start=1279
+  _globals['_LISTTRAJECTORIESREQUEST']._serialized_end=1404
+  _globals['_LISTTRAJECTORIESRESPONSE']._serialized_start=1406
+  _globals['_LISTTRAJECTORIESRESPONSE']._serialized_end=1525
+  _globals['_WATCHTRAJECTORIESREQUEST']._serialized_start=1528
+  _globals['_WATCHTRAJECTORIESREQUEST']._serialized_end=1663
+  _globals['_WATCHTRAJECTORIESRESPONSE']._serialized_start=1665
+  _globals['_WATCHTRAJECTORIESRESPONSE']._serialized_end=1776
+  _globals['_EXPORTTRAJECTORIESREQUEST']._serialized_start=1779
+  _globals['_EXPORTTRAJECTORIESREQUEST']._serialized_end=1924
+  _globals['_EXPORTTRAJECTORIESRESPONSE']._serialized_start=1926
+  _globals['_EXPORTTRAJECTORIESRESPONSE']._serialized_end=2007
+  _globals['_GETLEDGERREQUEST']._serialized_start=2009
+  _globals['_GETLEDGERREQUEST']._serialized_end=2091
+  _globals['_GETLEDGERRESPONSE']._serialized_start=2094
+  _globals['_GETLEDGERRESPONSE']._serialized_end=2422
+  _globals['_GETLEDGERRESPONSE_BYSTATEENTRY']._serialized_start=2376
+  _globals['_GETLEDGERRESPONSE_BYSTATEENTRY']._serialized_end=2422
+  _globals['_CLIENTTRAJECTORY']._serialized_start=2425
+  _globals['_CLIENTTRAJECTORY']._serialized_end=2829
+  _globals['_IMPORTTRAJECTORIESREQUEST']._serialized_start=2831
+  _globals['_IMPORTTRAJECTORIESREQUEST']._serialized_end=2956
+  _globals['_IMPORTTRAJECTORIESRESPONSE']._serialized_start=2958
+  _globals['_IMPORTTRAJECTORIESRESPONSE']._serialized_end=3010
+  _globals['_REWARDALARM']._serialized_start=3013
+  _globals['_REWARDALARM']._serialized_end=3360
+  _globals['_LISTALARMSREQUEST']._serialized_start=3362
+  _globals['_LISTALARMSREQUEST']._serialized_end=3417
+  _globals['_LISTALARMSRESPONSE']._serialized_start=3419
+  _globals['_LISTALARMSRESPONSE']._serialized_end=3495
+  _globals['_DISMISSALARMREQUEST']._serialized_start=3497
+  _globals['_DISMISSALARMREQUEST']._serialized_end=3574
+  _globals['_DISMISSALARMRESPONSE']._serialized_start=3576
+  _globals['_DISMISSALARMRESPONSE']._serialized_end=3653
+  _globals['_REVIEW']._serialized_start=3656
+  _globals['_REVIEW']._serialized_end=3843
+  _globals['_REVIEWTRAJECTORYREQUEST']._serialized_start=3846
+  _globals['_REVIEWTRAJECTORYREQUEST']._serialized_end=3985
+  _globals['_REVIEWTRAJECTORYRESPONSE']._serialized_start=3987
+  _globals['_REVIEWTRAJECTORYRESPONSE']._serialized_end=4085
+  _globals['_LISTREVIEWSREQUEST']._serialized_start=4087
+  _globals['_LISTREVIEWSREQUEST']._serialized_end=4136
+  _globals['_LISTREVIEWSRESPONSE']._serialized_start=4138
+  _globals['_LISTREVIEWSRESPONSE']._serialized_end=4249
+  _globals['_TRAJECTORYSERVICE']._serialized_start=4485
+  _globals['_TRAJECTORYSERVICE']._serialized_end=5735
+  _globals['_GRADINGSERVICE']._serialized_start=5738
+  _globals['_GRADINGSERVICE']._serialized_end=5875
 # @@protoc_insertion_point(module_scope)

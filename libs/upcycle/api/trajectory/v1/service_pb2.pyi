@@ -65,6 +65,86 @@ REVIEW_VERDICT_UNCLEAR: ReviewVerdict.ValueType  # 3
 Global___ReviewVerdict: _TypeAlias = ReviewVerdict  # noqa: Y015
 
 @_typing.final
+class GradeSessionRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    SESSION_ID_FIELD_NUMBER: _builtins.int
+    KEY_ID_FIELD_NUMBER: _builtins.int
+    SCORE_FIELD_NUMBER: _builtins.int
+    SUCCESS_FIELD_NUMBER: _builtins.int
+    SUBSCORES_FIELD_NUMBER: _builtins.int
+    GROUP_FIELD_NUMBER: _builtins.int
+    SPLIT_FIELD_NUMBER: _builtins.int
+    session_id: _builtins.str
+    key_id: _builtins.str
+    """the API key that opened it"""
+    score: _builtins.float
+    """0..1, must be given"""
+    success: _builtins.bool
+    """absent: whether the score is 1"""
+    group: _builtins.str
+    """sessions with equal group and equal first prompt are compared; 1 to 40 of letters, digits, . _ : -; empty: none"""
+    split: _common_pb2.Split.ValueType
+    """of its task; unset: unassigned"""
+    @_builtins.property
+    def subscores(self) -> _containers.RepeatedCompositeFieldContainer[_trajectory_pb2.Subscore]: ...
+    def __init__(
+        self,
+        *,
+        session_id: _builtins.str = ...,
+        key_id: _builtins.str = ...,
+        score: _builtins.float | None = ...,
+        success: _builtins.bool | None = ...,
+        subscores: _abc.Iterable[_trajectory_pb2.Subscore] | None = ...,
+        group: _builtins.str = ...,
+        split: _common_pb2.Split.ValueType = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_score", b"_score", "_success", b"_success", "score", b"score", "success", b"success"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_score", b"_score", "_success", b"_success", "group", b"group", "key_id", b"key_id", "score", b"score", "session_id", b"session_id", "split", b"split", "subscores", b"subscores", "success", b"success"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__score: _TypeAlias = _typing.Literal["score"]  # noqa: Y015
+    _WhichOneofArgType__score: _TypeAlias = _typing.Literal["_score", b"_score"]  # noqa: Y015
+    _WhichOneofReturnType__success: _TypeAlias = _typing.Literal["success"]  # noqa: Y015
+    _WhichOneofArgType__success: _TypeAlias = _typing.Literal["_success", b"_success"]  # noqa: Y015
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__score) -> _WhichOneofReturnType__score | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__success) -> _WhichOneofReturnType__success | None: ...
+
+Global___GradeSessionRequest: _TypeAlias = GradeSessionRequest  # noqa: Y015
+
+@_typing.final
+class GradeSessionResponse(_message.Message):
+    """The grade that stands. The same grade again answers the same; another one is ALREADY_EXISTS, SESSION_GRADED."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TRAJECTORY_ID_FIELD_NUMBER: _builtins.int
+    GROUP_ID_FIELD_NUMBER: _builtins.int
+    SCORE_FIELD_NUMBER: _builtins.int
+    SUCCESS_FIELD_NUMBER: _builtins.int
+    trajectory_id: _builtins.str
+    group_id: _builtins.str
+    score: _builtins.float
+    success: _builtins.bool
+    def __init__(
+        self,
+        *,
+        trajectory_id: _builtins.str = ...,
+        group_id: _builtins.str = ...,
+        score: _builtins.float = ...,
+        success: _builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["group_id", b"group_id", "score", b"score", "success", b"success", "trajectory_id", b"trajectory_id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___GradeSessionResponse: _TypeAlias = GradeSessionResponse  # noqa: Y015
+
+@_typing.final
 class GetTrajectoryRequest(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -124,6 +204,10 @@ class TrajectoryFilter(_message.Message):
     MAX_REWARD_FIELD_NUMBER: _builtins.int
     FAILURE_KIND_FIELD_NUMBER: _builtins.int
     VERSION_FIELD_NUMBER: _builtins.int
+    RECORDED_SESSIONS_FIELD_NUMBER: _builtins.int
+    SESSION_GROUP_FIELD_NUMBER: _builtins.int
+    GRADED_SINCE_FIELD_NUMBER: _builtins.int
+    GRADED_BEFORE_FIELD_NUMBER: _builtins.int
     run_id: _builtins.str
     model: _builtins.str
     group_id: _builtins.str
@@ -139,6 +223,16 @@ class TrajectoryFilter(_message.Message):
     """of a failed episode, or of a graded one whose policy caused the failure"""
     version: _builtins.int
     """that sampled some of its tokens"""
+    recorded_sessions: _builtins.bool
+    """those that the gateway recorded alone"""
+    session_group: _builtins.str
+    """recorded sessions whose reward named this group"""
+    @_builtins.property
+    def graded_since(self) -> _timestamp_pb2.Timestamp:
+        """at this moment or later"""
+
+    @_builtins.property
+    def graded_before(self) -> _timestamp_pb2.Timestamp: ...
     def __init__(
         self,
         *,
@@ -154,10 +248,14 @@ class TrajectoryFilter(_message.Message):
         max_reward: _builtins.float | None = ...,
         failure_kind: _builtins.str = ...,
         version: _builtins.int | None = ...,
+        recorded_sessions: _builtins.bool = ...,
+        session_group: _builtins.str = ...,
+        graded_since: _timestamp_pb2.Timestamp | None = ...,
+        graded_before: _timestamp_pb2.Timestamp | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_max_reward", b"_max_reward", "_min_reward", b"_min_reward", "_success", b"_success", "_version", b"_version", "max_reward", b"max_reward", "min_reward", b"min_reward", "success", b"success", "version", b"version"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_max_reward", b"_max_reward", "_min_reward", b"_min_reward", "_success", b"_success", "_version", b"_version", "graded_before", b"graded_before", "graded_since", b"graded_since", "max_reward", b"max_reward", "min_reward", b"min_reward", "success", b"success", "version", b"version"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_max_reward", b"_max_reward", "_min_reward", b"_min_reward", "_success", b"_success", "_version", b"_version", "failure_kind", b"failure_kind", "family", b"family", "group_id", b"group_id", "max_reward", b"max_reward", "min_reward", b"min_reward", "model", b"model", "purpose", b"purpose", "run_id", b"run_id", "state", b"state", "success", b"success", "task_slug", b"task_slug", "version", b"version"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_max_reward", b"_max_reward", "_min_reward", b"_min_reward", "_success", b"_success", "_version", b"_version", "failure_kind", b"failure_kind", "family", b"family", "graded_before", b"graded_before", "graded_since", b"graded_since", "group_id", b"group_id", "max_reward", b"max_reward", "min_reward", b"min_reward", "model", b"model", "purpose", b"purpose", "recorded_sessions", b"recorded_sessions", "run_id", b"run_id", "session_group", b"session_group", "state", b"state", "success", b"success", "task_slug", b"task_slug", "version", b"version"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__max_reward: _TypeAlias = _typing.Literal["max_reward"]  # noqa: Y015
     _WhichOneofArgType__max_reward: _TypeAlias = _typing.Literal["_max_reward", b"_max_reward"]  # noqa: Y015
@@ -691,7 +789,7 @@ class DismissAlarmRequest(_message.Message):
     run_id: _builtins.str
     kind: _builtins.str
     by: _builtins.str
-    """who says so"""
+    """who says so; recorded as given, followed by whose key the call had: "ada (operator)" """
     note: _builtins.str
     def __init__(
         self,
@@ -780,6 +878,7 @@ class ReviewTrajectoryRequest(_message.Message):
     """or an episode id"""
     verdict: Global___ReviewVerdict.ValueType
     reviewer: _builtins.str
+    """recorded as given, followed by whose key the call had"""
     note: _builtins.str
     def __init__(
         self,

@@ -485,3 +485,78 @@ class TrajectoryService:
             timeout,
             metadata,
             _registered_method=True)
+
+
+class GradingServiceStub:
+    """Of the reward grader: the rewards that clients give to the sessions that the gateway recorded.
+    """
+
+    def __init__(self, channel):
+        """Constructor.
+
+        Args:
+            channel: A grpc.Channel.
+        """
+        self.GradeSession = channel.unary_unary(
+                '/upcycle.api.trajectory.v1.GradingService/GradeSession',
+                request_serializer=upcycle_dot_api_dot_trajectory_dot_v1_dot_service__pb2.GradeSessionRequest.SerializeToString,
+                response_deserializer=upcycle_dot_api_dot_trajectory_dot_v1_dot_service__pb2.GradeSessionResponse.FromString,
+                _registered_method=True)
+
+
+class GradingServiceServicer:
+    """Of the reward grader: the rewards that clients give to the sessions that the gateway recorded.
+    """
+
+    def GradeSession(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+
+def add_GradingServiceServicer_to_server(servicer, server):
+    rpc_method_handlers = {
+            'GradeSession': grpc.unary_unary_rpc_method_handler(
+                    servicer.GradeSession,
+                    request_deserializer=upcycle_dot_api_dot_trajectory_dot_v1_dot_service__pb2.GradeSessionRequest.FromString,
+                    response_serializer=upcycle_dot_api_dot_trajectory_dot_v1_dot_service__pb2.GradeSessionResponse.SerializeToString,
+            ),
+    }
+    generic_handler = grpc.method_handlers_generic_handler(
+            'upcycle.api.trajectory.v1.GradingService', rpc_method_handlers)
+    server.add_generic_rpc_handlers((generic_handler,))
+    server.add_registered_method_handlers('upcycle.api.trajectory.v1.GradingService', rpc_method_handlers)
+
+
+ # This class is part of an EXPERIMENTAL API.
+class GradingService:
+    """Of the reward grader: the rewards that clients give to the sessions that the gateway recorded.
+    """
+
+    @staticmethod
+    def GradeSession(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/upcycle.api.trajectory.v1.GradingService/GradeSession',
+            upcycle_dot_api_dot_trajectory_dot_v1_dot_service__pb2.GradeSessionRequest.SerializeToString,
+            upcycle_dot_api_dot_trajectory_dot_v1_dot_service__pb2.GradeSessionResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)

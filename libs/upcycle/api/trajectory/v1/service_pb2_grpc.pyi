@@ -134,3 +134,31 @@ class TrajectoryServiceServicer(metaclass=_abc_1.ABCMeta):
     ) -> _typing.Union[_service_pb2.ListReviewsResponse, _abc.Awaitable[_service_pb2.ListReviewsResponse]]: ...
 
 def add_TrajectoryServiceServicer_to_server(servicer: TrajectoryServiceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...
+
+class GradingServiceStub:
+    """Of the reward grader: the rewards that clients give to the sessions that the gateway recorded."""
+
+    @_typing.overload
+    def __new__(cls, channel: _grpc.Channel) -> _Self: ...
+    @_typing.overload
+    def __new__(cls, channel: _aio.Channel) -> GradingServiceAsyncStub: ...
+    GradeSession: _grpc.UnaryUnaryMultiCallable[_service_pb2.GradeSessionRequest, _service_pb2.GradeSessionResponse]
+
+@_typing.type_check_only
+class GradingServiceAsyncStub(GradingServiceStub):
+    """Of the reward grader: the rewards that clients give to the sessions that the gateway recorded."""
+
+    def __init__(self, channel: _aio.Channel) -> None: ...
+    GradeSession: _aio.UnaryUnaryMultiCallable[_service_pb2.GradeSessionRequest, _service_pb2.GradeSessionResponse]  # type: ignore[assignment]
+
+class GradingServiceServicer(metaclass=_abc_1.ABCMeta):
+    """Of the reward grader: the rewards that clients give to the sessions that the gateway recorded."""
+
+    @_abc_1.abstractmethod
+    def GradeSession(
+        self,
+        request: _service_pb2.GradeSessionRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_service_pb2.GradeSessionResponse, _abc.Awaitable[_service_pb2.GradeSessionResponse]]: ...
+
+def add_GradingServiceServicer_to_server(servicer: GradingServiceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

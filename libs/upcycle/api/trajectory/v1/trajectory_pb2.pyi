@@ -58,6 +58,8 @@ class _StopReasonEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_StopReason
     """the environment ended the episode"""
     STOP_REASON_FAILED: _StopReason.ValueType  # 5
     """the policy ended it with a failure: see PolicyFailure"""
+    STOP_REASON_RECORDING_LIMIT: _StopReason.ValueType  # 6
+    """of a recorded session: it went on beyond what is recorded of one; evaluated, never trained"""
 
 class StopReason(_StopReason, metaclass=_StopReasonEnumTypeWrapper): ...
 
@@ -71,6 +73,8 @@ STOP_REASON_DONE: StopReason.ValueType  # 4
 """the environment ended the episode"""
 STOP_REASON_FAILED: StopReason.ValueType  # 5
 """the policy ended it with a failure: see PolicyFailure"""
+STOP_REASON_RECORDING_LIMIT: StopReason.ValueType  # 6
+"""of a recorded session: it went on beyond what is recorded of one; evaluated, never trained"""
 Global___StopReason: _TypeAlias = StopReason  # noqa: Y015
 
 class _LedgerState:
@@ -292,6 +296,7 @@ class Turn(_message.Message):
     INSERTED_START_FIELD_NUMBER: _builtins.int
     NUM_INSERTED_FIELD_NUMBER: _builtins.int
     REASONING_FIELD_NUMBER: _builtins.int
+    NEW_MESSAGES_FIELD_NUMBER: _builtins.int
     SAMPLED_TEXTS_FIELD_NUMBER: _builtins.int
     finish_reason: Global___FinishReason.ValueType
     text: _builtins.str
@@ -308,7 +313,8 @@ class Turn(_message.Message):
     """
     inserted_start: _builtins.int
     """sampled_ids[inserted_start : inserted_start + num_inserted] end the thinking where its budget was spent. The sampler
-    put them there, so their logprobs are 0 and they never train.
+    put them there, so their logprobs are 0 and they never train. In a recorded session: all of a turn that was sampled at
+    another temperature than the session's first.
     """
     num_inserted: _builtins.int
     reasoning: _builtins.str
@@ -332,6 +338,10 @@ class Turn(_message.Message):
     @_builtins.property
     def tool_results(self) -> _containers.RepeatedCompositeFieldContainer[Global___ToolResult]: ...
     @_builtins.property
+    def new_messages(self) -> _containers.RepeatedCompositeFieldContainer[Global___Message]:
+        """Of a recorded session: what its client added before this turn, tool results apart; all messages where a row begins."""
+
+    @_builtins.property
     def sampled_texts(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """text of each sampled id, so that a person can read the tokens without a tokenizer"""
 
@@ -354,11 +364,12 @@ class Turn(_message.Message):
         inserted_start: _builtins.int = ...,
         num_inserted: _builtins.int = ...,
         reasoning: _builtins.str = ...,
+        new_messages: _abc.Iterable[Global___Message] | None = ...,
         sampled_texts: _abc.Iterable[_builtins.str] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["finish_reason", b"finish_reason", "inserted_start", b"inserted_start", "new_prompt_ids", b"new_prompt_ids", "num_inserted", b"num_inserted", "parse_error", b"parse_error", "reasoning", b"reasoning", "restarts_context", b"restarts_context", "sampled_ids", b"sampled_ids", "sampled_logprobs", b"sampled_logprobs", "sampled_texts", b"sampled_texts", "sampling_s", b"sampling_s", "started_s", b"started_s", "text", b"text", "tool_calls", b"tool_calls", "tool_results", b"tool_results", "tools_s", b"tools_s", "versions", b"versions"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["finish_reason", b"finish_reason", "inserted_start", b"inserted_start", "new_messages", b"new_messages", "new_prompt_ids", b"new_prompt_ids", "num_inserted", b"num_inserted", "parse_error", b"parse_error", "reasoning", b"reasoning", "restarts_context", b"restarts_context", "sampled_ids", b"sampled_ids", "sampled_logprobs", b"sampled_logprobs", "sampled_texts", b"sampled_texts", "sampling_s", b"sampling_s", "started_s", b"started_s", "text", b"text", "tool_calls", b"tool_calls", "tool_results", b"tool_results", "tools_s", b"tools_s", "versions", b"versions"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -420,6 +431,7 @@ class TrajectoryBody(_message.Message):
     FIRST_STATE_FIELD_NUMBER: _builtins.int
     LAST_STATE_FIELD_NUMBER: _builtins.int
     GUIDANCE_FIELD_NUMBER: _builtins.int
+    UNRECORDED_CALLS_FIELD_NUMBER: _builtins.int
     stop_reason: Global___StopReason.ValueType
     answer: _builtins.str
     temperature: _builtins.float
@@ -434,6 +446,8 @@ class TrajectoryBody(_message.Message):
     """of the environment's code, which judges it; empty: not known"""
     guidance: _builtins.str
     """of a guided episode: the end of its prompt, which the scenario made of the attempt guided_after"""
+    unrecorded_calls: _builtins.int
+    """of a recorded session: its calls after these turns; then no token of it trains"""
     @_builtins.property
     def episode(self) -> _common_pb2.EpisodeIdentity: ...
     @_builtins.property
@@ -487,10 +501,11 @@ class TrajectoryBody(_message.Message):
         first_state: Global___StateSnapshot | None = ...,
         last_state: Global___StateSnapshot | None = ...,
         guidance: _builtins.str = ...,
+        unrecorded_calls: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["ended_at", b"ended_at", "episode", b"episode", "failure", b"failure", "first_state", b"first_state", "last_state", b"last_state", "sampled_by", b"sampled_by", "started_at", b"started_at", "usage", b"usage"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["answer", b"answer", "ended_at", b"ended_at", "engine_id", b"engine_id", "environment_address", b"environment_address", "episode", b"episode", "failure", b"failure", "first_state", b"first_state", "guidance", b"guidance", "last_state", b"last_state", "lease_id", b"lease_id", "prompt", b"prompt", "sampled_by", b"sampled_by", "source_digest", b"source_digest", "started_at", b"started_at", "stop_reason", b"stop_reason", "temperature", b"temperature", "tools_json", b"tools_json", "traceparent", b"traceparent", "turns", b"turns", "usage", b"usage"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["answer", b"answer", "ended_at", b"ended_at", "engine_id", b"engine_id", "environment_address", b"environment_address", "episode", b"episode", "failure", b"failure", "first_state", b"first_state", "guidance", b"guidance", "last_state", b"last_state", "lease_id", b"lease_id", "prompt", b"prompt", "sampled_by", b"sampled_by", "source_digest", b"source_digest", "started_at", b"started_at", "stop_reason", b"stop_reason", "temperature", b"temperature", "tools_json", b"tools_json", "traceparent", b"traceparent", "turns", b"turns", "unrecorded_calls", b"unrecorded_calls", "usage", b"usage"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

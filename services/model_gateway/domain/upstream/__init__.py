@@ -1,0 +1,1 @@
+"""Upstream providers: models of others behind the gateway's own endpoint."""

@@ -1,0 +1,26 @@
+"""Reading the body of a request: bounded in bytes and in time; one that is broken is the client's fault."""
+
+import asyncio
+
+import aiohttp
+from aiohttp import web
+from aiohttp.http_exceptions import BadHttpMessage
+
+from model_gateway.domain.errors import BadRequest, DeadlineExceeded, TooLarge
+
+_BODY_S = 120.0
+"""Longest that a body may take to arrive."""
+
+
+async def read_body(request: web.Request) -> bytes:
+    """All of it. Raises BadRequest, TooLarge, DeadlineExceeded."""
+    try:
+        async with asyncio.timeout(_BODY_S):
+            return await request.read()
+    except web.HTTPRequestEntityTooLarge as error:
+        raise TooLarge(f"the body is larger than {request.client_max_size} bytes") from error
+    except (BadHttpMessage, aiohttp.ClientPayloadError, web.RequestPayloadError) as error:
+        # Chunks that are none, or bytes that are not of the named Content-Encoding.
+        raise BadRequest(f"the body cannot be read: {type(error).__name__}: {error!s:.200}") from error
+    except TimeoutError as error:
+        raise DeadlineExceeded(f"the body did not arrive within {_BODY_S:g} s") from error

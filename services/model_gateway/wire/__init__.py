@@ -1,0 +1,1 @@
+"""protobuf <-> domain, nothing else."""

@@ -1,0 +1,165 @@
+"""Versions beside head for real: registry, supervisor, embedded engine, gateway, openai client."""
+
+import json
+import time
+from typing import Any
+
+import openai
+import pytest
+from tests.services.model_gateway.conftest import KEY
+from tests.services.model_gateway.test_with_engine import ASK, MODEL, Serving, serving
+from tests.services.policy_engine.policies import make_policy
+from tests.services.policy_engine.reference import reference_logprobs
+from tests.support.waiting import until
+
+from identities.entities import checkpoint_id
+from upcycle import TrainingClient
+from upcycle.api.registry.v1 import service_pb2 as pb
+from upcycle.cli.holds import DurationInvalid, hold, holds, release
+from upcycle.platform import PEERS, Addresses
+from upcycle.rpc import RemoteNotFound, remote_errors
+from upcycle.train import SamplingRefused
+
+__all__ = ["serving"]
+pytestmark = pytest.mark.slow
+
+
+async def answer(
+    client: openai.AsyncOpenAI, model: str, **options: Any
+) -> tuple[str, list[int], list[float]]:
+    """Version, token ids and log-probabilities of a greedy answer."""
+    extra = {"return_token_ids": True, **options.pop("extra_body", {})}
+    raw = await client.completions.with_raw_response.create(
+        model=model, prompt=[1, 2, 3], max_tokens=4, temperature=0.0, logprobs=0, extra_body=extra, **options
+    )
+    (choice,) = raw.parse().model_dump()["choices"]
+    return raw.headers["x-upcycle-version"], choice["token_ids"], choice["logprobs"]["token_logprobs"]
+
+
+def assert_of(serving: Serving, version: int, said: tuple[str, list[int], list[float]]) -> None:
+    """The tokens are likely as those weights say, and no others."""
+    served, ids, logprobs = said
+    assert served == str(version)
+    directory = make_policy(serving.folder / f"check-{version}", seed=version)
+    expected = reference_logprobs(directory, [1, 2, 3, *ids])[-len(ids) :]
+    assert logprobs == pytest.approx(expected, abs=1e-3)
+
+
+async def test_any_version_and_a_new_fork_are_sampled_beside_head(serving: Serving) -> None:
+    manifest = await serving.import_base()
+    for version in (1, 2):
+        manifest = await serving.save(version, manifest)
+    await serving.promote(2)
+    async with serving.client() as client:
+
+        async def at_head() -> bool:
+            return (await answer(client, MODEL))[0] == "2"
+
+        await until(at_head, "head to be served", timeout_s=60)
+        assert_of(serving, 1, await answer(client, f"{MODEL}@v1"))
+        assert_of(serving, 0, await answer(client, f"{MODEL}@{checkpoint_id(MODEL, 0)}"))
+        assert_of(serving, 1, await answer(client, MODEL, extra_headers={"X-Upcycle-Version": "1"}))
+        assert_of(serving, 1, await answer(client, MODEL, extra_body={"checkpoint": checkpoint_id(MODEL, 1)}))
+        await serving.registry.ForkModel(
+            pb.ForkModelRequest(
+                source_model=MODEL, source_checkpoint_id=checkpoint_id(MODEL, 1), model="twin"
+            )
+        )
+        served, ids, logprobs = await answer(client, "twin")
+        assert served == "0"
+        assert_of(serving, 1, ("1", ids, logprobs))
+        assert_of(serving, 2, await answer(client, MODEL))
+    holds = (await serving.registry.ListHolds(pb.ListHoldsRequest())).holds
+    assert [(one.model, one.version, one.holder) for one in holds] == [
+        (MODEL, 0, "model_gateway"),
+        (MODEL, 1, "model_gateway"),
+        ("twin", 0, "model_gateway"),
+    ]
+
+
+async def test_what_cannot_be_held_is_refused_by_name(serving: Serving) -> None:
+    manifest = await serving.import_base()
+    for version in (1, 2, 3):
+        manifest = await serving.save(version, manifest)
+    async with serving.client() as client:
+        await answer(client, MODEL)
+        with pytest.raises(openai.NotFoundError, match=f"{MODEL}@v9 does not exist") as unknown:
+            await answer(client, f"{MODEL}@v9")
+        assert unknown.value.code == "version_not_found"
+        for version in (1, 2, 3):
+            await until(lambda: _is_recorded(serving, version), f"v{version} to be recorded")  # noqa: B023
+            await serving.registry.HoldPolicy(
+                pb.HoldPolicyRequest(model=MODEL, version=version, ttl_s=600, holder="ann")
+            )
+        await serving.registry.ForkModel(pb.ForkModelRequest(source_model=MODEL, model="crowded"))
+        with pytest.raises(openai.InternalServerError, match=rf"{MODEL}@v1 for 'ann' until") as full:
+            await answer(client, "crowded@v0")
+        assert full.value.code == "no_room"
+        for headers, says in (
+            ({"X-Upcycle-Version": "soon"}, "'soon' names no version"),
+            ({"X-Upcycle-Version": "2"}, f"X-Upcycle-Version says v2, and the model is {MODEL}@v1"),
+        ):
+            with pytest.raises(openai.BadRequestError, match=says) as wrong:
+                await answer(client, f"{MODEL}@v1", extra_headers=headers)
+            assert wrong.value.param == "X-Upcycle-Version"
+        with pytest.raises(openai.BadRequestError, match="names no version of"):
+            await answer(client, f"{MODEL}@{checkpoint_id('other', 1)}")
+
+
+async def _is_recorded(serving: Serving, version: int) -> bool:
+    listed = await serving.registry.ListCheckpoints(pb.ListCheckpointsRequest(model=MODEL))
+    return any(one.version == version for one in listed.checkpoints)
+
+
+async def test_the_command_line_holds_lists_and_releases(
+    serving: Serving, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    await serving.import_base()
+    for peer in PEERS:
+        monkeypatch.setenv(f"UPCYCLE_PEERS_{peer.upper()}", serving.registry_address)
+    async with serving.client() as client:
+        await answer(client, MODEL)
+    assert await hold(f"{MODEL}@v0", for_="10m", holder="ann", as_json=True) == 0
+    assert await holds(as_json=True) == 0
+    first, second = (json.loads(line) for line in capsys.readouterr().out.splitlines())
+    assert first == second
+    (lease,) = (await serving.registry.ListEngines(pb.ListEnginesRequest())).engines
+    assert list(lease.held_versions) == [0]
+    (held,) = (await serving.registry.ListHolds(pb.ListHoldsRequest())).holds
+    assert 590 < held.expires_at.seconds - time.time() <= 600
+    assert await release(f"{MODEL}@v0", holder="bob", as_json=True) == 0
+    assert await release(f"{MODEL}@v0", holder="ann", as_json=True) == 0
+    assert [json.loads(line).get("released") for line in capsys.readouterr().out.splitlines()] == [
+        False,
+        True,
+    ]
+    with pytest.raises(RemoteNotFound, match="no version 9"), remote_errors("hold"):
+        await hold(f"{MODEL}@v9")
+    for length in ("10", "1w", "-5m", ""):
+        with pytest.raises(DurationInvalid, match="is no length of time; write 90s, 10m, 2h or 30d"):
+            await hold(f"{MODEL}@v0", for_=length)
+
+
+async def test_a_training_client_samples_what_it_can_train(
+    serving: Serving, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    manifest = await serving.import_base()
+    await serving.save(1, manifest)
+    monkeypatch.setenv("UPCYCLE_API_KEY", KEY)
+    where = serving.url.removeprefix("http://")
+    client = TrainingClient(MODEL, runtime=Addresses(dict.fromkeys(PEERS, where), "the test"), timeout_s=60)
+    await until(lambda: _is_recorded(serving, 1), "v1 to be recorded")
+    one, two = await client.sample([1, 2, 3], num_samples=2, max_tokens=4, seed=7, version=1)
+    assert list(one.prompt_token_ids) == [1, 2, 3] == list(two.prompt_token_ids)
+    assert one.version == 1
+    assert 1 <= len(one.output_token_ids) == len(one.output_logprobs) <= 4
+    directory = make_policy(serving.folder / "check", seed=1)
+    expected = reference_logprobs(directory, [1, 2, 3, *one.output_token_ids])[-len(one.output_token_ids) :]
+    assert list(one.output_logprobs) == pytest.approx(expected, abs=1e-3)
+    (said,) = await client.sample(ASK, max_tokens=3)
+    assert said.version == 0
+    assert len(said.output_token_ids) == len(said.output_logprobs)
+    with pytest.raises(SamplingRefused, match="version_not_found"):
+        await client.sample("why?", version=9)
+    with pytest.raises(SamplingRefused, match="the prompt is empty"):
+        await client.sample([])

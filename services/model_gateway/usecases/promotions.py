@@ -1,7 +1,8 @@
 """How long it takes from a promotion to the first token that the new weights serve here."""
 
-from collections import deque
+from collections import OrderedDict, deque
 from collections.abc import Callable
+from dataclasses import replace
 from datetime import datetime
 
 from model_gateway.domain.routing import Promotion, ServedWeights
@@ -10,7 +11,11 @@ _KEPT = 256
 
 
 class Promotions:
-    """Matches moves of head with the first token after them."""
+    """Matches moves of head with the first token after them.
+
+    An engine may hear of a move before the gateway does, and answer with the new weights: the time of the first
+    token of each version is kept, so that such a promotion counts as well.
+    """
 
     def __init__(
         self, *, now: Callable[[], datetime], on_first_token: Callable[[Promotion], None] | None = None
@@ -18,20 +23,34 @@ class Promotions:
         self._now = now
         self._on_first_token = on_first_token or (lambda _: None)
         self._waiting: dict[str, Promotion] = {}
+        self._first: OrderedDict[tuple[str, int], datetime] = OrderedDict()
         self._served: deque[Promotion] = deque(maxlen=_KEPT)
 
     def moved(self, promotion: Promotion) -> None:
         """Head moved. An earlier move of which no token was served is forgotten."""
-        self._waiting[promotion.model] = promotion
+        first = self._first.get((promotion.model, promotion.version))
+        if first is not None and first >= promotion.promoted_at:
+            self._waiting.pop(promotion.model, None)
+            self._record(promotion, first)
+        else:
+            self._waiting[promotion.model] = promotion
 
     def token(self, weights: ServedWeights) -> None:
         """A token of these weights is on its way to a client."""
+        key = weights.model, weights.newest
+        if key not in self._first:
+            self._first[key] = self._now()
+            while len(self._first) > _KEPT:
+                self._first.popitem(last=False)
         waiting = self._waiting.get(weights.model)
         if waiting is None or weights.newest != waiting.version:
             return
         del self._waiting[weights.model]
-        seconds = max(0.0, (self._now() - waiting.promoted_at).total_seconds())
-        served = Promotion(waiting.model, waiting.version, waiting.digest, waiting.promoted_at, seconds)
+        self._record(waiting, self._now())
+
+    def _record(self, promotion: Promotion, first_token: datetime) -> None:
+        seconds = max(0.0, (first_token - promotion.promoted_at).total_seconds())
+        served = replace(promotion, first_token_s=seconds)
         self._served.append(served)
         self._on_first_token(served)
 

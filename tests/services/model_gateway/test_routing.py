@@ -111,3 +111,26 @@ def test_a_promotion_that_was_overtaken_is_never_served() -> None:
     assert timed.served("incident") == []
     timed.token(ServedWeights("incident", 5, 5, ""))
     assert [one.version for one in timed.served("incident")] == [5]
+
+
+def test_a_promotion_that_an_engine_heard_of_first_counts_from_its_first_token() -> None:
+    now = [NOW + timedelta(seconds=0.3)]
+    timed = Promotions(now=lambda: now[0])
+    timed.token(ServedWeights("incident", 4, 4, ""))
+    now[0] = NOW + timedelta(seconds=7)
+    timed.moved(Promotion("incident", 4, "d", NOW))
+    (served,) = timed.served("incident")
+    assert served.first_token_s == pytest.approx(0.3)
+    timed.token(ServedWeights("incident", 4, 4, ""))
+    assert len(timed.served("incident")) == 1
+
+
+def test_tokens_of_a_version_before_its_promotion_are_not_the_first_after_it() -> None:
+    now = [NOW - timedelta(seconds=5)]
+    timed = Promotions(now=lambda: now[0])
+    timed.token(ServedWeights("incident", 4, 4, ""))
+    timed.moved(Promotion("incident", 4, "d", NOW))
+    assert timed.served("incident") == []
+    now[0] = NOW + timedelta(seconds=0.2)
+    timed.token(ServedWeights("incident", 4, 4, ""))
+    assert [one.first_token_s for one in timed.served("incident")] == [pytest.approx(0.2)]

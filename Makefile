@@ -44,10 +44,14 @@ setup: $(VENV)/.dev ## everything a developer needs, in .venv
 demo: $(VENV)/.run $(if $(filter vllm-cpu,$(ENGINE)),.venv-vllm/.ready) ## close the loop on this machine (ENGINE=vllm-cpu for the real vLLM)
 	upcycle demo --engine $(ENGINE) $(DEMO_ARGS)
 
+# A wait of `tests.support.waiting.until` that runs out is tried once more, on a machine that may have stood still, and
+# printed whole; every other failure counts at once.
+RERUN := --reruns 1 --only-rerun "did not happen within" -r fER
+
 .PHONY: test
 test: $(VENV)/.dev ## every test that needs no Docker engine and no night (make nightly has the rest)
-	pytest -q -n $(JOBS) --dist loadfile --durations 25 --ignore tests/e2e
-	pytest -q --durations 10 tests/e2e
+	pytest -q -n $(JOBS) --dist loadfile --durations 25 $(RERUN) --ignore tests/e2e
+	pytest -q --durations 10 $(RERUN) tests/e2e
 
 .PHONY: mutants
 mutants: $(VENV)/.dev ## break one module in every small way and see that its tests notice (MODULE=planner)

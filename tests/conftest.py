@@ -30,6 +30,14 @@ def pytest_report_header() -> str:
     return f"sql backends: {', '.join(BACKENDS)} (postgres programs: {PROGRAMS or 'none on this machine'})"
 
 
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """A wait that ran out and was tried once more (`make test`) is printed whole, whatever its second try did: it is
+    a machine that stood still or a race of ours, and only its text tells which."""
+    for report in terminalreporter.stats.get("rerun", []):
+        terminalreporter.section(f"tried once more: {report.nodeid}", sep="_")
+        terminalreporter.write_line(report.longreprtext)
+
+
 @pytest.fixture(autouse=True)
 def working_directory() -> Iterator[None]:
     """A test that leaves another working directory fails itself, not whichever of its worker comes later."""

@@ -31,8 +31,10 @@ def pytest_report_header() -> str:
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    """A wait that ran out and was tried once more (`make test`) is printed whole, whatever its second try did: it is
-    a machine that stood still or a race of ours, and only its text tells which."""
+    """A wait that ran out and was tried once more (`make test`) is printed whole, whatever came of that.
+
+    A machine that stood still or a race of ours: only its text tells which.
+    """
     for report in terminalreporter.stats.get("rerun", []):
         terminalreporter.section(f"tried once more: {report.nodeid}", sep="_")
         terminalreporter.write_line(report.longreprtext)

@@ -13,8 +13,8 @@ _KEPT = 256
 class Promotions:
     """Matches moves of head with the first token after them.
 
-    An engine may hear of a move before the gateway does, and answer with the new weights: the time of the first
-    token of each version is kept, so that such a promotion counts as well.
+    An engine may hear of a move before the gateway does, and answer with the new weights: the time of the
+    first token of each version is kept, so that such a promotion counts as well.
     """
 
     def __init__(

@@ -73,6 +73,12 @@ class Database:
         """`sqlite` or `postgresql`."""
         return self._url.get_backend_name()
 
+    @property
+    def missing_file(self) -> str:
+        """The SQLite file that `start` would make; empty where there is one, in memory and on Postgres."""
+        file = self._url.database or ""
+        return file if self._is_sqlite and not Path(file).exists() else ""
+
     async def start(self) -> None:
         """Open the database; makes the folder of a SQLite file. Raises Unavailable, StoreFull."""
         if self._is_sqlite and self._url.database:

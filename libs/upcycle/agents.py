@@ -34,7 +34,8 @@ def create_agent(
     """An agent for a model slug; `incident@v12` pins a version, else head plays.
 
     Also for a model of others, with your own key: `claude`, `openai`, `gemini`, `openai_compatible`, each
-    with an optional `#model`, or `openai:URL#model`. It plays in this process, and only evaluates.
+    with an optional `#model`, or `openai:URL#model`; of `openai:URL` the server is asked for its only model
+    when the agent plays, and one with several is refused. It plays in this process, and only evaluates.
 
     sampling: temperature, top_p, max_turns, max_tokens_per_turn, max_tokens_per_episode, seed, thinking,
     context (`stop` or `compress`).

@@ -23,16 +23,21 @@ COMMANDS = ("create-key", "list-keys", "revoke-key", "set-capture", "set-limits"
 _EXIT_FAILED, _EXIT_USAGE = 1, 2
 
 
+class NoDatabase(Exception):
+    """The commands write into the database of a gateway, and there is none."""
+
+
 def run_command(argv: Sequence[str]) -> int:
     """One of COMMANDS with its arguments. The result goes to stdout, everything else to stderr.
 
-    Exit status: 0 done; 1 the database refused, or there is no such key; 2 wrong arguments or settings.
+    Exit status: 0 done; 1 the database refused, or there is no such key; 2 wrong arguments or settings, or
+    there is no database: only the gateway makes one.
     """
     arguments = _parser().parse_args(argv)
     try:
         settings = load_settings(ModelGatewaySettings, program="upcycle-model-gateway")
         return asyncio.run(_run(arguments, settings))
-    except (SettingsError, GatewayError, ValueError) as error:
+    except (SettingsError, GatewayError, NoDatabase, ValueError) as error:
         print(error, file=sys.stderr)
         return _EXIT_USAGE
     except (MigrationFailed, UnsupportedDatabase, Unavailable) as error:
@@ -90,6 +95,12 @@ def _limits(arguments: argparse.Namespace) -> KeyLimits:
 
 async def _run(arguments: argparse.Namespace, settings: ModelGatewaySettings) -> int:
     database = MigratedDatabase(settings.sql.url_for(SERVICE), SERVICE)
+    if file := database.missing_file:
+        raise NoDatabase(
+            f"there is no database of a gateway at {file}, and none was made; UPCYCLE_SQL_DATA_DIR "
+            "(.upcycle/up/sql of a platform of `upcycle up`) or UPCYCLE_SQL_URL names the one of your gateway, "
+            "which makes it when it starts"
+        )
     await database.start()
     try:
         keys = SqlKeyStore(database)

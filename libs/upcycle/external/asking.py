@@ -4,7 +4,7 @@ import difflib
 from typing import Final
 
 from upcycle.external.dialects import OpenAIChat
-from upcycle.external.naming import ExternalModel, external_model, is_at_url
+from upcycle.external.naming import ExternalModel, external_model, names_no_model
 from upcycle.external.server import ModelServer
 from upcycle.playing.errors import PlayRefused
 
@@ -32,11 +32,16 @@ async def require_model(model: ExternalModel, server: ModelServer) -> None:
 
 async def named_agent(name: str) -> str:
     """The name of an agent, with its model where it is `openai:URL` or a URL alone: the only one that the
-    server there has. Raises PlayRefused where it has more or says none, Unavailable where nothing answers."""
-    if not is_at_url(name) or name.partition("#")[2]:
+    server there has. Raises as only_model does."""
+    if not names_no_model(name):
         return name
     name = name.removesuffix("#")
-    asking = external_model(f"{name}#?")
+    return f"{name}#{await only_model(external_model(f'{name}#?'), name)}"
+
+
+async def only_model(asking: ExternalModel, name: str) -> str:
+    """The only model that the server of an agent has. name: of the agent, without a model. Raises PlayRefused
+    where it has more or says none, Unavailable where nothing answers."""
     server = asking.server()
     try:
         status, answer = await server.get(OpenAIChat.model_path)
@@ -50,7 +55,7 @@ async def named_agent(name: str) -> str:
         serves = f"serves {', '.join(known[:_SHOWN])}{more}"
         has = serves if known else f"answered {status} and names no model"
         raise PlayRefused(f"{server.url} {has}", f"name one: {name}#{known[0] if known else 'model'}")
-    return f"{name}#{known[0]}"
+    return known[0]
 
 
 def _named(model: ExternalModel) -> str:

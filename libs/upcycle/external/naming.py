@@ -116,6 +116,11 @@ def is_at_url(name: str) -> bool:
     return with_kind(name).startswith(tuple(f"openai:{scheme}" for scheme in URL_SCHEMES))
 
 
+def names_no_model(name: str) -> bool:
+    """Whether an agent is a server's address alone, whose only model is asked for: `openai:URL`, `URL`."""
+    return is_at_url(name) and not name.partition("#")[2]
+
+
 def with_kind(name: str) -> str:
     """A URL alone is that of an OpenAI-compatible server."""
     return f"openai:{name}" if name.startswith(URL_SCHEMES) else name

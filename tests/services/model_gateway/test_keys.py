@@ -1,5 +1,6 @@
 """API keys: made, checked, scoped, revoked."""
 
+import asyncio
 import hashlib
 import json
 import os
@@ -179,10 +180,34 @@ async def test_a_malformed_bootstrap_key_is_named(tmp_path: Path) -> None:
     await database.stop()
 
 
+@pytest.mark.parametrize(
+    "command",
+    [
+        ["create-key", "--name", "ci"],
+        ["list-keys"],
+        ["revoke-key", "a"],
+        ["set-capture", "a", "on"],
+        ["set-limits", "a"],
+    ],
+)
+def test_a_command_makes_no_database_of_its_own(
+    command: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("UPCYCLE_SQL_DATA_DIR", str(tmp_path / "sql"))
+    assert run_command(command) == 2
+    said = capsys.readouterr()
+    assert said.out == ""
+    file = tmp_path / "sql" / "model_gateway.sqlite"
+    assert f"there is no database of a gateway at {file}, and none was made; UPCYCLE_SQL_DATA_DIR" in said.err
+    assert "UPCYCLE_SQL_URL" in said.err
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_the_command_makes_lists_and_revokes_a_key_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("UPCYCLE_SQL_DATA_DIR", str(tmp_path))
+    started_once(tmp_path)
     assert run_command(["create-key", "--name", "ci", "--models", "incident"]) == 0
     made = capsys.readouterr()
     key_id, database = (
@@ -200,7 +225,19 @@ def test_the_command_makes_lists_and_revokes_a_key_once(
     assert "slugs without a version" in capsys.readouterr().err
 
 
+def started_once(folder: Path) -> None:
+    """A gateway has made its database here."""
+
+    async def start() -> None:
+        database = GatewayDatabase(f"sqlite:///{folder / 'model_gateway.sqlite'}", now=lambda: NOW)
+        await database.start()
+        await database.stop()
+
+    asyncio.run(start())
+
+
 def test_the_program_knows_its_commands(tmp_path: Path) -> None:
+    started_once(tmp_path)
     done = subprocess.run(
         [sys.executable, "-m", "model_gateway.app", "create-key", "--name", "ci"],
         env={**os.environ, "UPCYCLE_SQL_DATA_DIR": str(tmp_path)},

@@ -98,7 +98,7 @@ async def _run(arguments: argparse.Namespace, settings: ModelGatewaySettings) ->
     if file := database.missing_file:
         raise NoDatabase(
             f"there is no database of a gateway at {file}, and none was made; UPCYCLE_SQL_DATA_DIR "
-            "(.upcycle/up/sql of a platform of `upcycle up`) or UPCYCLE_SQL_URL names the one of your gateway, "
+            "(.upcycle/up/sql of a platform of `upcycle up`) or UPCYCLE_SQL_URL names that of your gateway, "
             "which makes it when it starts"
         )
     await database.start()

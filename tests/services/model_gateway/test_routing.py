@@ -113,7 +113,7 @@ def test_a_promotion_that_was_overtaken_is_never_served() -> None:
     assert [one.version for one in timed.served("incident")] == [5]
 
 
-def test_a_promotion_that_an_engine_heard_of_first_counts_from_its_first_token() -> None:
+def test_a_promotion_that_reached_an_engine_first_counts_from_its_first_token() -> None:
     now = [NOW + timedelta(seconds=0.3)]
     timed = Promotions(now=lambda: now[0])
     timed.token(ServedWeights("incident", 4, 4, ""))

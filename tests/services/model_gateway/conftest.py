@@ -35,6 +35,8 @@ from upcycle.api.registry.v1.service_pb2_grpc import (
 )
 
 KEY = "up_bootstrapkey1_abcdefghijklmnopqrstuvwxyz"
+ENGINE_WAIT_S = 60.0
+"""So long the gateway of these tests waits for an engine; an answer in half of it did not wait."""
 
 
 class ServingEngine(Protocol):
@@ -217,7 +219,7 @@ async def gateway(
         "public_port": 0,
         "bootstrap_key": KEY,
         "poll_s": 0.1,
-        "engine_wait_s": 60.0,
+        "engine_wait_s": ENGINE_WAIT_S,
         "engine_suspect_s": 0.3,
         "drain_s": 30.0,
         "bus": BusSettings(url=nats_url),

@@ -116,11 +116,11 @@ async def test_an_event_that_is_no_json_is_a_loss() -> None:
 
 
 async def test_a_long_event_in_many_pieces_is_read_in_a_time_that_grows_with_its_length() -> None:
-    began = time.monotonic()
+    began = time.process_time()
     text = b'data: {"a": "' + b"x" * (1 << 23) + b'"}\n\n' + b"data: [DONE]\n\n"
     stream = events([text[at : at + 512] for at in range(0, len(text), 512)])
     assert await passed(stream) == text
-    assert time.monotonic() - began < 5
+    assert time.process_time() - began < 5
 
 
 async def test_an_endless_event_is_a_loss() -> None:

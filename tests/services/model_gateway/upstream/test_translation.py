@@ -302,11 +302,11 @@ def test_events_are_whole_however_they_are_cut(size: int) -> None:
 
 def test_a_long_event_in_many_pieces_is_read_in_a_time_that_grows_with_its_length() -> None:
     """Put together anew for each piece, it took more than a minute in which no request was answered."""
-    began, reader = time.monotonic(), SseReader()
+    began, reader = time.process_time(), SseReader()
     for _ in range(1 << 14):
         assert list(reader.feed(b"x" * 512)) == []
     assert list(reader.feed(b"\r\ndata: 1\r\n\r\n")) == [ServerEvent("", b"1")]
-    assert time.monotonic() - began < 5
+    assert time.process_time() - began < 5
 
 
 def test_an_event_without_end_is_given_up() -> None:

@@ -111,6 +111,7 @@ nightly: $(VENV)/.dev ## the long studies: learning, chaos, parity, benchmarks, 
 	$(MAKE) compose-test
 	$(MAKE) upgrade-test
 	$(MAKE) soak MINUTES=30
+	$(MAKE) six-commands
 	$(MAKE) bench
 
 .PHONY: examples
@@ -187,6 +188,10 @@ parity: $(VENV)/.dev ## the trainer's own code on recorded losses and gradients 
 .PHONY: bench
 bench: $(VENV)/.dev ## every benchmark, one table
 	$(BIN)/python -m benchmarks
+
+.PHONY: six-commands
+six-commands: $(VENV)/.dev ## what `upcycle init` prints, three seeds of each preset: minutes, and the gain on held-out tasks (PRESETS="blank mcp" SEEDS="0 1 2")
+	$(BIN)/python -m benchmarks.six_commands $(PRESETS) --seeds $(or $(SEEDS),0 1 2)
 
 .PHONY: study
 study: $(VENV)/.dev ## the ablation of one option of a run, five seeds, minutes (METHOD=turn_credit, task_sampler, guidance, warm_start, solved_groups, lr_schedule)

@@ -30,10 +30,17 @@ def rotate(path: Path, max_bytes: int) -> bool:
     return True
 
 
-def tail(path: Path, lines: int = 8, max_bytes: int = 16_384) -> str:
-    """The last lines, for an error message."""
-    if not path.exists():
+def size_of(path: Path) -> int:
+    """Bytes of a log; 0 where there is none."""
+    return path.stat().st_size if path.exists() else 0
+
+
+def tail(path: Path, lines: int = 8, max_bytes: int = 16_384, *, since: int = 0) -> str:
+    """The last lines, for an error message. since: size of the log when that began which is told of; a log
+    that is smaller was rotated meanwhile, and counts whole."""
+    size = size_of(path)
+    if not size:
         return ""
     with path.open("rb") as file:
-        file.seek(max(path.stat().st_size - max_bytes, 0))
+        file.seek(max(size - max_bytes, since if since <= size else 0))
         return "\n".join(file.read().decode(errors="replace").splitlines()[-lines:])

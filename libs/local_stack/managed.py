@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Final
 
 from local_stack.data_folder import PRIVATE_UMASK
-from local_stack.logfile import open_for_append, tail
+from local_stack.logfile import open_for_append, size_of, tail
 from local_stack.spec import ProcessSpec, RestartPolicy
 from service_kit.child_environment import child_environment
 from service_kit.deadlines import DeadlineExceeded, deadline
@@ -59,6 +59,8 @@ class Managed:
         self._report = report
         self._process: asyncio.subprocess.Process | None = None
         self._last_status = 0
+        self._log_began = 0
+        """Size of the log when the process was started last."""
         self._restarter: asyncio.Task[None] | None = None
         self._changed = asyncio.Condition()
         self._failure: GaveUp | None = None
@@ -149,6 +151,7 @@ class Managed:
 
     async def _spawn(self) -> None:
         inherited = child_environment(of=self._env) if self.spec.is_foreign else self._env
+        self._log_began = size_of(self.log)
         descriptor = open_for_append(self.log)
         try:
             self._process = await asyncio.create_subprocess_exec(
@@ -189,7 +192,7 @@ class Managed:
     async def _give_up(self, starts: int) -> None:
         self._failure = GaveUp(
             f"{self.spec.name} did not become ready in {starts} starts (last: {self._exit()}, "
-            f"{self.why_not_ready}); its log is {self.log}:\n{tail(self.log)}"
+            f"{self.why_not_ready}); its log is {self.log}:\n{tail(self.log, since=self._log_began)}"
         )
         await self._become(ProcessPhase.FAILED)
         self._report(self.spec.name, str(self._failure))

@@ -21,7 +21,8 @@ from upcycle.api.training.v1.training_pb2 import SESSION_STATE_WAITING
 from upcycle.api.trajectory.v1.service_pb2 import ListTrajectoriesRequest, TrajectoryFilter
 from upcycle.api.trajectory.v1.trajectory_pb2 import TrajectorySummary
 from upcycle.cli.run_follower import Event, Stepped, TrainingProgress, follow_training
-from upcycle.cli.sft import SftPlan, run_plan, successes
+from upcycle.cli.sft import successes
+from upcycle.cli.sft_steps import SftPlan, run_plan
 from upcycle.platform import Platform
 from upcycle.run_client import submit_run
 from upcycle.train import TrainingClient

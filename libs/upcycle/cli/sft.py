@@ -4,17 +4,15 @@ import json
 import random
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, Protocol
+from typing import TYPE_CHECKING, Any, Final
 
 from cyclopts import Parameter
 
 from upcycle.cli.exits import Exit
-from upcycle.cli.live_view import BoundedLines, redraws
-from upcycle.cli.output import human, print_json
-from upcycle.cli.sparkline import sparkline
+from upcycle.cli.output import human
+from upcycle.cli.sft_steps import SftPlan, loss_of, run_plan, shown
 from upcycle.cli.waiting_view import SayingWaits
 from upcycle.errors import UpcycleError
 from upcycle.local_runs import is_local_run
@@ -23,9 +21,8 @@ from upcycle.wording import amount
 
 if TYPE_CHECKING:
     from upcycle.api.trajectory.v1.trajectory_pb2 import TrajectorySummary
-    from upcycle.train import Conversation, StepResult, TrainingClient
+    from upcycle.train import Conversation
 
-LOSS: Final = "cross_entropy"
 SFT_RATE: Final = 1e-5
 _PAGE: Final = 1000
 _CLAIM_S: Final = 30.0
@@ -63,14 +60,6 @@ class SftOptions:
 
 
 NO_SFT: Final = SftOptions()
-
-
-@dataclass(frozen=True, slots=True)
-class SftPlan:
-    """The batches of all steps, in order. source: the file or the run that they come from."""
-
-    source: str
-    batches: "tuple[tuple[str | Conversation, ...], ...]"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -140,25 +129,6 @@ def planned(inputs: "Sequence[str | Conversation]", source: str, batch: int, cal
         random.Random(f"{call.seed}/{epoch}").shuffle(order)  # noqa: S311 - an order, not a secret
         batches += [tuple(order[at : at + batch]) for at in range(0, len(order), batch)]
     return SftPlan(source, tuple(batches[: call.steps]))
-
-
-async def run_plan(
-    client: "TrainingClient", plan: SftPlan, learning_rate: float, show: "Show"
-) -> "StepResult":
-    """Take all steps, of which only the last one moves head; returns the result of the last."""
-    last: StepResult | None = None
-    for number, batch in enumerate(plan.batches, start=1):
-        is_last = number == len(plan.batches)
-        last = await client.step(batch, learning_rate=learning_rate, loss_fn=LOSS, promote=is_last)
-        show(number, last)
-    if last is None:
-        raise SftRefused(f"{plan.source} holds no conversation to train on")
-    return last
-
-
-def loss_of(result: "StepResult") -> float:
-    """Mean cross-entropy of the step's trained tokens, nats."""
-    return float(result.metrics.get("loss", float("nan")))
 
 
 def tasks_of(conversations: "Iterable[Conversation]") -> dict[str, str]:
@@ -363,38 +333,3 @@ def _messages(record: Any) -> list[Mapping[str, Any]] | None:
             return None
         messages += part
     return messages
-
-
-class Show(Protocol):
-    """Called after each step, with its number from 1."""
-
-    def __call__(self, number: int, result: "StepResult", /) -> None: ...
-
-
-@contextmanager
-def shown(plan: SftPlan, model: str, *, as_json: bool) -> Iterator[Show]:
-    """JSON lines, a curve in a terminal, or lines at a bounded rate. It needs a running event loop."""
-    console, losses, count = human(), list[float](), len(plan.batches)
-    lines, is_frame = BoundedLines(console), redraws(console)
-
-    def line(number: int, result: "StepResult", /) -> None:
-        losses.append(loss_of(result))
-        text = f"step {number}/{count}  v{result.version}  loss {losses[-1]:.4f}  {sparkline(losses, 30)}"
-        if is_frame:
-            console.print(text, markup=False, end="\r" if number < count else "\n")
-        else:
-            lines.show(text)
-
-    def json_line(number: int, result: "StepResult", /) -> None:
-        kind = "done" if number == count else "step"
-        fields = {"version": result.version, "checkpoint_id": result.checkpoint_id, "is_head": result.is_head}
-        print_json(kind, {"step": number, "steps": count, **fields, "metrics": dict(result.metrics)})
-
-    if as_json:
-        yield json_line
-    else:
-        console.print(f"{model}: SFT on {plan.source} in {amount(count, 'step')}", markup=False)
-        try:
-            yield line
-        finally:
-            lines.close()

@@ -50,7 +50,8 @@ if TYPE_CHECKING:
 
 _MAX_PAUSE_S: Final = 3.0
 _ACTOR: Final = "training client"
-_LOST_STEPS: Final = "LOST_STEPS"
+LOST_STEPS: Final = "LOST_STEPS"
+"""Reason of the RemoteConflict by which the trainer says that unsaved steps are gone."""
 
 _Done = TypeVar("_Done", bound=OptimStepResult)
 
@@ -353,7 +354,7 @@ class TrainingClient:
         try:
             return await self._ask(what, lambda platform: method(platform.training), request)
         except RemoteConflict as error:
-            if error.reason == _LOST_STEPS:  # the gradients of this client were in the same memory
+            if error.reason == LOST_STEPS:  # the gradients of this client were in the same memory
                 self._accumulated, self._sampled_version = [], None
             raise
 

@@ -143,6 +143,19 @@ async def test_wrong_settings_are_not_tried_again(tmp_path: Path, toy: ToyFactor
         await Supervisor(tmp_path, [toy("bad", "misconfigured")], policy=FAST).up()
 
 
+async def test_what_earlier_starts_wrote_stands_above_no_refusal(tmp_path: Path, toy: ToyFactory) -> None:
+    async with Supervisor(tmp_path, [toy("bad")]):
+        pass
+    with pytest.raises(GaveUp) as refused:
+        await Supervisor(tmp_path, [toy("bad", "misconfigured")], policy=FAST).up()
+    log = tmp_path / "logs" / "bad.log"
+    assert "toy starts as good" in log.read_text()
+    assert str(refused.value).partition(f"{log}:\n")[2].splitlines() == [
+        "toy starts as misconfigured",
+        "toy cannot work: no oil",
+    ]
+
+
 async def test_a_process_that_never_gets_ready_says_why(tmp_path: Path, toy: ToyFactory) -> None:
     never = toy("slow", "never")
 

@@ -322,6 +322,7 @@ async def test_sft_on_a_file_moves_head_with_its_last_step_only(
     assert status == 0, err
     assert [len(one.batch.inputs) for one in services.asked] == [2, 1]
     assert [one.keep_head for one in services.asked] == [True, False]
+    assert [one.persist == interactive.PERSIST_NONE for one in services.asked] == [True, False]
     assert {one.loss.name for one in services.asked} == {"cross_entropy"}
     assert {one.adam.learning_rate for one in services.asked} == {1e-3}
     assert [m.role for m in services.asked[0].batch.inputs[0].conversation.messages] == ["user", "assistant"]

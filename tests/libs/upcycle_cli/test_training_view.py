@@ -35,7 +35,8 @@ from upcycle.cli.run_follower import (
     is_new_verdict,
     tracking_events,
 )
-from upcycle.cli.sft import SftCall, SftRefused, conversations_in, planned, shown
+from upcycle.cli.sft import SftCall, SftRefused, conversations_in, planned
+from upcycle.cli.sft_steps import shown
 from upcycle.cli.sparkline import sparkline
 from upcycle.cli.tracked_sets import done_lines, epoch_record, newest_rates, rate_text, tracking_line
 from upcycle.train import StepResult

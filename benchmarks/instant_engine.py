@@ -46,8 +46,7 @@ class Instant:
         return web.Response(body=orjson.dumps(self._reply(body)), content_type="application/json")
 
     def _reply(self, body: dict[str, Any]) -> dict[str, Any]:
-        asked = ASKED.search(self._chat.decode(body["token_ids"]))
-        ids = [*self._chat.encode(asked[1] if asked else ""), self._stop]
+        ids = [*self._chat.encode(self.answer(self._chat.decode(body["token_ids"]))), self._stop]
         choice = {
             "index": 0,
             "finish_reason": "stop",
@@ -58,6 +57,11 @@ class Instant:
         usage = {"prompt_tokens": len(body["token_ids"]), "completion_tokens": len(ids)}
         return {"request_id": "instant", "usage": usage, "choices": [choice]}
 
+    def answer(self, prompt: str) -> str:
+        """What the policy writes after the whole prompt."""
+        asked = ASKED.search(prompt)
+        return asked[1] if asked else ""
+
     async def weight_info(self, _: web.Request) -> web.Response:
         """Version 0, for ever."""
         return web.json_response({"weight_version": VERSION})
@@ -67,9 +71,9 @@ class Instant:
         return web.Response()
 
 
-async def serve(policy: Path) -> None:
+async def serve(engine: Instant) -> None:
     """Until standard input ends."""
-    runner = web.AppRunner(Instant(ChatFormat.load(policy)).app(), access_log=None)
+    runner = web.AppRunner(engine.app(), access_log=None)
     await runner.setup()
     await web.TCPSite(runner, "127.0.0.1", 0).start()
     print(json.dumps({"port": runner.addresses[0][1]}), flush=True)
@@ -78,4 +82,4 @@ async def serve(policy: Path) -> None:
 
 
 if __name__ == "__main__":
-    asyncio.run(serve(Path(sys.argv[1])))
+    asyncio.run(serve(Instant(ChatFormat.load(Path(sys.argv[1])))))

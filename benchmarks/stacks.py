@@ -31,6 +31,7 @@ if TYPE_CHECKING:  # only the stubs know the asynchronous classes
 REPOSITORY = Path(__file__).resolve().parents[1]
 POLICY_DIR = REPOSITORY / "examples" / "incident" / "policy"
 MODEL = "incident"
+INSTANT = "benchmarks.instant_engine"
 RUN_LIMIT_S = 600.0
 _RENEW_S, _TTL_S = 10.0, 60.0
 
@@ -88,8 +89,9 @@ async def bench(
 
 
 @asynccontextmanager
-async def instant_bench(**extra_env: str) -> AsyncIterator[Bench]:
-    """The platform with the engine that answers at once on channel `latest`."""
+async def instant_bench(engine: str = INSTANT, **extra_env: str) -> AsyncIterator[Bench]:
+    """The platform with an engine that answers at once on channel `latest`. engine: the module of its
+    program."""
     async with bench(extra_env=extra_env) as running:
         await import_policy(
             running.stack.peers["registry"],
@@ -99,7 +101,7 @@ async def instant_bench(**extra_env: str) -> AsyncIterator[Bench]:
             timeout_s=60,
         )
         as_service = connect(running.stack.peers["registry"], api_key=running.stack.service_key)
-        async with _instant_engine() as url, as_service as channel:
+        async with _instant_engine(engine) as url, as_service as channel:
             registry: RegistryServiceAsyncStub = RegistryServiceStub(channel)
             await _renew(registry, url)
             renewing = asyncio.create_task(_keep_renewing(registry, url))
@@ -122,8 +124,8 @@ def evaluation(taskset: str, *, max_tokens: int = 32) -> RunSpec:
 
 
 @asynccontextmanager
-async def _instant_engine() -> AsyncIterator[str]:
-    argv = leashed((sys.executable, "-m", "benchmarks.instant_engine", str(POLICY_DIR)))
+async def _instant_engine(module: str) -> AsyncIterator[str]:
+    argv = leashed((sys.executable, "-m", module, str(POLICY_DIR)))
     pipe = asyncio.subprocess.PIPE
     process = await asyncio.create_subprocess_exec(*argv, stdin=pipe, stdout=pipe, cwd=REPOSITORY)
     assert process.stdout is not None

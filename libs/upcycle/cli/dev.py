@@ -3,8 +3,9 @@
 import asyncio
 import signal
 import sys
+from difflib import get_close_matches
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Final
 
 from cyclopts import Parameter
 
@@ -13,9 +14,9 @@ from upcycle.errors import UnknownName
 
 if TYPE_CHECKING:
     from upcycle.developing.versions import DevSource
-    from upcycle.developing.watching import Watcher
 
 PORT = 8765
+_SHOWN: Final = 5
 Watch = Annotated[tuple[Path, ...], Parameter(name=["--watch", "-w"])]
 
 
@@ -29,10 +30,19 @@ def dev(source: str, /, *, watch: Watch = (), port: int = PORT) -> None:
     :param watch: another file or folder to watch; repeat it. The environment's own source always is.
     :param port: of this machine; 0 lets the system choose.
     """
+    from upcycle.developing.serving import develop  # seconds: Ctrl-C meanwhile has nothing to clean up
     from upcycle.developing.watching import Watcher
 
     chosen = chosen_source(source)
-    asyncio.run(_serve(chosen, Watcher(chosen.path, watch), port))
+    watcher = Watcher(chosen.path, watch)
+
+    async def serve() -> None:
+        stop = asyncio.Event()
+        for number in (signal.SIGINT, signal.SIGTERM):
+            asyncio.get_running_loop().add_signal_handler(number, stop.set)
+        await develop(chosen, watcher, port, _say, stop)
+
+    asyncio.run(serve())
 
 
 def chosen_source(text: str) -> "DevSource":
@@ -40,19 +50,26 @@ def chosen_source(text: str) -> "DevSource":
     from upcycle.developing.versions import DevSource
 
     path, _, attribute = text.partition(":")
-    file = Path(path) if path.endswith(".py") else Path(*path.split(".")).with_suffix(".py")
+    parts = [part for part in path.split(".") if part]
+    is_file_name = path.endswith(".py") or not parts
+    file = Path(path) if is_file_name else Path(*parts).with_suffix(".py")
     if not file.is_file():
-        raise UnknownName(f"no such file: {file}", "give the Python file that declares the environment")
+        raise UnknownName(*_not_there(Path(path), file))
     return DevSource(file, attribute or None)
 
 
-async def _serve(source: "DevSource", watcher: "Watcher", port: int) -> None:
-    from upcycle.developing.serving import develop
-
-    stop = asyncio.Event()
-    for number in (signal.SIGINT, signal.SIGTERM):
-        asyncio.get_running_loop().add_signal_handler(number, stop.set)
-    await develop(source, watcher, port, _say, stop)
+def _not_there(given: Path, file: Path) -> tuple[str, str]:
+    """What is wrong with a name, and the files that may be meant."""
+    folder = given if given.is_dir() else file.parent
+    beside = sorted(one.name for one in folder.glob("*.py")) if folder.is_dir() else []
+    near = get_close_matches(file.name, beside, n=1)
+    has = f": {', '.join(beside[:_SHOWN])}" if beside else ""
+    hint = f"did you mean {near[0]}?" if near else f"give the Python file that declares the environment{has}"
+    if given.is_dir():
+        return f"{given} is a folder", hint
+    if given.is_file():
+        return f"{given} is no Python file", hint
+    return f"no such file: {file}", hint
 
 
 def _say(text: str) -> None:

@@ -2,7 +2,8 @@
 
 import asyncio
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, Final
 
 from upcycle.developing.versions import Version
@@ -14,6 +15,9 @@ from upcycle.wording import amount
 CALL_S: Final = 600.0
 START: Final = "dev_start"
 GRADE: Final = "dev_grade"
+NO_SCENARIO: Final = (
+    f"it declares no scenario, so {START} has nothing to begin: write one below @env.scenario()"
+)
 
 
 class DevTools:
@@ -26,6 +30,8 @@ class DevTools:
         self._is_over = ""
         self._is_begun = False
         self.why_none = "it is not loaded yet"
+        self.taken: frozenset[str] = frozenset()
+        """Of our names those that tools of the environment have: theirs are called."""
 
     @property
     def served(self) -> str:
@@ -34,7 +40,7 @@ class DevTools:
 
     async def use(self, version: Version) -> None:
         """From now on its tools are called; a task of the version before is over."""
-        before, self._version = self._version, version
+        before, self._version, self.taken = self._version, version, frozenset()
         if self._channel is not None:
             await self._leave()
             self._is_over = "the environment was loaded again, and its task is over; call dev_start again"
@@ -48,22 +54,27 @@ class DevTools:
             await self._version.end()
 
     async def listed(self) -> list[ToolSpec]:
-        """Ours are left out where the environment has tools of that name."""
+        """Ours are left out where the environment has tools of that name. Where its own cannot be listed,
+        such as of a server that does not start, dev_start says why."""
         channel = await self._session()
-        theirs = await channel.list_tools(timeout_s=CALL_S)
-        names = {spec.name for spec in theirs}
-        ours = [_start_spec(await channel.list_tasks()), _GRADE_SPEC]
-        return [*theirs, *(spec for spec in ours if spec.name not in names)]
+        why, theirs = "", list[ToolSpec]()
+        try:
+            theirs = await channel.list_tools(timeout_s=CALL_S)
+        except UpcycleError as error:
+            why = str(error)
+        ours = [_start_spec(await channel.list_tasks(), why), _GRADE_SPEC]
+        self.taken = taken_names(theirs)
+        return [*theirs, *(spec for spec in ours if spec.name not in self.taken)]
 
     async def call(self, name: str, arguments: Mapping[str, Any]) -> ToolResult:
         """Raises UpcycleError."""
-        if name == START:
+        if name == START and name not in self.taken:
             return await self._start(arguments)
         over, self._is_over = self._is_over, ""
         if over:
             return ToolResult(over, is_error=True)
         channel = await self._session()
-        if name == GRADE:
+        if name == GRADE and name not in self.taken:
             return await self._grade(channel, str(arguments.get("answer", "")))
         return await channel.call_tool(name, arguments, timeout_s=CALL_S)
 
@@ -72,8 +83,12 @@ class DevTools:
         await self._leave()
         self._is_over = ""
         channel = await self._session()
-        given = arguments.get("arguments") or {}
-        prompt = await channel.start(str(arguments.get("scenario", "")), given, timeout_s=CALL_S)
+        given, scenario = arguments.get("arguments") or {}, str(arguments.get("scenario", ""))
+        if not scenario:
+            known = ", ".join(row["id"] for row in await channel.list_tasks())
+            said = f"{START} needs a scenario: {known}" if known else NO_SCENARIO
+            return ToolResult(said, is_error=True)
+        prompt = await channel.start(scenario, given, timeout_s=CALL_S)
         self._is_begun = True
         return ToolResult(prompt if isinstance(prompt, str) else json.dumps(prompt, ensure_ascii=False))
 
@@ -108,12 +123,17 @@ _GRADE_SPEC: Final = ToolSpec(
 )
 
 
-def _start_spec(tasks: list[dict[str, Any]]) -> ToolSpec:
+def taken_names(theirs: Sequence[ToolSpec]) -> frozenset[str]:
+    """Of our names those that tools of the environment have."""
+    return frozenset({START, GRADE} & {spec.name for spec in theirs})
+
+
+def _start_spec(tasks: list[dict[str, Any]], why_not: str) -> ToolSpec:
     lines = [f"{row['id']}({', '.join((row.get('args') or {}).get('properties', {}))})" for row in tasks]
     return ToolSpec(
         START,
         "Begin a scenario of the environment, in a fresh process; returns its prompt. Scenarios: "
-        f"{'; '.join(lines) or 'none'}",
+        f"{'; '.join(lines) or 'none'}" + (f". It does not start: {why_not}" if why_not else ""),
         {
             "type": "object",
             "properties": {
@@ -125,17 +145,33 @@ def _start_spec(tasks: list[dict[str, Any]]) -> ToolSpec:
     )
 
 
-async def described(version: Version) -> str:
-    """`2 tools, 1 scenario` of a version; what its attached servers say, where they do not start."""
+@dataclass(frozen=True, slots=True)
+class Described:
+    """`2 tools, 1 scenario` of a version. lacks: a line for each thing without which none of its scenarios
+    can be played here. taken: as of DevTools."""
+
+    text: str
+    lacks: tuple[str, ...] = ()
+    taken: frozenset[str] = frozenset()
+
+
+async def described(version: Version) -> Described:
+    """What it has, and what it lacks."""
     channel = await ControlChannel.connect(version.url)
     try:
         await channel.hello()
         num_scenarios = len(await channel.list_tasks())
         scenarios = amount(num_scenarios, "scenario")
+        lacks: tuple[str, ...] = () if num_scenarios else (NO_SCENARIO,)
         try:
-            num_tools = len(await channel.list_tools(timeout_s=CALL_S))
+            tools = await channel.list_tools(timeout_s=CALL_S)
         except UpcycleError as error:
-            return f"{scenarios}; its tools cannot be listed: {error}"
-        return f"{amount(num_tools, 'tool')}, {scenarios}"
+            return Described(scenarios, (*lacks, f"it does not start, and no tool can be called: {error}"))
+        taken = taken_names(tools)
+        lacks += tuple(
+            f"its own tool {name} stands in the place of ours: give it another name to play scenarios here"
+            for name in sorted(taken)
+        )
+        return Described(f"{amount(len(tools), 'tool')}, {scenarios}", lacks, taken)
     finally:
         await channel.close()

@@ -42,9 +42,14 @@ async def _load(source: DevSource, watcher: Watcher, tools: DevTools, say: Say, 
     except UpcycleError as error:
         kept = tools.served
         tools.why_none = f"{source.path} does not load"
-        say(f"{at}not loaded; {f'version {kept} is still served' if kept else 'nothing is served yet'}")
-        say(str(error))
+        served = f"version {kept} is still served" if kept else "nothing is served yet"
+        between = "\n" if "\n" in str(error) else " "
+        say(f"{at}not loaded; {served}:{between}{error}")
         return
     await tools.use(version)
-    say(f"{at}version {version.digest}, {await described(version)}")
+    found = await described(version)
+    tools.taken = found.taken
+    say(f"{at}version {version.digest}, {found.text}")
+    for line in found.lacks:
+        say(line)
     say(f"an agent plays it with --runtime {version.url}")

@@ -34,7 +34,10 @@ def load_environment(path: Path | str, name: str | None = None) -> Environment:
     if not found:
         raise DefinitionError(f"{path} declares no environment", _declared_elsewhere(module))
     if len(found) > 1:
-        raise DefinitionError(f"{path} declares {len(found)} environments ({known})", "name the one to load")
+        raise DefinitionError(
+            f"{path} declares {len(found)} environments ({known})",
+            f"name the one to load: {Path(path).name}:{next(iter(found))}",
+        )
     return next(iter(found.values()))
 
 

@@ -1,20 +1,12 @@
-"""`python -m upcycle.importers.verifiers` with verifiers 0.1.14 and 0.4.0, each in an environment of its own.
-
-Installing takes a minute or two where the wheels are not on this machine yet.
-"""
+"""`python -m upcycle.importers.verifiers` with verifiers 0.1.14 and 0.4.0, without the platform."""
 
 import json
-import os
-import re
 import subprocess
-import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Final
 
 import pytest
-from tests.contract.verifiers.environments import CLASSIC, TASKSETS
+from tests.contract.verifiers.programs import LIBS, NAME, program, serving
 from tests.packaging.venvs import clean_environment
 
 from upcycle import Taskset
@@ -24,69 +16,6 @@ from upcycle.playing.script_player import FunctionPlayer
 from upcycle.task_rows import Task
 
 pytestmark = [pytest.mark.study, pytest.mark.timeout(900)]
-
-LIBS: Final = Path(__file__).resolve().parents[3] / "libs"
-MODULES: Final = {"0.1.14": CLASSIC, "0.4.0": TASKSETS}
-NAME: Final = "sums_of_others"
-
-
-@pytest.fixture(scope="module", params=sorted(MODULES))
-def served_version(request: pytest.FixtureRequest) -> str:
-    return str(request.param)
-
-
-@pytest.fixture(scope="module")
-def python(served_version: str, pytestconfig: pytest.Config) -> Path:
-    """Of an environment with this version of verifiers."""
-    assert pytestconfig.cache is not None
-    folder = pytestconfig.cache.mkdir("verifiers") / served_version
-    program = folder / "bin" / "python"
-    if not (folder / "complete").exists():
-        uv = [sys.executable, "-m", "uv"]
-        install = [*uv, "pip", "install", "-q", "--python", str(program), f"verifiers=={served_version}"]
-        for command in ([*uv, "venv", "-q", "--clear", "--python", sys.executable, str(folder)], install):
-            subprocess.run(command, check=True, timeout=800, env=clean_environment())
-        (folder / "complete").touch()
-    return program
-
-
-@pytest.fixture
-def folder(tmp_path: Path, served_version: str) -> Path:
-    """With the environment as a module."""
-    (tmp_path / f"{NAME}.py").write_text(MODULES[served_version])
-    return tmp_path
-
-
-def program(python: Path, folder: Path, *options: str) -> "subprocess.Popen[str]":
-    path = os.pathsep.join([str(LIBS), str(folder)])
-    return subprocess.Popen(
-        [python, "-m", "upcycle.importers.verifiers", NAME, *options, "--until-stdin-closes"],
-        cwd=folder,
-        env={**clean_environment(), "PYTHONPATH": path, "HF_HUB_OFFLINE": "1"},
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
-
-
-@contextmanager
-def serving(python: Path, folder: Path, *options: str) -> Iterator[str]:
-    """Its URL."""
-    process = program(python, folder, *options)
-    assert process.stdout is not None
-    assert process.stdin is not None
-    try:
-        for line in process.stdout:
-            if found := re.match(r"UPCYCLE_SERVE_PORT=(\d+)", line):
-                yield f"tcp://127.0.0.1:{found[1]}"
-                return
-        assert process.stderr is not None
-        raise AssertionError(process.stderr.read())
-    finally:
-        process.stdin.close()
-        process.wait(60)
-        process.stdout.close()
 
 
 def refused(python: Path, folder: Path, *options: str) -> str:

@@ -213,6 +213,49 @@ async def test_what_does_not_load_at_first_is_served_once_it_does(folder: Path) 
             assert "put" in await names_of(client)
 
 
+MISTAKES = {
+    "none": ("x = 1\n", r"nothing is served yet: env\.py declares no environment; write env = Environment"),
+    "name": (ENV, r"yet: env\.py declares no environment 'market'; it has shop\n"),
+    "two": (ENV + 'b = Environment("b")\n', r"yet: env\.py declares 2 environments .*: env\.py:shop\n"),
+    "scenario": (
+        ENV.partition("@env.scenario")[0],
+        r"2 tools, 0 scenarios\nit declares no scenario, so dev_",
+    ),
+    "start": (
+        ENV + "\n@env.initialize\nasync def up():\n    os.environ['SHOP_KEY']\n",
+        r"1 scenario\nit does not start, and no tool can be called: .*up raised KeyError: 'SHOP_KEY'\n",
+    ),
+    "taken": (
+        ENV.replace("def process", "def dev_start"),
+        r"2 tools, 1 scenario\nits own tool dev_start stands in the place of ours: give it another name",
+    ),
+}
+
+
+@pytest.mark.parametrize("mistake", sorted(MISTAKES))
+async def test_what_keeps_a_scenario_from_being_played_is_a_line(folder: Path, mistake: str) -> None:
+    text, said = MISTAKES[mistake]
+    (folder / "env.py").write_text(text)
+    named = "env.py:market" if mistake == "name" else "env.py"
+    with developing(folder, "dev", named, "--port", "0") as dev:
+        await dev.says(said)
+        if mistake not in ("scenario", "start", "taken"):
+            return
+        async with Client(await dev.url()) as client:
+            assert {"dev_start", "dev_grade"} <= await names_of(client)
+            (is_error, begun), (_, unnamed) = [
+                await called(client, "dev_start", **given) for given in ({"scenario": "buy"}, {})
+            ]
+    expected = {
+        "scenario": ("has no scenario 'buy'", "it declares no scenario, so dev_start has nothing to begin"),
+        "start": ("up raised KeyError: 'SHOP_KEY'", "dev_start needs a scenario: buy"),
+        "taken": ("unknown argument 'scenario'", ""),
+    }[mistake]
+    assert is_error
+    assert "Traceback" not in dev.text
+    assert (expected[0] in begun, expected[1] in unnamed) == (True, True), (begun, unnamed)
+
+
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 async def test_ctrl_c_leaves_nothing(folder: Path, number: int) -> None:
     with developing(folder) as dev:
@@ -255,8 +298,28 @@ def test_what_can_be_named(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Non
     chosen = [chosen_source(text) for text in ("env.py", "env.py:env", "env:env", str(folder / "env.py"))]
     assert [one.path.name for one in chosen] == ["env.py"] * 4
     assert [one.attribute for one in chosen] == [None, "env", "env", None]
-    with pytest.raises(UnknownName, match=r"no such file: shop\.py"):
-        chosen_source("shop:env")
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("shop:env", r"no such file: shop\.py; give the Python file that declares the environment: env\.py"),
+        ("env,py", r"no such file: env,py\.py; did you mean env\.py\?"),
+        ("price.py", r"no such file: price\.py; did you mean prices\.py\?"),
+        (".", r"\. is a folder; give the Python file that declares the environment: env\.py, prices\.py"),
+        ("notes", r"notes is a folder; give the Python file that declares the environment$"),
+        ("", r"\. is a folder"),
+        ("tasks.json", r"tasks\.json is no Python file"),
+    ],
+)
+def test_what_is_no_file_of_an_environment_is_one_line(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, text: str, said: str
+) -> None:
+    monkeypatch.chdir(folder)
+    (folder / "notes").mkdir()
+    (folder / "tasks.json").write_text("[]")
+    with pytest.raises(UnknownName, match=f"^{said}"):
+        chosen_source(text)
 
 
 def test_an_error_of_the_author_is_shown_with_the_authors_lines(tmp_path: Path) -> None:

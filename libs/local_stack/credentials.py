@@ -1,5 +1,6 @@
 """Passwords of one local stack: made at its first start, kept in a file that only its owner can read."""
 
+import base64
 import json
 import os
 import secrets
@@ -11,7 +12,9 @@ _FILE: Final = "credentials.json"
 _GATEWAY_KEY_FILE: Final = "gateway.key"
 _OPERATOR_KEY_FILE: Final = "operator.key"
 _SERVICE_KEY_FILE: Final = "service.key"
+_SECRETS_KEY_FILE: Final = "secrets.key"
 _KEY_BYTES: Final = 24
+_SECRETS_KEY_BYTES: Final = 32
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,6 +65,14 @@ def load_or_make_operator_key(folder: Path) -> str:
 def load_or_make_service_key(folder: Path) -> str:
     """The key that the services of the stack send each other; written at its first start."""
     return _load_or_make(folder / _SERVICE_KEY_FILE)
+
+
+def secrets_key_file(folder: Path) -> Path:
+    """Where the key is that secrets of MCP servers are encrypted with; made at the stack's first start."""
+    path = folder / _SECRETS_KEY_FILE
+    if not path.exists():
+        write_private(path, f"{base64.b64encode(secrets.token_bytes(_SECRETS_KEY_BYTES)).decode()}\n")
+    return path
 
 
 def _load_or_make(path: Path) -> str:

@@ -19,6 +19,7 @@ from local_stack.credentials import (
     gateway_key_file,
     load_or_make_operator_key,
     load_or_make_service_key,
+    secrets_key_file,
 )
 from local_stack.health import health_url, http_probe
 from local_stack.nats import NatsLogin, nats_command
@@ -294,6 +295,7 @@ def _runner(plan: Plan) -> ProcessSpec:
         "scenario_runner",
         uses=uses,
         SCENARIO_RUNNER_ENVIRONMENT_ROOTS=roots,
+        SCENARIO_RUNNER_SECRETS_KEY_FILE=str(secrets_key_file(plan.data_dir).absolute()),
         SCENARIO_RUNNER_CELL_HIDDEN=json.dumps([str(plan.data_dir.absolute())]),
     )
 

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from upcycle.api.keys.v1.service_pb2_grpc import KeyServiceAsyncStub
     from upcycle.api.registry.v1.service_pb2_grpc import RegistryServiceAsyncStub
     from upcycle.api.retention.v1.service_pb2_grpc import RetentionServiceAsyncStub
+    from upcycle.api.secrets.v1.service_pb2_grpc import SecretServiceAsyncStub
     from upcycle.api.taskset.v1.service_pb2_grpc import TasksetServiceAsyncStub
     from upcycle.api.training.v1.service_pb2_grpc import TrainingServiceAsyncStub
     from upcycle.api.trajectory.v1.service_pb2_grpc import TrajectoryServiceAsyncStub
@@ -269,6 +270,7 @@ class Platform:
     training: "TrainingServiceAsyncStub"
     registry: "RegistryServiceAsyncStub"
     keys: "KeyServiceAsyncStub"
+    secrets: "SecretServiceAsyncStub"
     audit: "Mapping[str, AuditServiceAsyncStub]"
     """By peer: each service that keeps a log of changes."""
     retention: "Mapping[str, RetentionServiceAsyncStub]"
@@ -283,6 +285,7 @@ class Platform:
         from upcycle.api.keys.v1.service_pb2_grpc import KeyServiceStub
         from upcycle.api.registry.v1.service_pb2_grpc import RegistryServiceStub
         from upcycle.api.retention.v1.service_pb2_grpc import RetentionServiceStub
+        from upcycle.api.secrets.v1.service_pb2_grpc import SecretServiceStub
         from upcycle.api.taskset.v1.service_pb2_grpc import TasksetServiceStub
         from upcycle.api.training.v1.service_pb2_grpc import TrainingServiceStub
         from upcycle.api.trajectory.v1.service_pb2_grpc import TrajectoryServiceStub
@@ -292,7 +295,8 @@ class Platform:
             address, key = self.addresses.peers[peer], self.addresses.platform_key(peer)
             return await self._open.enter_async_context(connect(address, api_key=key))
 
-        self.tasksets = TasksetServiceStub(await channel("tasksets"))
+        tasksets = await channel("tasksets")
+        self.tasksets, self.secrets = TasksetServiceStub(tasksets), SecretServiceStub(tasksets)
         self.trajectories = TrajectoryServiceStub(await channel("trajectories"))
         self.training = TrainingServiceStub(await channel("training"))
         registry = await channel("registry")

@@ -3,6 +3,7 @@
 import logging
 import socket
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
@@ -20,13 +21,15 @@ from retention.servicer import ReferenceServicer, RetentionServicer
 from retention.up_to_date import UpToDate
 from scenario_runner.adapters.bus_outcomes import BusOutcomes
 from scenario_runner.adapters.cell import CellRules, lacking
-from scenario_runner.adapters.forked_host import ForkedHost
+from scenario_runner.adapters.forked_host import FindSecrets, ForkedHost, no_secrets
 from scenario_runner.adapters.hosts import Hosts
 from scenario_runner.adapters.peers import BusGauge, GrpcLineages, GrpcRegistry, PeerFacts
 from scenario_runner.adapters.planned_episodes import SqlPlannedEpisodes
 from scenario_runner.adapters.sandbox import Limits
+from scenario_runner.adapters.sealing import Sealer
 from scenario_runner.adapters.source_store import SourceStore
 from scenario_runner.adapters.sql_plan import SqlPlan
+from scenario_runner.adapters.sql_secrets import SqlSecrets
 from scenario_runner.adapters.stored_sessions import StoredSessions
 from scenario_runner.adapters.stored_transcripts import ScenarioTranscripts
 from scenario_runner.adapters.tcp_host import TcpHost
@@ -37,6 +40,7 @@ from scenario_runner.domain.runs import Prices
 from scenario_runner.handlers import READING, plan_router
 from scenario_runner.loops import FleetLoop, PlannerLoop, SweepLoop, TrackLoop
 from scenario_runner.servicer.environments import EnvironmentServicer
+from scenario_runner.servicer.secrets import SecretServicer
 from scenario_runner.servicer.statuses import ENVIRONMENT_STATUSES, TASKSET_STATUSES
 from scenario_runner.servicer.tasksets import TasksetServicer, TasksetUseCases
 from scenario_runner.settings import ScenarioRunnerSettings
@@ -51,6 +55,7 @@ from scenario_runner.usecases.registering import RegisterTaskset, SourceRules
 from scenario_runner.usecases.retaining import RemoveRuns
 from scenario_runner.usecases.retaining_sources import RemoveSources
 from scenario_runner.usecases.run_sources import CheckGuidance, KeepSource, SourceChecks
+from scenario_runner.usecases.secrets import CheckSecrets, ManageSecrets, SecretValues
 from scenario_runner.usecases.submitting import Runs, SubmitRun
 from scenario_runner.usecases.task_claims import ClaimTasks
 from scenario_runner.usecases.tracking import TrackRuns
@@ -67,6 +72,7 @@ from upcycle.api.retention.v1.service_pb2_grpc import (
     add_ReferenceServiceServicer_to_server,
     add_RetentionServiceServicer_to_server,
 )
+from upcycle.api.secrets.v1.service_pb2_grpc import add_SecretServiceServicer_to_server
 from upcycle.api.taskset.v1.events_pb2 import RunSubmitted
 from upcycle.api.taskset.v1.service_pb2_grpc import add_TasksetServiceServicer_to_server
 
@@ -84,6 +90,15 @@ _DRAIN_SHARE: Final = 0.75
 _IDEMPOTENT: Final = ("GetModel", "GetVersion", "ListModels", "ListCheckpoints", *ASKED_AGAIN)
 
 
+@dataclass(frozen=True, slots=True)
+class _Environments:
+    """Where they run, their kept sources, the secrets of their MCP servers."""
+
+    hosts: Hosts
+    sources: SourceStore
+    secrets: SqlSecrets
+
+
 def build_app(settings: ScenarioRunnerSettings, server: GrpcServer | None = None) -> Service:
     """Wires everything; nothing connects before the service starts. server: where to serve, by default the
     settings' address."""
@@ -92,7 +107,9 @@ def build_app(settings: ScenarioRunnerSettings, server: GrpcServer | None = None
     bodies = S3BlobStore(settings.s3, retry_s=BODY_RETRY_S)
     service.add(Closing("s3", bodies.stop))
     sources = SourceStore(bodies)
-    hosts = build_hosts(settings, sources.find)
+    secrets = SqlSecrets(database, Sealer(settings.secrets_key_file) if settings.secrets_key_file else None)
+    hosts = build_hosts(settings, sources.find, SecretValues(secrets))
+    environments = _Environments(hosts, sources, secrets)
     service.add(Closing("environments", hosts.stop))
     episodes = SqlPlannedEpisodes(database, now=utc_now)
     rules = LeaseRules(settings.max_environments, settings.lease_s)
@@ -101,7 +118,8 @@ def build_app(settings: ScenarioRunnerSettings, server: GrpcServer | None = None
         access = access_of(service, settings.access, settings.peers.registry)
         server = GrpcServer(settings.host, settings.grpc_port, access, tls=ServerTls.of(settings.tls))
     if settings.role != "fleet":
-        _add_planner(service, settings, database, hosts, sources, leases, server)
+        _add_planner(service, settings, database, environments, leases, server)
+        _add_secrets(server, secrets)
     if settings.role != "planner":
         service.add(Worker("leases", FleetLoop(leases, episodes).run))
         servicer = EnvironmentServicer(leases, address=lambda: settings.advertised_address or server.address)
@@ -111,7 +129,14 @@ def build_app(settings: ScenarioRunnerSettings, server: GrpcServer | None = None
     return service
 
 
-def build_hosts(settings: ScenarioRunnerSettings, find_source: FindSource) -> Hosts:
+def _add_secrets(server: GrpcServer, secrets: SqlSecrets) -> None:
+    servicer = SecretServicer(ManageSecrets(secrets, now=utc_now))
+    server.add(add_SecretServiceServicer_to_server, servicer, TASKSET_STATUSES)
+
+
+def build_hosts(
+    settings: ScenarioRunnerSettings, find_source: FindSource, find_secrets: FindSecrets = no_secrets
+) -> Hosts:
     """Where environments run."""
     timeouts = EpisodeTimeouts(
         start_s=settings.start_timeout_s,
@@ -134,7 +159,8 @@ def build_hosts(settings: ScenarioRunnerSettings, find_source: FindSource) -> Ho
         environment_variables=settings.environment_variables,
         cell=cell_rules(settings),
     )
-    return Hosts(ForkedHost(options, timeouts, find_source=find_source), TcpHost(timeouts))
+    forked = ForkedHost(options, timeouts, find_source=find_source, find_secrets=find_secrets)
+    return Hosts(forked, TcpHost(timeouts))
 
 
 def cell_rules(settings: ScenarioRunnerSettings) -> CellRules:
@@ -152,17 +178,19 @@ def cell_rules(settings: ScenarioRunnerSettings) -> CellRules:
 
 
 def _own_files(settings: ScenarioRunnerSettings) -> list[str]:
-    """Of its SQLite database; none on a server."""
+    """The key of secrets, and its SQLite database; none on a server."""
+    key = [str(settings.secrets_key_file)] if settings.secrets_key_file else []
     scheme, _, path = settings.sql.url_for(NAME).partition(":///")
-    return [str(Path(path).parent), *(f"{path}{end}" for end in _SQLITE_ENDS)] if scheme == "sqlite" else []
+    if scheme != "sqlite":
+        return key
+    return [*key, str(Path(path).parent), *(f"{path}{end}" for end in _SQLITE_ENDS)]
 
 
 def _add_planner(
     service: Service,
     settings: ScenarioRunnerSettings,
     database: Database,
-    hosts: Hosts,
-    sources: SourceStore,
+    environments: _Environments,
     leases: Leases,
     server: GrpcServer,
 ) -> None:
@@ -187,16 +215,15 @@ def _add_planner(
         bus_alarms=bus.alarms,
         failing=failing,
     )
-    submit = _submit(
-        settings, plan, registry, StoredSessions(trajectories, now=utc_now), hosts, sources, loop
-    )
+    sessions = StoredSessions(trajectories, now=utc_now)
+    submit = _submit(settings, plan, registry, sessions, environments, loop)
     service.add(Worker("tracking", TrackLoop(TrackRuns(plan, submit)).run))
-    catalog = _catalog(settings, plan, hosts, sources, GrpcLineages(registry))
+    catalog = _catalog(settings, plan, environments, GrpcLineages(registry))
     servicer = TasksetServicer(catalog, submit, Runs(plan, wake=loop.wake), explain, prices=_prices(settings))
     server.add(add_TasksetServiceServicer_to_server, servicer, TASKSET_STATUSES)
     server.add(add_AuditServiceServicer_to_server, AuditServicer(database), TASKSET_STATUSES)
     up_to_date = UpToDate(NAME, bus.unread, now=utc_now)
-    _add_retention(service, settings, plan, registry, sources, server, up_to_date)
+    _add_retention(service, settings, plan, registry, environments.sources, server, up_to_date)
 
 
 def _add_bus(service: Service, database: Database, bus: EventBus, plan: SqlPlan, loop: PlannerLoop) -> None:
@@ -239,11 +266,12 @@ def _submit(
     plan: SqlPlan,
     registry: Peer,
     sessions: StoredSessions,
-    hosts: Hosts,
-    sources: SourceStore,
+    environments: _Environments,
     loop: PlannerLoop,
 ) -> SubmitRun:
-    keep = KeepSource(hosts.files_now, sources.keep, hosts.describe)
+    hosts, sources = environments.hosts, environments.sources
+    has_secrets = CheckSecrets(SecretValues(environments.secrets))
+    keep = KeepSource(hosts.files_now, sources.keep, hosts.describe, has_secrets)
     return SubmitRun(
         plan,
         GrpcRegistry(registry),
@@ -260,12 +288,10 @@ def _prices(settings: ScenarioRunnerSettings) -> Prices:
 
 
 def _catalog(
-    settings: ScenarioRunnerSettings,
-    plan: SqlPlan,
-    hosts: Hosts,
-    sources: SourceStore,
-    lineages: GrpcLineages,
+    settings: ScenarioRunnerSettings, plan: SqlPlan, environments: _Environments, lineages: GrpcLineages
 ) -> TasksetUseCases:
+    hosts, sources = environments.hosts, environments.sources
+
     async def note(name: str, digest: str) -> None:
         await plan.transact(lambda unit: unit.note_source(name, digest, "deployed"))
 

@@ -69,6 +69,9 @@ class ScenarioRunnerSettings(ServiceSettings):
     cell_hidden: tuple[Path, ...] = ()
     """What no environment may read, as JSON list, even if it lies in one of those folders; this service's
     SQLite files are among it."""
+    secrets_key_file: Path | None = None
+    """File with 32 bytes in base64, open to its user alone (a group may read it): encrypts what `upcycle set
+    secret` stores (docs/do/secrets.md). Planner and fleet need the same. Unset: no secrets are kept."""
     eval_episodes_in_flight: int = Field(256, ge=1)
     """Episodes of one evaluation run that may be in flight."""
     max_audits: int = Field(20, ge=1)

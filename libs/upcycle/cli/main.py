@@ -54,7 +54,7 @@ COMMANDS = {
     "doctor": ("upcycle.cli.doctor:doctor", "Check what this machine and the platform offer."),
     "set": (
         "upcycle.cli.set_setting:set_setting",
-        "Store a key or an address in your profile; it asks for the value.",
+        "Store a key or an address in your profile, or a secret; it asks for the value.",
     ),
     "completion": (
         "upcycle.cli.completion:completion",

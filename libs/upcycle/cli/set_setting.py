@@ -3,9 +3,10 @@
 import getpass
 import os
 import sys
+from collections.abc import Coroutine
 from difflib import get_close_matches
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 from cyclopts import Parameter
 
@@ -30,19 +31,29 @@ def set_setting(
     from_file: Path | None = None,
     list_: Annotated[bool, Parameter(name="--list", negative="")] = False,
     remove: str | None = None,
+    in_profile: Annotated[bool, Parameter(name="--profile", negative="")] = False,
     as_json: JsonFlag = False,
-) -> int:
-    """Store a key or another setting of yours in your profile, a file that is open to you alone.
+) -> "int | Coroutine[Any, Any, int]":
+    """Store a key or another setting of yours in your profile, a file that is open to you alone. `upcycle set
+    secret NAME` stores a secret of MCP servers on the platform, which an operator may.
 
     The value is asked for (a key is not shown), or read from a file or from standard input; never from the
     command line, where the shell's history and the list of processes show it.
 
-    :param name: such as OPENAI_API_KEY, UPCYCLE_API_KEY (the platform's gateway), platform.host.
+    :param name: such as OPENAI_API_KEY, UPCYCLE_API_KEY (the platform's gateway), platform.host; or `secret`,
+        and then the name that `${secret:NAME}` of an MCP server has.
     :param from_file: file that holds the value in one line; - is standard input.
-    :param list_: what the profile holds; keys as set.
-    :param remove: take this one out of the profile.
+    :param list_: what the profile holds; keys as set. Of secrets their names.
+    :param remove: take this one out of the profile; a secret: off the platform.
+    :param in_profile: with `secret`: in your profile, for episodes that you play here without the platform.
     :param as_json: with --list, one JSON line for each.
     """
+    if name == "secret":
+        from upcycle.cli.set_secret import SecretOptions, set_secret
+
+        return set_secret(value, SecretOptions(from_file, list_, remove, in_profile, as_json))
+    if in_profile:
+        raise ValueRefused("--profile belongs to `upcycle set secret`", "leave it out: settings lie there")
     _check(name, value, asked=[bool(name), list_, remove is not None], from_file=from_file)
     if list_:
         return _list(as_json)
@@ -53,7 +64,7 @@ def set_setting(
         print(f"{remove} is no longer in {path}")
         return Exit.OK
     setting = named(name or "")
-    found = profile.one_value(setting, _given(setting, from_file))
+    found = profile.one_value(setting, given(setting, from_file))
     path = profile.store(setting, _checked(setting, found), os.environ)
     print(f"{name} is stored in {path}")
     if setting.variable in os.environ:
@@ -89,7 +100,7 @@ def named(name: str) -> "UserSetting":
     return found
 
 
-def _given(setting: "UserSetting", from_file: Path | None) -> str:
+def given(setting: "UserSetting", from_file: Path | None) -> str:
     """What a person types, or a file holds. Raises SettingsInvalid for a file that cannot be read."""
     from upcycle.user_settings.files import SettingsInvalid
 

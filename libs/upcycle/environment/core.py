@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
+from upcycle.environment.attaching import Attaching
 from upcycle.environment.lifecycle import Lifecycle
 from upcycle.environment.schema import call_schema
 from upcycle.environment.tools import FunctionTool, Tool, ToolResult, no_result_within
@@ -26,7 +27,6 @@ if TYPE_CHECKING:
     from mcp.server.lowlevel import Server
 
     from upcycle.checking import Validation
-    from upcycle.environment.mcp import McpTools
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -98,8 +98,7 @@ class Environment:
         self._tools: dict[str, Tool] = {}
         self._state: Callable[[], Any] | None = None
         self._lifecycle = Lifecycle()
-        self._mcp_config: dict[str, Mapping[str, Any]] = {}
-        self._mcp: McpTools | None = None
+        self.servers = Attaching()
 
     def tool(self, name: str | None = None, *, timeout_s: float | None = None) -> Callable[[F], F]:
         """Register a function as a tool; it stays callable as it is. name: by default the function's.
@@ -185,7 +184,8 @@ class Environment:
 
     def connect_mcp_config(self, config: Mapping[str, Mapping[str, Any]]) -> None:
         """Attach the tools of MCP servers: `{"sentry": {"command": …, "args": […], "env": {…}}}` or
-        `{"docs": {"url": …, "headers": {…}}}`. They are started by `open`. Raises DefinitionError."""
+        `{"docs": {"url": …, "headers": {…}}}`. They are started by `open`. `${secret:NAME}` in a value of env
+        or headers stands for a secret that `upcycle set secret` stores. Raises DefinitionError."""
         import mcp  # it takes most of a second: here once, and not in every forked episode
 
         if not hasattr(mcp, "__path__"):
@@ -193,7 +193,7 @@ class Environment:
 
         from upcycle.environment.mcp import check_mcp_config
 
-        self._mcp_config.update(check_mcp_config(config))
+        self.servers.config.update(check_mcp_config(config))
 
     def serve_mcp(self) -> "Server[Any]":
         """An MCP server with the tools of this environment, in this process: run it, or mount its
@@ -205,31 +205,31 @@ class Environment:
     @property
     def tools(self) -> dict[str, Tool]:
         """Declared tools and, once `open`ed, those of attached MCP servers."""
-        attached = self._mcp.tools if self._mcp else {}
-        return {**self._tools, **attached}
+        return {**self._tools, **self.servers.tools}
 
     @property
     def attaches_tools(self) -> bool:
         """Whether `open` adds tools that are not known before."""
-        return bool(self._mcp_config)
+        return bool(self.servers.config)
 
     async def open(self, *, limit_s: float | None = None) -> None:
         """Start attached MCP servers, if any, then run what `@env.initialize` declares. Idempotent. limit_s:
-        for the servers. Raises ToolFailed when a server does not answer, and ScenarioError."""
-        if self._mcp_config and self._mcp is None:
-            from upcycle.environment.mcp import McpTools
-
-            self._mcp = await McpTools.connect(
-                self._mcp_config, taken=frozenset(self._tools), limit_s=limit_s
-            )
+        for the servers. Raises ToolFailed when a server does not answer, SecretMissing where one names a
+        secret that is not set, and ScenarioError."""
+        await self.servers.attach(frozenset(self._tools), limit_s)
         await self._lifecycle.begin()
 
     async def close(self) -> None:
         """Run what `@env.shutdown` declares, then stop attached MCP servers. Idempotent."""
         await self._lifecycle.end()
-        attached, self._mcp = self._mcp, None
-        if attached is not None:
-            await attached.close()
+        await self.servers.detach()
+
+    def with_secrets(self, values: Mapping[str, str]) -> "Environment":
+        """One with those MCP servers alone that name secrets, for a process of its own that has the
+        values."""
+        made = Environment(self.name, version=self.version, external_errors=self._external_errors)
+        made.servers = self.servers.of_secrets(values, frozenset(self._tools))
+        return made
 
     def scenario_named(self, name: str) -> Scenario:
         """The scenario of that name. Raises UnknownName with the valid names."""

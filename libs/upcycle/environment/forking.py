@@ -18,7 +18,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final, NoReturn
 
 MAX_PACKET_BYTES: Final = 128 * 1024
-_MAX_DESCRIPTORS: Final = 2
+_MAX_DESCRIPTORS: Final = 3
 
 Become = Callable[[Mapping[str, Any], Sequence[int]], None]
 """What a child does: (the command that asked for it, the descriptors that came with it: its end of the

@@ -7,12 +7,13 @@ import asyncio
 import logging
 from collections.abc import Callable, Coroutine, Mapping
 from contextlib import AbstractAsyncContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from http import HTTPStatus
 from typing import TYPE_CHECKING, Any, Final, NoReturn, Protocol, TypeVar
 
 from upcycle.environment.mcp_http import http_transport
 from upcycle.environment.mcp_program import program_transport
+from upcycle.environment.server_secrets import NOTHING_HIDDEN, HiddenValues, check_references
 from upcycle.environment.tools import ToolResult, ToolSpec, checked_timeout
 from upcycle.errors import DefinitionError, InfrastructureError, ToolFailed, UnknownName, UpcycleError
 from upcycle.images import Image, checked_images
@@ -59,6 +60,7 @@ def check_mcp_config(config: Mapping[str, Mapping[str, Any]]) -> dict[str, Mappi
             )
         if "timeout_s" in server:
             checked_timeout(server["timeout_s"], f"of MCP server {name}")
+        check_references(name, server)
     return dict(config)
 
 
@@ -70,6 +72,7 @@ class McpTool:
     remote_name: str
     client: "Client"
     server: str
+    hidden: HiddenValues
 
     async def call(self, arguments: Mapping[str, Any]) -> ToolResult:
         """Raises ToolFailed; from InfrastructureError when the server is gone."""
@@ -78,12 +81,14 @@ class McpTool:
         try:
             result = await _abandoned_when_cancelled(call)
         except Exception as error:
-            text = f"{self.spec.name} of MCP server {self.server!r}: {_said(error)}"
+            said = self.hidden.cut(_said(error))
+            text = f"{self.spec.name} of MCP server {self.server!r}: {said}"
             if not _may_be_gone(error) or await self._answers():
-                raise ToolFailed(text) from error
-            gone = f"MCP server {self.server!r} is gone: {_said(error)}"
+                raise ToolFailed(text) from _shown(error, said, self.hidden)
+            gone = f"MCP server {self.server!r} is gone: {said}"
             raise ToolFailed(f"{self.spec.name}: {gone}") from InfrastructureError(gone)
-        return _result_of(result, self.spec.name)
+        found = _result_of(result, self.spec.name)
+        return replace(found, text=self.hidden.cut(found.text))
 
     async def _answers(self) -> bool:
         """A connection that ended in the middle of one answer may go on with the next."""
@@ -127,6 +132,11 @@ def _said(error: BaseException) -> str:
     return str(error) if isinstance(error, MCPError) else f"{type(error).__name__}: {error}"
 
 
+def _shown(error: BaseException, said: str, hidden: HiddenValues) -> BaseException:
+    """The cause of a failure; only what was said where its text and traceback may hold a secret."""
+    return RuntimeError(said) if hidden else error
+
+
 def _result_of(result: "CallToolResult", name: str) -> ToolResult:
     """Texts and images as they stand; other kinds of content are left out. Raises ToolFailed."""
     parts: list[str | Image] = []
@@ -150,10 +160,10 @@ class _AttachedServer:
     """One server, entered and left by a task of its own: only the task that entered a client may leave it,
     and a connection that fails ends the task that holds it, which no other server shares."""
 
-    def __init__(self, name: str, server: Mapping[str, Any]) -> None:
+    def __init__(self, name: str, server: Mapping[str, Any], hidden: HiddenValues) -> None:
         self.client: Client | None = None
         self.tools: list[Tool] = []
-        self._name, self._server = name, server
+        self._name, self._server, self._hidden = name, server, hidden
         self._why: BaseException | None = None
         self._settled, self._closing = asyncio.Event(), asyncio.Event()
         self._owner = asyncio.create_task(self._hold())
@@ -163,7 +173,8 @@ class _AttachedServer:
         """Wait until its tools are listed. Raises ToolFailed."""
         await self._settled.wait()
         if self.client is None:
-            _refuse(self._name, self._server, self._why or ConnectionError("its connection ended"))
+            why = self._why or ConnectionError("its connection ended")
+            _refuse(self._name, self._server, why, self._hidden)
         return self.client
 
     async def close(self) -> None:
@@ -193,7 +204,8 @@ class _AttachedServer:
             self._why = _first_of(error)
             if self.client is not None:
                 what = "mcp_not_closed" if self._closing.is_set() else "mcp_server_gone"
-                log.warning(what, extra={"server": self._name, "why": repr(self._why)})
+                why = self._hidden.cut(repr(self._why))
+                log.warning(what, extra={"server": self._name, "why": why})
 
 
 class McpTools:
@@ -202,18 +214,24 @@ class McpTools:
     `close` may be called in any task.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, hidden: HiddenValues = NOTHING_HIDDEN) -> None:
         self.tools: dict[str, McpTool] = {}
+        self._hidden = hidden
         self._servers: dict[str, _AttachedServer] = {}
 
     @classmethod
     async def connect(
-        cls, config: Mapping[str, Mapping[str, Any]], *, taken: frozenset[str], limit_s: float | None = None
+        cls,
+        config: Mapping[str, Mapping[str, Any]],
+        *,
+        taken: frozenset[str],
+        limit_s: float | None = None,
+        hidden: HiddenValues = NOTHING_HIDDEN,
     ) -> "McpTools":
         """Start or reach every server and list its tools. limit_s: for all of them; CONNECT_TIMEOUT_S holds
-        for each. Raises ToolFailed naming the one that fails, from InfrastructureError where it is a server
-        of others that is away."""
-        attached = cls()
+        for each. hidden: secrets that the config holds. Raises ToolFailed naming the one that fails, from
+        InfrastructureError where it is a server of others that is away."""
+        attached = cls(hidden)
         name = ""
         try:
             async with asyncio.timeout(limit_s):
@@ -225,7 +243,7 @@ class McpTools:
                 await asyncio.wait(ending, timeout=END_S)
             if not isinstance(error, TimeoutError):
                 raise
-            _refuse(name, config[name], TimeoutError(f"it did not answer within {limit_s:g} s"))
+            _refuse(name, config[name], TimeoutError(f"it did not answer within {limit_s:g} s"), hidden)
         return attached
 
     async def close(self) -> None:
@@ -234,15 +252,16 @@ class McpTools:
         await asyncio.gather(*(one.close() for one in self._servers.values()))
 
     async def _attach(self, name: str, server: Mapping[str, Any], taken: frozenset[str]) -> None:
-        attaching = self._servers[name] = _AttachedServer(name, server)
+        attaching = self._servers[name] = _AttachedServer(name, server, self._hidden)
         client = await attaching.attached()
         for tool in attaching.tools:
             clash = tool.name in taken or tool.name in self.tools
-            label = f"{name}__{tool.name}" if clash else tool.name
+            label = self._hidden.cut(f"{name}__{tool.name}" if clash else tool.name)
             own = (tool.meta or {}).get(_TIMEOUT_META, server.get("timeout_s"))
             limit_s = None if own is None else checked_timeout(own, label)
-            spec = ToolSpec(label, tool.description or "", tool.input_schema, limit_s)
-            self.tools[label] = McpTool(spec, tool.name, client, name)
+            description, schema = self._hidden.cut_from([tool.description or "", tool.input_schema])
+            spec = ToolSpec(label, description, schema, limit_s)
+            self.tools[label] = McpTool(spec, tool.name, client, name, self._hidden)
 
 
 def _transport(name: str, server: Mapping[str, Any]) -> AbstractAsyncContextManager[Any]:
@@ -259,14 +278,15 @@ async def _all_tools(client: "Client") -> list[Any]:
     return tools
 
 
-def _refuse(name: str, server: Mapping[str, Any], cause: BaseException) -> NoReturn:
+def _refuse(name: str, server: Mapping[str, Any], cause: BaseException, hidden: HiddenValues) -> NoReturn:
     """Raises ToolFailed of a server that is not attached, from InfrastructureError where a URL names one that
     is away; a program is the environment's own."""
     where = server.get("url") or " ".join(map(str, (server["command"], *server.get("args", ()))))
-    said = f"MCP server {name!r} ({where:.200}): {_said(cause)}"
+    reported = hidden.cut(_said(cause))
+    said, shown = f"MCP server {name!r} ({where:.200}): {reported}", _shown(cause, reported, hidden)
     if "url" not in server:
-        raise ToolFailed(said, "run its command by hand: is it installed, and does it stay?") from cause
-    raise ToolFailed(said, "is it running?") from (InfrastructureError(said) if _is_away(cause) else cause)
+        raise ToolFailed(said, "run its command by hand: is it installed, and does it stay?") from shown
+    raise ToolFailed(said, "is it running?") from (InfrastructureError(said) if _is_away(cause) else shown)
 
 
 def _is_away(error: BaseException) -> bool:

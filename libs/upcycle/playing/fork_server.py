@@ -1,9 +1,9 @@
 """A process that has loaded one environment and forks itself for each episode: `python -m` with a file
 descriptor, the environment's file, its name, and, for episodes in a cell, the folder of all of them.
 
-On the descriptor it says {"ready": pid} or {"broken": why}; then it runs the loop of
-`upcycle.environment.forking`: each fork comes with the episode's socket and the pipe for what it prints. It
-has no keys and no connection of its parent.
+On the descriptor it says {"ready": pid, "secrets": {name: server}} or {"broken": why}; then it runs the loop
+of `upcycle.environment.forking`: each fork comes with the episode's socket, the pipe for what it prints, and
+the secrets that MCP servers name, where they do. It has no keys and no connection of its parent.
 """
 
 import json
@@ -18,6 +18,7 @@ from typing import Any, Final
 
 from upcycle.environment.forking import ForkLoop, adopt_orphans, die_with_parent
 from upcycle.environment.loading import load_environment
+from upcycle.environment.server_secrets import from_memory
 from upcycle.modules import package_of
 from upcycle.playing.cells import WAY_OUT, EpisodeCell
 from upcycle.playing.hosting import be_the_environment
@@ -49,11 +50,12 @@ def serve(control: socket.socket, path: str, name: str, folder: str = "") -> Non
         control.close()
         if cell is not None:
             cell.narrow(command["folder"])
-        channel, output = descriptors
-        be_the_environment(environment, socket.socket(fileno=channel), output)
+        channel, output, *secrets = descriptors
+        values = from_memory(secrets[0]) if secrets else {}
+        be_the_environment(environment, socket.socket(fileno=channel), output, values)
 
     loop = ForkLoop(control, become)
-    _say(control, {"ready": fork_server})
+    _say(control, {"ready": fork_server, "secrets": environment.servers.secrets})
     loop.run()
 
 

@@ -9,15 +9,16 @@ import socket
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import AbstractAsyncContextManager
 from pathlib import Path
-from typing import TYPE_CHECKING, Final, Protocol
+from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from upcycle.environment.channel import ChannelClosed, ControlChannel
 from upcycle.environment.fork_client import Child, ForkClient, ForkFailed, ForkTimedOut, ended_text
 from upcycle.environment.forking import MAX_PACKET_BYTES, can_fork
 from upcycle.environment.loading import load_environment
+from upcycle.environment.server_secrets import HiddenValues, in_memory, profile_values
 from upcycle.errors import DefinitionError
 from upcycle.external.keys import without_keys
 from upcycle.playing.hosting import (
@@ -105,7 +106,7 @@ class ForkServer:
 
     def __init__(self, environment: EnvironmentRef, cells: Path | None = None) -> None:
         """Returns when it has loaded the environment: make it in a thread. cells: below which each episode
-        has a folder, in a cell of its own (upcycle.playing.cells). Raises DefinitionError."""
+        has a folder, in a cell of its own (upcycle.playing.cells). Raises DefinitionError, SecretMissing."""
         self._control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._name = environment.name
         self._client: ForkClient | None = None
@@ -122,9 +123,11 @@ class ForkServer:
             stderr=subprocess.DEVNULL,
         )
         theirs.close()
-        if reason := self._why_not_ready():
+        try:
+            self._secrets = profile_values(self._ready())
+        except BaseException:
             self.close()
-            raise DefinitionError(f"environment {environment.name!r} cannot be loaded: {reason}")
+            raise
 
     async def new(self, task: Task) -> "ServedFork":
         """Fork it. Raises ChannelClosed."""
@@ -132,16 +135,18 @@ class ForkServer:
             self._client = ForkClient(self._control)
         folder = "" if self._cells is None else tempfile.mkdtemp(dir=self._cells.resolve())
         read_end, write_end = os.pipe()
+        given = [in_memory(self._secrets)] if self._secrets else []
         try:
-            child = await self._client.fork({"folder": folder}, (write_end,), timeout_s=ANSWER_S)
+            child = await self._client.fork({"folder": folder}, (write_end, *given), timeout_s=ANSWER_S)
         except BaseException as error:
             os.close(read_end)
             if isinstance(error, ForkFailed):
                 raise ChannelClosed(await asyncio.to_thread(self._why_not, error)) from error
             raise
         finally:
-            os.close(write_end)
-        return ServedFork(self._client, child, KeptOutput(read_end), folder)
+            for descriptor in (write_end, *given):
+                os.close(descriptor)
+        return ServedFork(self._client, child, KeptOutput(read_end, HiddenValues(self._secrets)), folder)
 
     def close(self) -> None:
         """With everything that it forked."""
@@ -152,14 +157,17 @@ class ForkServer:
             self._process.kill()
             self._process.wait()
 
-    def _why_not_ready(self) -> str:
+    def _ready(self) -> Mapping[str, str]:
+        """Once it is: the secrets that MCP servers name. Raises DefinitionError."""
         self._control.settimeout(ANSWER_S)
         try:
             said = self._control.recv(MAX_PACKET_BYTES)
+            found: dict[str, Any] = json.loads(said) if said else {"broken": "its process ended"}
         except TimeoutError:
-            return f"it took longer than {ANSWER_S:g} s"
-        found = json.loads(said) if said else {"broken": "its process ended"}
-        return str(found.get("broken", ""))
+            found = {"broken": f"it took longer than {ANSWER_S:g} s"}
+        if reason := found.get("broken"):
+            raise DefinitionError(f"environment {self._name!r} cannot be loaded: {reason}")
+        return dict(found["secrets"])
 
     def _why_not(self, error: ForkFailed) -> str:
         with contextlib.suppress(subprocess.TimeoutExpired):

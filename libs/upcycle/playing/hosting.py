@@ -11,12 +11,13 @@ import socket
 import sys
 import threading
 import traceback
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from typing import TYPE_CHECKING, Final, NoReturn, Protocol
 
 from upcycle.environment.channel import ChannelServer, ControlChannel
 from upcycle.environment.fork_client import ended_text
+from upcycle.environment.server_secrets import NOTHING_HIDDEN, HiddenValues, profile_values
 from upcycle.external.keys import forget_keys
 from upcycle.playing.errors import PlayRefused
 from upcycle.wording import amount
@@ -56,16 +57,17 @@ class EnvironmentHost(Protocol):
 
 
 class KeptOutput:
-    """The beginning of what is written into a pipe, and how much more there was."""
+    """The beginning of what is written into a pipe, and how much more there was. hidden: cut out of it."""
 
-    def __init__(self, read_end: int) -> None:
+    def __init__(self, read_end: int, hidden: HiddenValues = NOTHING_HIDDEN) -> None:
+        self._hidden = hidden
         self._kept, self._num_bytes = bytearray(), 0
         self._reader = threading.Thread(target=self._read, args=(read_end,), daemon=True)
         self._reader.start()
 
     def text(self) -> str:
         """As it is so far."""
-        text = bytes(self._kept).decode("utf-8", "replace")
+        text = self._hidden.cut(bytes(self._kept).decode("utf-8", "replace"))
         more = self._num_bytes - len(self._kept)
         return f"{text}\n[{amount(more, 'more byte was', 'more bytes were')} printed]" if more else text
 
@@ -81,9 +83,10 @@ class KeptOutput:
 
 
 class ForkedHost:
-    """A forked process. Make it before an event loop runs in this process."""
+    """A forked process. Make it before an event loop runs in this process. Raises SecretMissing."""
 
     def __init__(self, environment: "Environment") -> None:
+        secrets = profile_values(environment.servers.secrets)
         self._ours, theirs = socket.socketpair()
         read_end, write_end = os.pipe()
         sys.stdout.flush()
@@ -92,11 +95,11 @@ class ForkedHost:
         if self.pid == 0:
             self._ours.close()
             os.close(read_end)
-            be_the_environment(environment, theirs, write_end)
+            be_the_environment(environment, theirs, write_end, secrets)
         theirs.close()
         os.close(write_end)
         self._status: int | None = None
-        self._output = KeptOutput(read_end)
+        self._output = KeptOutput(read_end, HiddenValues(secrets))
 
     @property
     def where(self) -> str:
@@ -144,12 +147,15 @@ async def channel_over(sock: socket.socket) -> AsyncIterator[ControlChannel]:
         await channel.close()
 
 
-def be_the_environment(environment: "Environment", sock: socket.socket, output: int) -> NoReturn:
-    """The child: it never returns into the caller's stack."""
+def be_the_environment(
+    environment: "Environment", sock: socket.socket, output: int, secrets: Mapping[str, str]
+) -> NoReturn:
+    """The child: it never returns into the caller's stack. secrets: that its MCP servers name."""
     status = 1
     try:
         os.setsid()
         forget_keys()
+        environment.servers.give(secrets)
         nothing = os.open(os.devnull, os.O_RDONLY)
         for target, source in ((0, nothing), (1, output), (2, output)):
             os.dup2(source, target)

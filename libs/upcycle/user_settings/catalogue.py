@@ -7,6 +7,8 @@ from typing import Final
 
 KEYS: Final = "keys"
 """The table of the profile that holds keys, by the names of their variables."""
+SECRETS: Final = "secrets"
+"""The table of the profile that holds secrets of MCP servers, by name."""
 RUN_TABLES: Final = ("eval", "train")
 """Tables with fields of a run."""
 PROFILE: Final = "UPCYCLE_PROFILE"
@@ -39,7 +41,7 @@ class UserSetting:
     @property
     def is_secret(self) -> bool:
         """Its value is shown nowhere."""
-        return self.key.startswith(f"{KEYS}.")
+        return self.key.startswith((f"{KEYS}.", f"{SECRETS}."))
 
     def hides(self, value: str) -> bool:
         """Whether a value is one to show nowhere: a key, or a URL with a password."""
@@ -136,6 +138,6 @@ SETTINGS: Final = (
 )
 BY_KEY: Final[Mapping[str, UserSetting]] = {one.key: one for one in SETTINGS}
 BY_VARIABLE: Final[Mapping[str, UserSetting]] = {one.variable: one for one in SETTINGS}
-TABLES: Final = (*dict.fromkeys(key.partition(".")[0] for key in BY_KEY), *RUN_TABLES)
+TABLES: Final = (*dict.fromkeys(key.partition(".")[0] for key in BY_KEY), SECRETS, *RUN_TABLES)
 OWN_PREFIXES: Final = ("UPCYCLE_UP_", *(f"UPCYCLE_{table.upper()}_" for table in RUN_TABLES))
 """Variables with these beginnings are settings, and nothing else."""

@@ -4,7 +4,7 @@ refused with file, line and the nearest name.
 
 import os
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, Final
@@ -17,6 +17,7 @@ from upcycle.user_settings.catalogue import (
     PROFILE,
     PROJECT,
     RUN_TABLES,
+    SECRETS,
     SETTINGS,
     TABLES,
     UserSetting,
@@ -55,11 +56,13 @@ class FileValue:
 
 @dataclass(frozen=True, slots=True)
 class SettingsFile:
-    """What a file says, by dotted key. run_fields: of its tables `eval` and `train`, by table."""
+    """What a file says, by dotted key. run_fields: of its tables `eval` and `train`, by table. secrets: of
+    MCP servers, by name; of a profile alone."""
 
     path: Path
     values: Mapping[str, FileValue]
     run_fields: Mapping[str, Mapping[str, FileValue]]
+    secrets: Mapping[str, str] = field(default_factory=dict, repr=False)
 
 
 def profile_path(environ: Mapping[str, str]) -> Path | None:
@@ -129,6 +132,7 @@ def _read(path: Path, *, is_profile: bool) -> SettingsFile:
         raise SettingsInvalid(str(error)) from error
     values = dict[str, FileValue]()
     run_fields = dict[str, Mapping[str, FileValue]]()
+    secrets = dict[str, str]()
     for table, content in file.document.items():
         if table not in TABLES:
             raise SettingsInvalid(f"{file.place(table)}: unknown table {table!r}", nearest(table, TABLES))
@@ -137,11 +141,26 @@ def _read(path: Path, *, is_profile: bool) -> SettingsFile:
         if table in RUN_TABLES:
             run_fields[table] = dict(_run_fields(file, table, content))
             continue
+        if table == SECRETS:
+            secrets = _secrets(file, content, is_profile=is_profile)
+            continue
         for name, value in content.items():
             setting = _known(file, table, name, is_profile=is_profile)
             place = file.place(setting.key)
             values[setting.key] = FileValue(checked(setting, value, place, path.absolute().parent), place)
-    return SettingsFile(path, values, run_fields)
+    return SettingsFile(path, values, run_fields, secrets)
+
+
+def _secrets(file: TomlFile, content: Mapping[str, Any], *, is_profile: bool) -> dict[str, str]:
+    if not is_profile:
+        raise SettingsInvalid(
+            f"{file.place(SECRETS)}: a project's file is shared, and holds no secrets",
+            "upcycle set secret NAME --profile",
+        )
+    for name, value in content.items():
+        if not isinstance(value, str):
+            raise SettingsInvalid(f"{file.place(f'{SECRETS}.{name}')}: {name} is no text", 'write "…"')
+    return dict(content)
 
 
 def _known(file: TomlFile, table: str, name: str, *, is_profile: bool) -> UserSetting:

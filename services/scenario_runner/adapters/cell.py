@@ -49,6 +49,16 @@ class CellRules:
             "SCENARIO_RUNNER_CELL=best_effort"
         )
 
+    def refusal_of_secrets(self) -> str:
+        """Why MCP servers are given no secrets on this machine; "" where they are."""
+        if self.mode != "enforced" or not lacking():
+            return ""
+        return (
+            f"this machine's kernel does not keep the secrets of MCP servers from episodes: it lacks "
+            f"{', '.join(lacking())}; use a newer kernel, or SCENARIO_RUNNER_CELL=best_effort where tools "
+            "run no code of an agent"
+        )
+
     def plan(self, folder: Path, source: Path, *, is_deployed: bool) -> "CellPlan":
         """Of the cell of one environment. folder: its zygote's own. source: the folder of its files."""
         at_home = entries(os.path.expanduser("~"), ".")

@@ -268,7 +268,7 @@ def description_from(row: Mapping[str, Any]) -> EnvironmentDescription:
     tools = tuple(map(ToolSpec.from_row, row["tools"]))
     guided = frozenset(row["guided"])
     return EnvironmentDescription(
-        row["name"], row["version"], row["scenarios"], tools, row["source_digest"], guided
+        row["name"], row["version"], row["scenarios"], tools, row["source_digest"], guided, row["secrets"]
     )
 
 

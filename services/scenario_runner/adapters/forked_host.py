@@ -1,7 +1,7 @@
 """Environments as processes forked from one zygote per environment file and source."""
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable, Mapping
 from functools import partial
 from typing import Any
 
@@ -16,6 +16,7 @@ from scenario_runner.adapters.printed_output import end_of_output
 from scenario_runner.adapters.zygote_pool import FindSource, ZygotePool
 from scenario_runner.adapters.zygotes import Forked, WarmEnvironment, ZygoteOptions
 from scenario_runner.domain.environments import (
+    EnvironmentBroken,
     EnvironmentDescription,
     EnvironmentLost,
     EpisodeFault,
@@ -23,8 +24,18 @@ from scenario_runner.domain.environments import (
     EpisodeToPlay,
     PythonEnvironment,
 )
+from scenario_runner.domain.secrets import SecretsMissing
 from upcycle.environment.channel import ControlChannel
+from upcycle.environment.server_secrets import HiddenValues
 from upcycle.environment.source_files import SourceFiles
+
+FindSecrets = Callable[[str, Mapping[str, str]], Awaitable[Mapping[str, str]]]
+"""Of an environment and the secrets that its MCP servers name: their values. Raises EnvironmentBroken."""
+
+
+async def no_secrets(environment: str, named: Mapping[str, str]) -> Mapping[str, str]:
+    """For a fleet without a store of them."""
+    raise SecretsMissing(environment, named)
 
 
 async def nothing_kept(digest: str) -> SourceFiles | None:
@@ -46,8 +57,11 @@ class ForkedHost:
         *,
         max_forks: int = 8,
         find_source: FindSource = nothing_kept,
+        find_secrets: FindSecrets = no_secrets,
     ) -> None:
         self._timeouts = timeouts
+        self._cell = options.cell
+        self._find_secrets = find_secrets
         self._pool = ZygotePool(options, find_source)
         self._forks = asyncio.Semaphore(max_forks)
 
@@ -55,10 +69,12 @@ class ForkedHost:
         """Raises EpisodeFault, EpisodeTimeout, EnvironmentBroken, EnvironmentLost."""
         assert isinstance(episode.source, PythonEnvironment)  # noqa: S101 - chosen by the caller
         zygote = await self.zygote(episode.source, episode.source_digest)
+        secrets = await self._secrets(zygote)
+        hidden = HiddenValues(secrets)
         async with self._forks:
-            forked = await zygote.fork()
+            forked = await zygote.fork(secrets)
         try:
-            channel = await ControlChannel.over(forked.child.sock, speaks_tools=True)
+            channel = await ControlChannel.over(forked.child.sock, speaks_tools=True, hidden=hidden)
         except BaseException:
             forked.child.sock.close()
             await zygote.end(forked)
@@ -67,9 +83,9 @@ class ForkedHost:
             channel,
             self._timeouts,
             on_close=partial(zygote.end, forked),
-            explain_loss=_explainer(zygote, forked),
+            explain_loss=_explainer(zygote, forked, hidden),
             source_digest=zygote.source_digest,
-            process=EpisodeProcess(partial(end_of_output, forked.folder), forked.child.ended.done),
+            process=EpisodeProcess(partial(_printed, forked, hidden), forked.child.ended.done),
         )
         try:
             await environment.start(episode)
@@ -100,12 +116,25 @@ class ForkedHost:
         that lies there now. Raises EnvironmentBroken."""
         return await self._pool.get(source, digest)
 
+    async def _secrets(self, zygote: WarmEnvironment) -> Mapping[str, str]:
+        """Of its MCP servers. Raises EnvironmentBroken."""
+        named = zygote.description["secrets"]
+        if not named:
+            return {}
+        if refusal := self._cell.refusal_of_secrets():
+            raise EnvironmentBroken(refusal)
+        return await self._find_secrets(zygote.description["name"], named)
+
     async def stop(self) -> None:
         """End every zygote and its episodes."""
         await self._pool.stop()
 
 
-def _explainer(zygote: WarmEnvironment, forked: Forked) -> Callable[[], Any]:
+def _printed(forked: Forked, hidden: HiddenValues) -> str:
+    return hidden.cut(end_of_output(forked.folder))
+
+
+def _explainer(zygote: WarmEnvironment, forked: Forked, hidden: HiddenValues) -> Callable[[], Any]:
     async def explain() -> Exception:
         done, _ = await asyncio.wait([forked.child.ended], timeout=EXIT_WAIT_S)
         if not done:
@@ -114,6 +143,6 @@ def _explainer(zygote: WarmEnvironment, forked: Forked) -> Callable[[], Any]:
             )
         if zygote.dead.done():
             return EnvironmentLost(f"the zygote of {zygote.source.path} died, and the episode with it")
-        return loss_of(forked.child.ended.result(), end_of_output(forked.folder))
+        return loss_of(forked.child.ended.result(), _printed(forked, hidden))
 
     return explain

@@ -11,6 +11,7 @@ import ctypes
 import os
 import resource
 import tempfile
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from scenario_runner.adapters import seccomp
@@ -66,21 +67,26 @@ class Sandbox:
         if self._filter:
             seccomp.install(self._filter, self._libc)
 
-    def prepare(self) -> None:
-        """Once the environment is loaded: what every child will need."""
+    def prepare(self, more_children: int = 0) -> None:
+        """Once the environment is loaded: what every child will need. more_children: that it turned out to
+        have."""
+        self._max_processes += more_children
         self._cell.prepare()
 
-    def enter(self, folder: str, keep_fd: int, parent_pid: int) -> None:
-        """Confine this process. folder: made here, its private working and temporary directory. Raises
-        OSError.
+    def enter(self, folder: str, keep: Sequence[int], parent_pid: int, *, is_silent: bool = False) -> None:
+        """Confine this process. folder: made here, its private working and temporary directory. keep:
+        descriptors that stay open. is_silent: what it prints is dropped. Raises OSError.
         """
         die_with_parent(parent_pid)
         os.setsid()
         os.mkdir(folder, 0o700)
         self._cell.narrow(folder)
-        self._redirect_output(folder)
-        os.closerange(3, keep_fd)
-        os.closerange(keep_fd + 1, 1 << 20)
+        self._redirect_output(folder, is_silent)
+        begin = 3
+        for descriptor in sorted(keep):
+            os.closerange(begin, descriptor)
+            begin = descriptor + 1
+        os.closerange(begin, 1 << 20)
         os.umask(0o077)
         os.chdir(folder)
         os.environ.update(TMPDIR=folder, HOME=folder)
@@ -93,9 +99,10 @@ class Sandbox:
             os.setresuid(self._limits.uid, self._limits.uid, self._limits.uid)
             die_with_parent(parent_pid)  # a change of user clears the death signal
 
-    def _redirect_output(self, folder: str) -> None:
+    def _redirect_output(self, folder: str, is_silent: bool) -> None:
         nothing = os.open(os.devnull, os.O_RDONLY)
-        output = os.open(f"{folder}/{FILE_NAME}", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+        place = os.devnull if is_silent else f"{folder}/{FILE_NAME}"
+        output = os.open(place, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
         for target, source in ((0, nothing), (1, output), (2, output)):
             os.dup2(source, target)
 

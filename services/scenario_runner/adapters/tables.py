@@ -100,3 +100,10 @@ SOURCE_GROUP = sa.Table(
 WATCHED_TIME = sa.Table(
     "watched_time", METADATA, sa.Column("work", sa.String), *columns("since until", UtcDateTime)
 )
+SERVER_SECRET = sa.Table(
+    "server_secret",
+    METADATA,
+    *columns("tenant name key_id set_by", sa.String),
+    sa.Column("sealed", sa.LargeBinary),
+    *columns("set_at", UtcDateTime),
+)

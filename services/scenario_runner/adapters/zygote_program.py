@@ -3,9 +3,9 @@ episode.
 
 Runs as `python -m scenario_runner.adapters.zygote_program FD` with a SOCK_SEQPACKET socket to the fleet on
 FD. One JSON object per packet. In: {"load": {...}} once; then the commands of `upcycle.environment.forking`,
-fork with a "folder". Out: {"ready": pid} (its description is in the file that load names) or {"broken":
-{...}}; then what that loop answers. It reaps every child, kills what a dead episode left behind, and ends
-when the fleet hangs up.
+fork with a "folder", and with "has_secrets" where the second descriptor holds them. Out: {"ready": pid} (its
+description is in the file that load names) or {"broken": {...}}; then what that loop answers. It reaps every
+child, kills what a dead episode left behind, and ends when the fleet hangs up.
 """
 
 import asyncio
@@ -26,6 +26,7 @@ from scenario_runner.adapters.sandbox import Limits, Sandbox
 from upcycle.environment import Environment, load_environment
 from upcycle.environment.channel.server import ChannelServer
 from upcycle.environment.forking import MAX_PACKET_BYTES, Become, ForkLoop, adopt_orphans, die_with_parent
+from upcycle.environment.server_secrets import from_memory
 from upcycle.environment.source_files import SourceFiles, source_digest
 from upcycle.environment.source_pack import unpack_source, write_source
 from upcycle.errors import SourceRefused
@@ -33,12 +34,21 @@ from upcycle.modules import pin_sources
 
 
 def become_episode(environment: Environment, sandbox: Sandbox, zygote: int) -> Become:
-    """What a forked child does: enter the sandbox, then speak the control channel until it ends."""
+    """What a forked child does: enter the sandbox, then speak the control channel until it ends. It is an
+    episode, or beside one what its MCP servers run in that name secrets: only the latter has the values."""
 
     def become(command: Mapping[str, Any], descriptors: Sequence[int]) -> None:
-        (descriptor,) = descriptors
-        sandbox.enter(command["folder"], descriptor, zygote)
-        _serve(environment, socket.socket(fileno=descriptor))
+        if command.get("has_secrets"):
+            channel, secrets = descriptors
+            values = from_memory(secrets)
+            sandbox.enter(command["folder"], [channel], zygote, is_silent=True)
+            _serve(environment.with_secrets(values), socket.socket(fileno=channel))
+            return
+        channel, *servers = descriptors
+        sandbox.enter(command["folder"], descriptors, zygote)
+        for descriptor in servers:
+            environment.servers.attach_apart(socket.socket(fileno=descriptor))
+        _serve(environment, socket.socket(fileno=channel))
 
     return become
 
@@ -94,6 +104,7 @@ def describe(environment: Environment, digest: str, sandbox: Sandbox) -> dict[st
         "guided": [name for name, scenario in environment.scenarios.items() if scenario.is_guided],
         "tools": [tool.spec.to_row() for tool in environment.tools.values()],
         "attaches_tools": environment.attaches_tools,
+        "secrets": environment.servers.secrets,
         "isolation": sandbox.isolation,
         "source_digest": digest,
     }
@@ -129,7 +140,7 @@ def main() -> None:
         adopt_orphans()
         sandbox.confine()
         environment, digest = load_pinned(Path(load["pack"]), load["root"], load["attribute"] or None)
-        sandbox.prepare()
+        sandbox.prepare(load["max_children"] if environment.servers.secrets else 0)
         # By file, because a packet is small and schemas need not be.
         Path(load["describe_to"]).write_text(json.dumps(describe(environment, digest, sandbox)))
     except Exception as error:

@@ -10,8 +10,9 @@ import socket
 import sys
 import tempfile
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from scenario_runner.adapters.cell import FOLDER_PREFIX, CellPlan, CellRules
@@ -24,6 +25,7 @@ from scenario_runner.domain.environments import (
 )
 from upcycle.environment.deployed import deployed_digest
 from upcycle.environment.fork_client import Child, ForkClient, ForkFailed, ForkTimedOut
+from upcycle.environment.server_secrets import in_memory
 from upcycle.environment.source_files import SourceFiles
 from upcycle.environment.source_pack import pack_source
 
@@ -50,10 +52,11 @@ class ZygoteOptions:
 
 @dataclass(frozen=True, slots=True)
 class Forked:
-    """A running episode process."""
+    """A running episode process. servers: what its MCP servers run in that name secrets, beside it."""
 
     child: Child
     folder: Path
+    servers: "Forked | None" = None
 
 
 class WarmEnvironment:
@@ -99,14 +102,39 @@ class WarmEnvironment:
         self._client = ForkClient(ours, on_message=self._on_message, on_gone=self._gone)
         await self._load(self._client)
 
-    async def fork(self) -> Forked:
-        """A new episode process. Raises EnvironmentLost when the zygote is dead or does not answer."""
+    async def fork(self, secrets: Mapping[str, str] = MappingProxyType({})) -> Forked:
+        """A new episode process. secrets: for the process beside it in which MCP servers run that name them;
+        where there are some. Raises EnvironmentLost when the zygote is dead or does not answer."""
+        if not secrets:
+            return await self._fork({})
+        servers = await self._fork_servers(secrets)
+        try:
+            forked = await self._fork({}, servers.child.sock.fileno())
+        except BaseException:
+            await self.end(servers)
+            raise
+        finally:
+            servers.child.sock.close()  # the episode has it
+        return replace(forked, servers=servers)
+
+    async def _fork_servers(self, secrets: Mapping[str, str]) -> Forked:
+        """The values pass the zygote, whose children are the episodes, in a file that it does not read."""
+        descriptor = in_memory(secrets)
+        try:
+            return await self._fork({"has_secrets": True}, descriptor)
+        finally:
+            os.close(descriptor)
+
+    async def _fork(self, command: Mapping[str, Any], *descriptors: int) -> Forked:
         self.used_at = asyncio.get_running_loop().time()
         if self._client is None:
             raise EnvironmentLost(f"the zygote of {self.source.path} is not running")
         folder = self._folder / str(next(self._numbers))  # the child makes it
+        limit_s = self._options.fork_timeout_s
         try:
-            child = await self._client.fork({"folder": str(folder)}, timeout_s=self._options.fork_timeout_s)
+            child = await self._client.fork(
+                {**command, "folder": str(folder)}, descriptors, timeout_s=limit_s
+            )
         except BaseException as error:
             self._litter.append(folder)
             if isinstance(error, ForkTimedOut) and not self.has_episodes:
@@ -132,6 +160,8 @@ class WarmEnvironment:
 
         A zygote that does not do so within END_TIMEOUT_S is killed itself, with all its episodes.
         """
+        if forked.servers is not None:
+            await self.end(forked.servers)
         ended = forked.child.ended
         try:
             if self._client is not None:

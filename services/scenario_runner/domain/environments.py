@@ -1,7 +1,7 @@
 """Environments, leases on their processes, and how they fail: one class per reaction."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any
 
@@ -135,6 +135,8 @@ class EnvironmentDescription:
     source_digest: str = ""
     guided: frozenset[str] = frozenset()
     """Names of the scenarios that declare guidance."""
+    secrets: Mapping[str, str] = field(default_factory=dict)
+    """Of each secret that MCP servers name, the first server that does."""
 
 
 @dataclass(frozen=True, slots=True)

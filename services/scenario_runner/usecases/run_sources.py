@@ -7,6 +7,7 @@ from typing import Final
 
 from scenario_runner.domain.environments import EnvironmentDescription, EnvironmentSource
 from service_kit.errors import InvalidRequest
+from upcycle.environment.server_secrets import REFERENCE_BEGINS
 from upcycle.environment.source_files import SourceFiles
 from upcycle.run_config.names import ON_FAILURE
 
@@ -19,29 +20,44 @@ GuidanceCheck = Callable[[EnvironmentSource, Sequence[str]], Awaitable[None]]
 OpensCheck = Callable[[EnvironmentSource], Awaitable[object]]
 """Of an environment: loads it, or connects to it. Raises EnvironmentBroken."""
 
+SecretsCheck = Callable[[EnvironmentDescription], Awaitable[None]]
+"""Raises EnvironmentBroken where secrets that it names are not set."""
+
 _DECLARES_A_LIMIT: Final = b"timeout_s"
+
+
+async def no_check(environment: EnvironmentDescription) -> None:
+    """Of a planner without a store of secrets."""
 
 
 class KeepSource:
     """Pack the code that judges a run's episodes, as it lies there now; the run keeps it until its end."""
 
     def __init__(
-        self, files_now: FilesNow, keep: Callable[[SourceFiles], Awaitable[None]], describe: Describe
+        self,
+        files_now: FilesNow,
+        keep: Callable[[SourceFiles], Awaitable[None]],
+        describe: Describe,
+        has_secrets: SecretsCheck = no_check,
     ) -> None:
         """files_now: of an environment, None for one that is served elsewhere; raises EnvironmentBroken.
-        describe: loads it; asked only about a source that gives a tool a limit of its own."""
+        describe: loads it; asked only about a source that gives a tool a limit of its own, or names a
+        secret."""
         self._files_now = files_now
         self._keep = keep
         self._describe = describe
+        self._has_secrets = has_secrets
 
     async def __call__(self, source: EnvironmentSource, deadline_s: int) -> str:
-        """Its digest, "" where it is not known. Raises EnvironmentBroken, Unavailable, and InvalidRequest for
-        a tool that may take longer than an episode."""
+        """Its digest, "" where it is not known. Raises EnvironmentBroken, also where a secret is missing,
+        Unavailable, and InvalidRequest for a tool that may take longer than an episode."""
         files = await self._files_now(source)
         if files is None:
             return ""
         if any(_DECLARES_A_LIMIT in content for content in files.files.values()):
             _refuse_long_tools(await self._describe(source), deadline_s)
+        if any(REFERENCE_BEGINS in content for content in files.files.values()):
+            await self._has_secrets(await self._describe(source))
         await self._keep(files)
         return files.digest
 

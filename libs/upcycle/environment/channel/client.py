@@ -14,6 +14,7 @@ from upcycle.environment.channel.frames import ChannelClosed, ChannelError, unde
 from upcycle.environment.channel.lines import LineProtocol
 from upcycle.environment.channel.server import EXTENSION
 from upcycle.environment.lifecycle import SHUTDOWN_S
+from upcycle.environment.server_secrets import NOTHING_HIDDEN, HiddenValues
 from upcycle.environment.tools import ToolResult, ToolSpec
 from upcycle.errors import JudgeRefused, UpcycleError
 from upcycle.images import Image
@@ -57,8 +58,12 @@ class ControlChannel:
     """One open control channel. Every call has a deadline and raises ChannelError (the environment refused or
     failed), ChannelTimeout or ChannelClosed."""
 
-    def __init__(self, lines: LineProtocol, *, speaks_tools: bool = False) -> None:
+    def __init__(
+        self, lines: LineProtocol, *, speaks_tools: bool = False, hidden: HiddenValues = NOTHING_HIDDEN
+    ) -> None:
+        """hidden: secrets that the environment's servers have, cut out of all that it says."""
         self._lines = lines
+        self._hidden = hidden
         self._ids = itertools.count(1)
         self._waiting: dict[int, asyncio.Future[dict[str, Any]]] = {}
         self._reader = asyncio.ensure_future(self._read())
@@ -80,11 +85,13 @@ class ControlChannel:
         return self._reader.done()
 
     @classmethod
-    async def over(cls, sock: socket.socket, *, speaks_tools: bool = False) -> Self:
+    async def over(
+        cls, sock: socket.socket, *, speaks_tools: bool = False, hidden: HiddenValues = NOTHING_HIDDEN
+    ) -> Self:
         """On a connected socket, for example one end of a socketpair. speaks_tools: the server is known to be
         of this package, so nothing needs to be asked with `hello`."""
         _, lines = await asyncio.get_running_loop().create_connection(LineProtocol, sock=sock)
-        return cls(lines, speaks_tools=speaks_tools)
+        return cls(lines, speaks_tools=speaks_tools, hidden=hidden)
 
     @classmethod
     async def connect(cls, url: str, *, timeout_s: float = CONNECT_TIMEOUT_S) -> Self:
@@ -265,7 +272,7 @@ class ControlChannel:
         ended: UpcycleError = ChannelClosed("the control channel was closed here")
         try:
             while True:
-                frame = frames.decode(await self._lines.read_line())
+                frame = self._hidden.cut_from(frames.decode(await self._lines.read_line()))
                 with understood("a frame"):
                     self._settle(frame)
         except UpcycleError as error:

@@ -136,7 +136,7 @@ class Connection:
             reply = frames.result_frame(call_id, await self._dispatch(frame))
         except Exception as error:
             reply = frames.error_frame(call_id, as_channel_error(error, self._environment))
-        await self._send(reply, about)
+        await self._send(self._environment.servers.hidden.cut_from(reply), about)
         if self._over and self._lines.transport is not None:
             self._lines.transport.close()
 

@@ -8,6 +8,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from upcycle.environment.channel.frames import INVALID_PARAMS, INVALID_REQUEST, SERVER_ERROR, ChannelError
+from upcycle.environment.server_secrets import HiddenValues
 from upcycle.environment.tools import ToolResult, bounded_text, no_result_within
 from upcycle.errors import InfrastructureError, ScenarioError, UnknownName, UpcycleError
 from upcycle.guidance import failed_attempt, guided_prompt
@@ -369,17 +370,20 @@ def text_param(params: Mapping[str, Any], name: str) -> str:
 def as_channel_error(error: Exception, environment: "Environment") -> ChannelError:
     """Any failure as an error frame's content, its kind kept. What says that the outside world failed has
     that kind."""
+    hidden = environment.servers.hidden
     if environment.is_external(error):
-        return ChannelError(SERVER_ERROR, str(error), InfrastructureError.kind, _traceback_of(error))
+        trace = _traceback_of(error, hidden)
+        return ChannelError(SERVER_ERROR, hidden.cut(str(error)), InfrastructureError.kind, trace)
     if isinstance(error, ChannelError):
         return error
     if isinstance(error, UnknownName):
         return ChannelError(INVALID_PARAMS, str(error), error.kind)
     kind = error.kind if isinstance(error, UpcycleError) else "error"
-    return ChannelError(SERVER_ERROR, str(error) or type(error).__name__, kind, _traceback_of(error))
+    text = hidden.cut(str(error) or type(error).__name__)
+    return ChannelError(SERVER_ERROR, text, kind, _traceback_of(error, hidden))
 
 
-def _traceback_of(error: Exception) -> str:
+def _traceback_of(error: Exception, hidden: HiddenValues) -> str:
     """Of what the environment's code raised, its end."""
     cause = error.__cause__ if isinstance(error, UpcycleError) and error.__cause__ is not None else error
-    return "".join(traceback.format_exception(cause, limit=-8))[-MAX_TRACEBACK_CHARS:]
+    return hidden.cut("".join(traceback.format_exception(cause, limit=-8)))[-MAX_TRACEBACK_CHARS:]

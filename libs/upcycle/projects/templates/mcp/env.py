@@ -13,7 +13,7 @@ from upcycle import Environment
 env = Environment("my-agent", data=["sentry.py", "projects.py"])
 
 # The line to change for the real Sentry: the command of its MCP server, with a token, as in
-# SENTRY = {"command": "…", "args": ["…"], "env": {"SENTRY_AUTH_TOKEN": os.environ["SENTRY_AUTH_TOKEN"]}}
+# SENTRY = {"command": "…", "args": ["…"], "env": {"SENTRY_AUTH_TOKEN": "${secret:SENTRY_AUTH_TOKEN}"}}
 SENTRY = {"command": sys.executable, "args": [str(Path(__file__).with_name("sentry.py"))]}
 env.connect_mcp_config({"sentry": SENTRY})
 

@@ -13,6 +13,7 @@ from typing import Final
 from local_stack.data_folder import PRIVATE_UMASK
 from local_stack.logfile import open_for_append, size_of, tail
 from local_stack.spec import ProcessSpec, RestartPolicy
+from local_stack.starving import starved_s
 from service_kit.child_environment import child_environment
 from service_kit.deadlines import DeadlineExceeded, deadline
 from service_kit.leash import leashed
@@ -20,6 +21,7 @@ from upcycle.errors import Failed
 
 _POLL_S: Final = 0.05
 _REAP_S: Final = 10.0
+_MAX_STARVED_STARTS: Final = 4
 
 Report = Callable[[str, str], None]
 """Called with the process name and what happened."""
@@ -180,7 +182,7 @@ class Managed:
                 self._report(self.spec.name, f"ready after {self.ready_after_s:.1f} s (pid {process.pid})")
                 return True
             self.why_not_ready = reason or "ended"
-            if time.monotonic() - began > self.spec.start_s:
+            if time.monotonic() - began > self._start_s(process.pid):
                 why = f"not ready after {self.spec.start_s:g} s ({self.why_not_ready})"
                 self._report(self.spec.name, f"{why}; it is killed")
                 _signal(process.pid, signal.SIGKILL)
@@ -188,6 +190,11 @@ class Managed:
                 return False
             await asyncio.sleep(_POLL_S)
         return False
+
+    def _start_s(self, pid: int) -> float:
+        """The deadline of the start: what it waited for a processor comes on top, up to a multiple. A start
+        that is killed because others use the machine would only begin again."""
+        return self.spec.start_s + min(starved_s(pid), _MAX_STARVED_STARTS * self.spec.start_s)
 
     async def _give_up(self, starts: int) -> None:
         self._failure = GaveUp(

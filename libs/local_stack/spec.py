@@ -31,7 +31,7 @@ class ProcessSpec:
     """Where a person or client finds it."""
     http_port: int | None = None
     start_s: float = 60.0
-    """Seconds from spawn to ready, at most."""
+    """Seconds from spawn to ready, at most, without those in which it waited for a processor."""
     stop_s: float = 40.0
     """Seconds from SIGTERM to SIGKILL."""
 

@@ -33,7 +33,7 @@ _ROWS: Final = "<!-- files of the preset -->\n"
 DEMONSTRATIONS_LIMIT_S: Final = 600.0
 _READING: Final = "--epochs 10 --batch 16 --learning-rate 3e-3 --observation-weight 0.2"
 _SFT: Final[Mapping[str, str]] = {
-    "blank": "--epochs 4 --batch 16 --learning-rate 3e-3",
+    "blank": "--epochs 3 --batch 16 --learning-rate 3e-3",
     "incident": _READING,
     "mcp": _READING,
     "sheet": "--epochs 6 --batch 16 --learning-rate 2e-3 --observation-weight 0.5",

@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -18,6 +19,7 @@ from local_stack.logfile import rotate, tail
 from local_stack.managed import GaveUp
 from local_stack.orphans import marked
 from local_stack.spec import ProcessSpec, RestartPolicy, StepSpec
+from local_stack.starving import starved_s
 from local_stack.supervisor import AlreadyRunning, Supervisor, UnknownProcess
 from service_kit.deadlines import DeadlineExceeded
 from service_kit.ports import free_ports
@@ -141,6 +143,39 @@ async def test_a_crash_loop_ends_with_the_log(tmp_path: Path, toy: ToyFactory) -
 async def test_wrong_settings_are_not_tried_again(tmp_path: Path, toy: ToyFactory) -> None:
     with pytest.raises(GaveUp, match=r"in 1 starts.*status 2"):
         await Supervisor(tmp_path, [toy("bad", "misconfigured")], policy=FAST).up()
+
+
+async def test_a_start_that_waits_for_a_processor_is_not_killed(
+    tmp_path: Path, toy: ToyFactory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("local_stack.managed.starved_s", lambda _: 3600.0)
+    spec = toy("good")
+    began = asyncio.get_running_loop().time()
+
+    async def late() -> str | None:
+        return "importing" if asyncio.get_running_loop().time() - began < 3 else await spec.ready()
+
+    async with Supervisor(tmp_path, [replace(spec, start_s=1.0, ready=late)], policy=FAST) as supervisor:
+        assert supervisor.process("good").restarts == 0
+
+
+def test_processes_that_share_a_processor_starve() -> None:
+    """The time goes on the clock of each whenever another one runs."""
+    one_processor = {min(os.sched_getaffinity(0))}
+    spin = "import time\nwhile True: pass"
+    spinning = [subprocess.Popen([sys.executable, "-I", "-S", "-c", spin]) for _ in range(3)]
+    try:
+        for process in spinning:
+            os.sched_setaffinity(process.pid, one_processor)
+        give_up_at = time.monotonic() + 60
+        while not all(starved_s(process.pid) > 0.05 for process in spinning):
+            assert time.monotonic() < give_up_at
+            time.sleep(0.05)
+    finally:
+        for process in spinning:
+            process.kill()
+            process.wait()
+    assert starved_s(spinning[0].pid) == 0.0
 
 
 async def test_what_earlier_starts_wrote_stands_above_no_refusal(tmp_path: Path, toy: ToyFactory) -> None:

@@ -1,7 +1,6 @@
 """The pages under docs/start, and some more, are true: their blocks run, in order, on one real platform.
 
-`pytest -m docs tests/docs` runs the pages, `pytest -m study tests/docs` the long ones; without a marker only
-the runner itself is tested.
+`pytest -m docs tests/docs` runs the pages; without a marker only the runner itself is tested.
 """
 
 import os
@@ -28,10 +27,9 @@ PAGES = (
     "new-project",
     "operators-tour",
     "coding-agent",
+    "better-policy",
 )
 """In the order in which they run: those that need the same platform stand together."""
-AT_NIGHT = ("better-policy",)
-"""They train from random weights, which takes minutes: more than the documentation's share of a CI run."""
 BEGINS_ANEW = "install"
 """Pages before it train the model that those from it on find untrained."""
 
@@ -80,19 +78,11 @@ def test_every_block_of_the_page_does_what_the_page_shows(reader: Reader, page: 
     reader.follow(page_of(page))
 
 
-@pytest.mark.study
-@pytest.mark.timeout(1800)
-@pytest.mark.parametrize("page", AT_NIGHT)
-def test_every_block_of_a_long_page_does_what_it_shows(reader: Reader, page: str) -> None:
-    reader.begin_anew()
-    reader.follow(page_of(page))
-
-
 def test_every_page_of_the_folder_is_run() -> None:
-    assert {path.stem for path in START.glob("*.md")} <= {*PAGES, *AT_NIGHT}
+    assert {path.stem for path in START.glob("*.md")} <= set(PAGES)
 
 
-@pytest.mark.parametrize("page", [*PAGES, *AT_NIGHT])
+@pytest.mark.parametrize("page", PAGES)
 def test_every_block_of_the_page_can_be_read(page: str) -> None:
     blocks = list(blocks_of(page_of(page)))
     assert blocks

@@ -194,7 +194,7 @@ six-commands: $(VENV)/.dev ## what `upcycle init` prints, three seeds of each pr
 	$(BIN)/python -m benchmarks.six_commands $(PRESETS) --seeds $(or $(SEEDS),0 1 2)
 
 .PHONY: study
-study: $(VENV)/.dev ## the ablation of one option of a run, five seeds, minutes (METHOD=turn_credit, task_sampler, guidance, warm_start, solved_groups, lr_schedule)
+study: $(VENV)/.dev ## the ablation of one option of a run, five seeds, minutes (METHOD=turn_credit, task_sampler, guidance, warm_start, solved_groups, lr_schedule, best_of)
 	$(BIN)/python -m benchmarks.study $(or $(METHOD),turn_credit)
 
 .PHONY: lock

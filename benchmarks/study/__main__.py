@@ -13,8 +13,6 @@ import torch
 from benchmarks.study.arms import Study, interval
 from benchmarks.study.methods import STUDIES
 
-COLUMNS = ("success", "area", "to_80", "reward", "drawn")
-
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one study."""
@@ -30,12 +28,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def measured(method: str, study: Study, seeds: int) -> dict[str, object]:
     """Prints the table; returns it."""
     print(f"{method}: option {study.option} ({study.source}); {seeds} seeds, 95 % intervals over seeds")
-    print(f"{'arm':<28} " + " ".join(f"{name:>16}" for name in COLUMNS))
+    print(f"{'arm':<28} " + " ".join(f"{name:>16}" for name in study.columns))
     arms: dict[str, dict[str, list[float]]] = {}
     for arm in study.arms:
         runs = [arm.play(seed) for seed in range(seeds)]
-        columns = {name: interval([run[name] for run in runs]) for name in COLUMNS}
-        arms[arm.name] = {name: [round(one, 4) for one in columns[name]] for name in COLUMNS}
+        columns = {name: interval([run[name] for run in runs]) for name in study.columns}
+        arms[arm.name] = {name: [round(one, 4) for one in columns[name]] for name in study.columns}
         print(
             f"{arm.name:<28} " + " ".join(f"{mean:>9.3f} ±{half:<5.3f}" for mean, half in columns.values()),
             flush=True,

@@ -38,13 +38,15 @@ class Arm:
 
 @dataclass(frozen=True, slots=True)
 class Study:
-    """A method of a paper as an option of a run. measure: what decides; better: 1 where more is."""
+    """A method of a paper as an option of a run. measure: what decides; better: 1 where more is; columns:
+    what is printed."""
 
     option: str
     source: str
     measure: str
     better: int
     arms: Sequence[Arm]
+    columns: Sequence[str] = ("success", "area", "to_80", "reward", "drawn")
 
 
 def spec_of(**options: Any) -> TrainingSpec:

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from functools import partial
 from typing import Any, Final
 
+from benchmarks.study import best_of
 from benchmarks.study.arms import Arm, Study, trained
 from benchmarks.study.corridor import Kinds, Table
 
@@ -129,5 +130,22 @@ STUDIES: Final[Mapping[str, Study]] = {
                 "constant, x 20, 2 groups": {"learning_rate": 1.0, "prompts_per_step": 2},
             },
         ),
+    ),
+    "best_of": Study(
+        "upcycle eval --best-of 4 --select orm",
+        "an outcome reward model at test time: Agent-RLVR, arXiv:2506.11425; ORM: WebRL, arXiv:2411.02337",
+        "chosen",
+        1,
+        tuple(
+            Arm(name, partial(best_of.measured, num_tasks=tasks, shuffled=is_shuffled))
+            for name, tasks, is_shuffled in (
+                ("a random one of 4", 0, False),
+                ("ORM of 16 tasks", 16, False),
+                ("ORM of 64 tasks", 64, False),
+                ("ORM of 256 tasks", 256, False),
+                ("ORM of 256, shuffled grades", 256, True),
+            )
+        ),
+        ("chosen", "mean", "any", "gain", "within"),
     ),
 }

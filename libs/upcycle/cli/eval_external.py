@@ -2,12 +2,13 @@
 
 import asyncio
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, Final
 
 from upcycle.cli.anchor_text import anchor_json, anchor_lines, anchor_of
+from upcycle.cli.best_of import NO_BEST_OF, BestOfFlags, best_of_json, best_of_lines
 from upcycle.cli.eval_commands import agent_of_command, recorded_json, say_recorded
 from upcycle.cli.eval_external_flags import ExternalFlags
 from upcycle.cli.eval_flags import Report, unmet_bars
@@ -20,6 +21,7 @@ from upcycle.cli.run_flags import eval_defaults
 from upcycle.cli.task_choice import NO_CHOICE, TaskChoice
 from upcycle.external.command_agent import CommandModel, RecordedEpisodes, is_command
 from upcycle.playing.errors import PlayRefused
+from upcycle.reporting.best_of import BestOfReport
 from upcycle.reporting.episodes import EpisodeRow, EvaluatedRun
 from upcycle.reporting.external_rows import PLANNED, PlannedEvaluation
 from upcycle.reporting.report import report_of
@@ -52,7 +54,11 @@ _USED: Final = frozenset(
 
 
 async def evaluate_external(
-    given: Sources, external: ExternalFlags, report: Report, choice: TaskChoice = NO_CHOICE
+    given: Sources,
+    external: ExternalFlags,
+    report: Report,
+    choice: TaskChoice = NO_CHOICE,
+    best: BestOfFlags = NO_BEST_OF,
 ) -> int:
     """Play the tasks and report; the exit status. Raises PlayRefused before any work for what cannot be
     played."""
@@ -66,6 +72,9 @@ async def evaluate_external(
     sampling = _sampling(given, asked)
     options = _options(given, asked, sampling, external.runtime)
     taskset = choice.of(await _taskset(asked))
+    selector = await best.selector()
+    if selector is not None:
+        selector.check(options.group, options.limits.tokens.per_episode, "this evaluation")
     if report.dry_run:
         return _dry_run(taskset, report.as_json)
     model = await _model(given, external, sampling, taskset)
@@ -86,11 +95,13 @@ async def evaluate_external(
         except asyncio.CancelledError:  # Ctrl-C
             _interrupted(evaluated(), path)
             raise
+        done = evaluated()
+        chosen = await selector.choose(done, progress.lines_by_episode) if selector is not None else None
         if isinstance(model, CommandModel):  # the gateway has its episodes, with their tokens
-            return _say(evaluated(), runs, path, report, model.recorded)
+            return _say(done, runs, path, report, model.recorded, chosen)
         played = PlayedEvaluation(run_id, model.name, taskset, options.group, progress.played)
         sent = await send_to_found(played)
-    return _say(evaluated(), runs, path, report, sent)
+    return _say(done, runs, path, report, sent, chosen)
 
 
 def _evaluated(
@@ -268,6 +279,11 @@ class _Progress:
         self._marks: dict[tuple[str, int], str] = {}
         self._show: ShowEval = lambda progress: None
 
+    @property
+    def lines_by_episode(self) -> dict[str, Mapping[str, Any]]:
+        """What was written of each."""
+        return {one.run.episode_id: one.row for one in self.played}
+
     def begin(self, show: ShowEval) -> None:
         """Say from now on how far it is."""
         self._show = show
@@ -311,15 +327,20 @@ def _say(
     path: Path,
     report: Report,
     sent: "SentTrajectories | RecordedEpisodes | None",
+    chosen: BestOfReport | None,
 ) -> int:
     """Print the result; the exit status that it deserves."""
     coverage = coverage_of(runs)
     if report.as_json:
-        print_json("done", {**_done(evaluated, runs, coverage, path), **_sent_json(sent)})
+        print_json(
+            "done", {**_done(evaluated, runs, coverage, path), **_sent_json(sent), **best_of_json(chosen)}
+        )
     else:
         _print_report(evaluated, runs, coverage, path)
+        for line in best_of_lines(chosen):
+            print(line)
         _say_sent(evaluated.run_id, sent)
-    unmet = unmet_bars(coverage, report)
+    unmet = unmet_bars(coverage, report, chosen)
     for bar in unmet:
         human().print(bar, style="red", markup=False, soft_wrap=True)
     return Exit.GATE_UNMET if unmet else Exit.OK

@@ -7,6 +7,7 @@ from cyclopts import Parameter
 
 from upcycle.cli.output import JsonFlag
 from upcycle.errors import UpcycleError
+from upcycle.reporting.best_of import BestOfReport
 from upcycle.results import MIN_COVERAGE, Coverage
 from upcycle.wording import amount
 
@@ -23,7 +24,8 @@ class Report:
     """What to do with the result."""
 
     min_success: float | None = None
-    """exit with 3 when a smaller share of all episodes, 0 to 1, succeeded; a missing one has not."""
+    """exit with 3 when a smaller share of all episodes, 0 to 1, succeeded; a missing one has not. With
+    --best-of: of the chosen ones."""
     min_coverage: float = MIN_COVERAGE
     """exit with 3 when a smaller share of the episodes, 0 to 1, was graded."""
     timeout_s: float = 3600.0
@@ -34,7 +36,7 @@ class Report:
     """load and validate the tasks, submit nothing."""
     as_json: JsonFlag = False
     """JSON lines: `launch`, with --trainable `drawn_by`, then `done` with `coverage`, `report` and
-    `evaluation`: the episodes, which `upcycle compare` reads."""
+    `evaluation`: the episodes, which `upcycle compare` reads; with --best-of `best_of`, too."""
 
     def check(self) -> None:
         """Raises UnclearEvaluation for a bar that is no share."""
@@ -65,12 +67,14 @@ PLAIN: Final = Report()
 NO_FOLLOW: Final = FollowFlags()
 
 
-def unmet_bars(coverage: Coverage, report: Report) -> list[str]:
-    """The bars that were not reached, in words."""
+def unmet_bars(coverage: Coverage, report: Report, chosen: BestOfReport | None = None) -> list[str]:
+    """The bars that were not reached, in words. chosen: whose success counts, where attempts were chosen."""
     unmet = []
     if coverage.share < report.min_coverage:
         unmet.append(f"{coverage}: {coverage.share:.1%} is below --min-coverage {report.min_coverage:.1%}")
-    if report.min_success is not None and coverage.success_rate < report.min_success:
-        rate = f"{coverage.success_rate:.1%} of all {amount(coverage.num_planned, 'episode')}"
-        unmet.append(f"success {rate} is below --min-success {report.min_success:.1%}")
+    rate, of = coverage.success_rate, f"all {amount(coverage.num_planned, 'episode')}"
+    if chosen is not None:
+        rate, of = chosen.chosen.value, f"the {amount(chosen.num_tasks, 'chosen attempt')}"
+    if report.min_success is not None and rate < report.min_success:
+        unmet.append(f"success {rate:.1%} of {of} is below --min-success {report.min_success:.1%}")
     return unmet

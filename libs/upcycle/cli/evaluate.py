@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from upcycle.cli.anchor_text import anchor_json, anchor_lines, anchor_of
 from upcycle.cli.before_work import before_work
+from upcycle.cli.best_of import NO_BEST_OF, BestOfFlags, Selector, best_of_json, best_of_lines
 from upcycle.cli.default_model import default_model
 from upcycle.cli.eval_external_flags import NO_EXTERNAL, ExternalFlags
 from upcycle.cli.eval_flags import NO_FOLLOW, PLAIN, FollowFlags, Report, UnclearEvaluation, unmet_bars
@@ -20,6 +21,7 @@ from upcycle.errors import DefinitionError
 from upcycle.evaluation import read_results, runs_of
 from upcycle.model_names import named_version
 from upcycle.platform import Platform, PlatformNotFound
+from upcycle.reporting.best_of import BestOfReport
 from upcycle.reporting.episodes import EvaluatedRun
 from upcycle.reporting.reading import read_evaluation
 from upcycle.reporting.report import report_of
@@ -51,12 +53,14 @@ async def evaluate(
     external: ExternalFlags = NO_EXTERNAL,
     choice: TaskChoice = NO_CHOICE,
     follow: FollowFlags = NO_FOLLOW,
+    best: BestOfFlags = NO_BEST_OF,
 ) -> int:
     """Run every task of TASKS with MODEL and report reward and success.
 
     Ctrl-C leaves a run of the platform going: come back with `--attach RUN`.
 
     - four attempts at each task, with pass@k: `upcycle eval tasks.py shop --group 4`
+    - the best of four by a reward model: `upcycle eval tasks.py shop --best-of 4 --select orm:FOLDER`
     - an agent of others, here, with your own key: `upcycle eval tasks.py claude --limit 20`
     - for `upcycle compare`: `upcycle eval --benchmark sheet-50 shop --json > shop.json`
 
@@ -70,16 +74,18 @@ async def evaluate(
 
     report.check()
     choice.check()
+    best.check(report)
     tasks, model = with_benchmark(benchmark, tasks, model)
     arguments = {"taskset": ("TASKS", tasks), "policy.model": ("MODEL", model)}
     given = sources_of(Purpose.EVAL, flags, config, arguments=arguments)
     if follow.run:
-        return await _follow_again(follow, given, report)
+        return await _follow_again(follow, given, report, best)
+    given = best.with_group(given)
     if external.is_asked(given):
         from upcycle.cli.eval_external import evaluate_external
 
-        return await evaluate_external(given, external, report, choice)
-    return await _evaluate_on_platform(await _with_model(given, report), choice, report)
+        return await evaluate_external(given, external, report, choice, best)
+    return await _evaluate_on_platform(await _with_model(given, report), choice, report, best)
 
 
 async def _with_model(given: Sources, report: Report) -> Sources:
@@ -110,15 +116,19 @@ def _with_version(given: Sources) -> Sources:
     return replace(given, values=values)
 
 
-async def _evaluate_on_platform(given: Sources, choice: TaskChoice, report: Report) -> int:
+async def _evaluate_on_platform(given: Sources, choice: TaskChoice, report: Report, best: BestOfFlags) -> int:
     asked = given.run(Purpose.EVAL, eval_defaults(given))
     choice.check_whole(asked.trainable)
+    selector = await best.selector()
+    if selector is not None:
+        most = given.value("sampling.max_tokens_per_episode")  # the default may be above the model's context
+        selector.check(asked.run.group_size, most, "this evaluation")
     if report.dry_run:
         return await _dry_run(asked, choice, report.as_json)
-    return await _submit(asked, choice, report)
+    return await _submit(asked, choice, report, selector)
 
 
-async def _submit(asked: RunFile, choice: TaskChoice, report: Report) -> int:
+async def _submit(asked: RunFile, choice: TaskChoice, report: Report, selector: Selector | None) -> int:
     from upcycle.cli.tasksets import load_source
     from upcycle.cli.tool_limits import refuse_long_tools
     from upcycle.run_client import require_model, submit_run
@@ -137,7 +147,7 @@ async def _submit(asked: RunFile, choice: TaskChoice, report: Report) -> int:
                 run = await submit_run(platform, spec_to_wire(replace(asked.run, taskset=name)))
         _launched(run, report.as_json)
         if not report.detach:
-            return await _followed(platform, run.run_id, report)
+            return await _followed(platform, run.run_id, report, selector)
         if not report.as_json:
             print(run.run_id)
         return Exit.OK
@@ -159,7 +169,7 @@ def _naming_agents(model: str) -> Iterator[None]:
         raise RemoteNotFound(error.what, error.code, error.reason, said, error.failure_kind) from error
 
 
-async def _follow_again(follow: FollowFlags, given: Sources, report: Report) -> int:
+async def _follow_again(follow: FollowFlags, given: Sources, report: Report, best: BestOfFlags) -> int:
     """Another command submitted the run."""
     from upcycle.api.common.v1.common_pb2 import PURPOSE_EVAL
     from upcycle.api.taskset.v1.service_pb2 import ResumeRunRequest
@@ -170,18 +180,21 @@ async def _follow_again(follow: FollowFlags, given: Sources, report: Report) -> 
             f"a submitted run keeps what it has: {given.say(next(iter(given.values)))} was given too",
             "leave out everything that says what to evaluate",
         )
+    selector = await best.selector()
     async with Platform() as platform:
         run_id = await resolve_run(platform, follow.run)
         run = (await read_results(platform, run_id)).run
         if run.spec.purpose != PURPOSE_EVAL:
             raise UnclearEvaluation(f"{run_id} trains", f"follow it with `upcycle why {run_id}`")
+        if selector is not None:
+            selector.check(run.spec.group_size, None, run_id)
         if follow.resume:
             await platform.tasksets.ResumeRun(ResumeRunRequest(run_id=run_id), timeout=10)
         _launched(run, report.as_json)
-        return await _followed(platform, run_id, report)
+        return await _followed(platform, run_id, report, selector)
 
 
-async def _followed(platform: Platform, run_id: str, report: Report) -> int:
+async def _followed(platform: Platform, run_id: str, report: Report, selector: Selector | None) -> int:
     """Wait for the end of an evaluation and report; the exit status that it deserves."""
     from upcycle.cli.eval_follower import follow_evaluation
 
@@ -195,7 +208,10 @@ async def _followed(platform: Platform, run_id: str, report: Report) -> int:
     evaluated = await read_evaluation(platform, run.run_id, results)
     drawn_by = await _drawn(platform, run, report.as_json) if run.spec.trainable else ""
     episodes = runs_of(results)
-    status = _say(run, coverage_of(episodes), report, failure_examples(episodes), evaluated)
+    chosen = None
+    if selector is not None and evaluated.episodes:
+        chosen = await selector.choose_on_platform(platform, evaluated)
+    status = _say(run, coverage_of(episodes), report, failure_examples(episodes), evaluated, chosen)
     if drawn_by and not report.as_json:
         print(drawn_by)
     return status
@@ -258,17 +274,20 @@ def _say(
     report: Report,
     failures: Sequence[FailureExample] = (),
     evaluated: EvaluatedRun | None = None,
+    chosen: BestOfReport | None = None,
 ) -> int:
     """Print the result; the exit status that it deserves."""
     if report.as_json:
-        print_json("done", _done(run, coverage, failures, evaluated))
+        print_json("done", {**_done(run, coverage, failures, evaluated), **best_of_json(chosen)})
     else:
         _print_report(run, coverage, failures, evaluated)
+        for line in best_of_lines(chosen):
+            print(line)
     if not completed(run):
         why = run.failure or "cancelled"
         human().print(f"the run did not complete: {why}", style="red", markup=False, soft_wrap=True)
         return Exit.FAILED
-    unmet = unmet_bars(coverage, report)
+    unmet = unmet_bars(coverage, report, chosen)
     for bar in unmet:
         human().print(bar, style="red", markup=False, soft_wrap=True)
     return Exit.GATE_UNMET if unmet else Exit.OK

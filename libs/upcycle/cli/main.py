@@ -102,6 +102,12 @@ DEAD_LETTER_COMMANDS = {
     "replay": ("upcycle.cli.bus:replay_dead", "Have the reader that gave them up handle them again."),
     "accept": ("upcycle.cli.bus:accept_dead", "Handle them without a replay: what is lost stays lost."),
 }
+REWARD_MODEL_COMMANDS = {
+    "train": (
+        "upcycle.cli.reward_model:train",
+        "Train an outcome reward model on graded trajectories, for `eval --best-of`.",
+    )
+}
 KEY_COMMANDS = {
     "create": ("upcycle.cli.keys:create", "Make a key of a user or an operator; it is shown once."),
     "list": ("upcycle.cli.keys:list_keys", "What was made, for whom, until when, used when."),
@@ -126,6 +132,7 @@ GROUPS = {
     "sync": ("What a file has, on the platform too.", SYNC_COMMANDS),
     "trajectories": ("What was sampled.", TRAJECTORY_COMMANDS),
     "models": ("Models, checkpoints, heads.", MODEL_COMMANDS),
+    "reward-model": ("What judges an episode without its grade.", REWARD_MODEL_COMMANDS),
     "keys": ("Keys of users and operators.", KEY_COMMANDS),
     "baseline": ("What people earn on a benchmark.", BASELINE_COMMANDS),
     "config": ("Your settings: environment, upcycle.toml, profile, defaults.", CONFIG_COMMANDS),

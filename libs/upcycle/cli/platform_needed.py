@@ -18,3 +18,13 @@ def require_platform(command: str) -> None:
             f"`upcycle {command}` needs the platform, and only the SDK is installed",
             "in a checkout: pip install ./libs '.[local,train]'",
         )
+
+
+def require_train(command: str) -> None:
+    """Raises PlatformNotInstalled unless the platform is there with what its extra `train` brings."""
+    require_platform(command)
+    if importlib.util.find_spec("transformers") is None or importlib.util.find_spec("torch") is None:
+        raise PlatformNotInstalled(
+            f"`upcycle {command}` needs torch and transformers, and they are not installed",
+            "in a checkout: pip install ./libs '.[local,train]'",
+        )

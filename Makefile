@@ -193,6 +193,11 @@ bench: $(VENV)/.dev ## every benchmark, one table
 six-commands: $(VENV)/.dev ## what `upcycle init` prints, three seeds of each preset: minutes, and the gain on held-out tasks (PRESETS="blank mcp" SEEDS="0 1 2")
 	$(BIN)/python -m benchmarks.six_commands $(PRESETS) --seeds $(or $(SEEDS),0 1 2)
 
+.PHONY: baselines
+baselines: $(VENV)/.dev ## what the demo's policy and a tiny random model earn on the benchmarks that ship, on the whole platform
+	upcycle demo --no-stay --data-dir .upcycle/baselines-demo
+	$(BIN)/python -m benchmarks.model_baselines .upcycle/baselines-demo
+
 .PHONY: study
 study: $(VENV)/.dev ## the ablation of one option of a run, five seeds, minutes (METHOD=turn_credit, task_sampler, guidance, warm_start, solved_groups, lr_schedule, best_of)
 	$(BIN)/python -m benchmarks.study $(or $(METHOD),turn_credit)

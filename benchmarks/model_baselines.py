@@ -31,7 +31,7 @@ RESULTS: Final = Path(__file__).parent / "results" / "model_baselines.json"
 PAGE: Final = REPOSITORY / "docs" / "do" / "benchmarks.md"
 _BEGIN: Final = "<!-- models: written by python -m benchmarks.model_baselines -->"
 _END: Final = "<!-- end of models -->"
-_HEAD: Final = ("benchmark", "player", "reward", "success", "episodes", "turns in the mean", "policy failures")
+_HEAD: Final = ("benchmark", "player", "reward", "success", "episodes", "mean turns", "policy failures")
 _EVAL_S: Final = 3600.0
 _IMPORT_S: Final = 120.0
 

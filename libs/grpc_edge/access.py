@@ -11,15 +11,18 @@ import logging
 from collections.abc import Mapping
 from contextvars import ContextVar
 from dataclasses import dataclass, field
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from google.protobuf import descriptor_pool
 from google.protobuf.descriptor import MethodDescriptor
 
-from grpc_edge.issued_keys import PLATFORM, PREFIX, IssuedKeys
+from grpc_edge.issued_keys import PLATFORM, PREFIX, IssuedKeys, is_token
 from service_kit.groups import AccessSettings
 from upcycle.api.common.v1 import access_pb2
 from upcycle.api.common.v1.access_pb2 import Role
+
+if TYPE_CHECKING:
+    from grpc_edge.id_tokens import IdTokens
 
 log = logging.getLogger(__name__)
 
@@ -28,16 +31,24 @@ _BEARER: Final = "bearer "
 
 @dataclass(frozen=True, slots=True)
 class Caller:
-    """Whose key a call brought. name: as people read it. key_id: of an issued key; scopes: that it has."""
+    """Whose key or token a call brought. name: as people read it. key_id: of an issued key; scopes: that it
+    has. ends_at: of a token, in seconds of Unix time."""
 
     name: str
     role: Role.ValueType
     key_id: str = ""
     scopes: frozenset[str] = frozenset({PLATFORM})
+    ends_at: float | None = None
+
+    @property
+    def may_end(self) -> bool:
+        """Whether what it brought may end while a call goes on."""
+        return bool(self.key_id) or self.ends_at is not None
 
     @property
     def principal(self) -> str:
-        """Who it is, in what is kept: the role of a key of the settings, or the id of an issued key."""
+        """Who it is, in what is kept: the role of a key of the settings, the id of an issued key, or the name
+        in a token."""
         return f"key:{self.key_id}" if self.key_id else self.name
 
 
@@ -54,14 +65,18 @@ UNAUTHENTICATED: Final = Caller("unauthenticated", Role.ROLE_UNSPECIFIED)
 
 @dataclass(frozen=True, slots=True)
 class Access:
-    """The keys of one server. is_open: it asks for none, and every caller may call everything."""
+    """The keys of one server. is_open: it asks for none, and every caller may call everything. tokens: of
+    people, where an issuer is set."""
 
     callers: Mapping[str, Caller] = field(default_factory=dict, repr=False)
     is_open: bool = False
     issued: IssuedKeys | None = field(default=None, repr=False)
+    tokens: "IdTokens | None" = field(default=None, repr=False)
 
     @classmethod
-    def of(cls, settings: AccessSettings, issued: IssuedKeys | None = None) -> "Access":
+    def of(
+        cls, settings: AccessSettings, issued: IssuedKeys | None = None, tokens: "IdTokens | None" = None
+    ) -> "Access":
         """The keys that the settings name, and those that were issued; no key at all admits no caller,
         unless OPEN says so."""
         if settings.open:
@@ -74,20 +89,24 @@ class Access:
             },
             is_open=settings.open,
             issued=issued,
+            tokens=tokens,
         )
 
     def caller(self, metadata: Any) -> Caller | None:
         """Whose key a call's metadata has; None: no key, an unknown one, or several, of which a proxy might
         have read another one. Each key of the settings is compared, however early one fits, so that the time
         of an answer tells nothing about the keys. Raises Unavailable while it is not known which issued keys
-        are valid."""
+        are valid, or which keys the issuer of tokens has."""
         if self.is_open:
             return UNAUTHENTICATED
-        found = [str(value) for name, value in metadata or () if name == "authorization"]
-        given = found[0] if len(found) == 1 else ""
+        sent = [str(value) for name, value in metadata or () if name == "authorization"]
+        given = sent[0] if len(sent) == 1 else ""
         key = given[len(_BEARER) :].strip() if given.lower().startswith(_BEARER) else ""
         if self.issued is not None and key.startswith(PREFIX):
             return self._issued_to(key, self.issued)
+        if self.tokens is not None and is_token(key):
+            found = self.tokens.find(key)
+            return None if found is None else Caller(found.name, found.role, ends_at=found.ends_at)
         known = [
             caller
             for expected, caller in self.callers.items()
@@ -96,7 +115,9 @@ class Access:
         return known[0] if known else None
 
     def stands(self, caller: Caller) -> bool:
-        """Whether the key of a call that goes on is still valid. Raises Unavailable."""
+        """Whether the key or token of a call that goes on is still valid. Raises Unavailable."""
+        if caller.ends_at is not None:
+            return self.tokens is not None and self.tokens.stands(caller.ends_at)
         return not caller.key_id or self.issued is None or self.issued.stands(caller.key_id)
 
     @staticmethod

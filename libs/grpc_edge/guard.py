@@ -118,7 +118,7 @@ class Guard(grpc.aio.ServerInterceptor):
 
     def _watched(self, messages: Any, caller: Caller) -> Any:
         """A request as it is, and so the messages of a caller whose key has no end."""
-        ends = caller.key_id and not isinstance(messages, Message)
+        ends = caller.may_end and not isinstance(messages, Message)
         return self._while_valid(messages, caller) if ends else messages
 
     async def _while_valid(self, messages: AsyncIterator[Any], caller: Caller) -> AsyncIterator[Any]:

@@ -24,6 +24,7 @@ log = logging.getLogger(__name__)
 
 PREFIX: Final = "upk_"
 """Begins the text of each issued key: `upk_<id>_<secret>`."""
+_DOTS_OF_A_TOKEN: Final = 2
 PLATFORM: Final = "platform"
 INFERENCE: Final = "inference"
 POLL_S: Final = 2.0
@@ -64,6 +65,11 @@ def sha256_of(key: str) -> str:
     """Hex. A key has 256 random bits, so a slow hash would protect nothing more."""
     # What is no text, such as other bytes of a header, is no key.
     return hashlib.sha256(key.encode(errors="surrogatepass")).hexdigest()
+
+
+def is_token(text: str) -> bool:
+    """Whether it has the form of a JWT, which no key has."""
+    return text.count(".") == _DOTS_OF_A_TOKEN
 
 
 def id_of(text: str) -> str:

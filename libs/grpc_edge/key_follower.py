@@ -1,7 +1,7 @@
 """Which callers a service knows: the keys of its settings, and those that the registry issued."""
 
 from collections.abc import Collection
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from grpc_edge.access import Access
 from grpc_edge.issued_keys import IssuedKey, IssuedKeys, KeySource, ValidKeys
@@ -13,6 +13,9 @@ from upcycle.api.keys.v1 import service_pb2 as keys_pb
 from upcycle.api.keys.v1.service_pb2_grpc import KeyServiceStub
 from upcycle.moments import moment_of
 from upcycle.rpc import peer_errors
+
+if TYPE_CHECKING:
+    from grpc_edge.id_tokens import IdTokens
 
 _CALL_S: Final = 2.0
 """With the pause between two questions it is less than the five seconds after which a revocation holds."""
@@ -65,4 +68,15 @@ def access_of(service: Service, settings: AccessSettings, registry: str) -> Acce
     """For the gRPC server of a service. One that is open to all follows no keys."""
     if settings.open:
         return Access.of(settings)
-    return Access.of(settings, follow_keys_of(service, settings, registry))
+    return Access.of(settings, follow_keys_of(service, settings, registry), follow_issuer(service, settings))
+
+
+def follow_issuer(service: Service, settings: AccessSettings) -> "IdTokens | None":
+    """The keys that the settings' issuer signs tokens with, kept up to date; None where there is none."""
+    if not settings.oidc_issuer:
+        return None
+    from grpc_edge.id_tokens import IdTokens, fetch_from  # where it is set: it loads a library
+
+    tokens = IdTokens(settings, fetch_from(settings.oidc_jwks_url))
+    service.add(Worker("issuer's keys", tokens.run, ready=tokens.ready))
+    return tokens

@@ -5,6 +5,7 @@ Equal names mean equal things in every process of a stack, so one exported varia
 
 from pathlib import Path
 from typing import Final, Self
+from urllib.parse import urlsplit
 
 from pydantic import Field, SecretStr, ValidationInfo, field_validator, model_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
@@ -12,6 +13,7 @@ from pydantic_settings import BaseSettings, SettingsConfigDict
 MIN_KEY_CHARS: Final = 16
 _ROLES: Final = ("operator", "service", "unauthenticated")
 """Of a key that a service accepts."""
+_THIS_MACHINE: Final = ("localhost", "127.0.0.1", "::1")
 SERVICE_IN_URL: Final = "{service}"
 """In a database URL: where the name of the service stands."""
 
@@ -173,6 +175,22 @@ class AccessSettings(SettingsGroup):
     """Keys of users, each as NAME:KEY, separated by commas; at least 16 characters a key."""
     open: bool = False
     """Serve callers without keys: all who reach a port may do everything. For tests of one machine."""
+    oidc_issuer: str = ""
+    """Issuer of tokens of people (OpenID Connect), as their `iss` names it. Set: gRPC servers and the gateway
+    take its tokens beside keys."""
+    oidc_audience: str = ""
+    """What `aud` of such a token must hold: the name of this platform at the issuer."""
+    oidc_jwks_url: str = ""
+    """Where the issuer's public keys are, as its /.well-known/openid-configuration says (`jwks_uri`)."""
+    oidc_role_claim: str = "roles"
+    """Claim with a person's roles at the issuer, a text or a list; dots lead into objects, as in
+    realm_access.roles."""
+    oidc_operator_roles: tuple[str, ...] = ()
+    """Values of that claim that make a person an operator, as JSON list."""
+    oidc_user_roles: tuple[str, ...] = ()
+    """The same that make a user. A person with none of either is refused."""
+    oidc_name_claim: str = "sub"
+    """Claim that names a person in records, as oidc:NAME; one that nobody can change about himself."""
 
     @field_validator("service_key", "operator_key", "user_keys")
     @classmethod
@@ -193,6 +211,26 @@ class AccessSettings(SettingsGroup):
         keys = [*self.service_keys, *self.operator_keys, *users]
         if len(set(keys)) < len(keys):
             raise ValueError("one key stands for two callers; make one for each: openssl rand -hex 24")
+        return self
+
+    @model_validator(mode="after")
+    def _names_an_issuer_whole(self) -> Self:
+        given = (self.oidc_issuer, self.oidc_audience, self.oidc_jwks_url)
+        if not any(given):
+            return self
+        if not all(given):
+            raise ValueError(
+                "UPCYCLE_ACCESS_OIDC_ISSUER, _AUDIENCE and _JWKS_URL go together: set all three or none"
+            )
+        if not self.oidc_operator_roles and not self.oidc_user_roles:
+            raise ValueError(
+                "UPCYCLE_ACCESS_OIDC_USER_ROLES and _OPERATOR_ROLES are empty: nobody has a role"
+            )
+        url = urlsplit(self.oidc_jwks_url)
+        if url.scheme != "https" and url.hostname not in _THIS_MACHINE:
+            raise ValueError(
+                "UPCYCLE_ACCESS_OIDC_JWKS_URL: others could answer with keys of theirs; use https"
+            )
         return self
 
     @property

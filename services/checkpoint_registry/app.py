@@ -48,7 +48,7 @@ from event_bus import EventBus
 from grpc_edge import GrpcServer, Peer
 from grpc_edge.access import Access
 from grpc_edge.audit import AuditServicer
-from grpc_edge.key_follower import follow_keys
+from grpc_edge.key_follower import follow_issuer, follow_keys
 from grpc_edge.tls import ServerTls
 from retention.servicer import ReferenceServicer
 from retention.up_to_date import UpToDate
@@ -143,7 +143,7 @@ def _server(service: Service, settings: CheckpointRegistrySettings, database: Re
     keys = ManageKeys(SqlKeyStore(database), now=utc_now)
     issued = follow_keys(service, keys)
     keys.on_change = issued.wake
-    access = Access.of(settings.access, issued)
+    access = Access.of(settings.access, issued, follow_issuer(service, settings.access))
     server = GrpcServer(settings.host, settings.grpc_port, access, tls=ServerTls.of(settings.tls))
     server.add(add_AuditServiceServicer_to_server, AuditServicer(database), STATUS_OF)
     return server.add(add_KeyServiceServicer_to_server, KeyServicer(keys), STATUS_OF)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from blob_store import S3BlobStore
 from event_bus import EventBus
 from grpc_edge import Peer
-from grpc_edge.key_follower import follow_keys_of
+from grpc_edge.key_follower import follow_issuer, follow_keys_of
 from model_gateway import telemetry
 from model_gateway.adapters.database import GatewayDatabase
 from model_gateway.adapters.directory import IDEMPOTENT, RegistryDirectory
@@ -130,7 +130,7 @@ def _redaction(service: Service, settings: ModelGatewaySettings) -> RedactCaptur
 
 def _access(service: Service, settings: ModelGatewaySettings, database: GatewayDatabase) -> KeyAccess:
     issued = follow_keys_of(service, settings.access, settings.peers.registry)
-    return KeyAccess(SqlKeyStore(database), issued)
+    return KeyAccess(SqlKeyStore(database), issued, follow_issuer(service, settings.access))
 
 
 def _recording_of(

@@ -8,12 +8,16 @@ import hashlib
 import hmac
 import re
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING
 
 from grpc_edge.issued_keys import PLATFORM, PREFIX, IssuedKey
 from model_gateway.domain.errors import NotAllowed, NotAuthenticated
 from model_gateway.domain.limits import NO_LIMITS, KeyLimits
 from upcycle.api.common.v1.access_pb2 import Role
+
+if TYPE_CHECKING:
+    from grpc_edge.id_tokens import Person
 
 INFERENCE = "inference"
 ADMIN = "admin"
@@ -88,6 +92,15 @@ def issued_key(key: IssuedKey) -> ApiKey:
     if key.role == Role.ROLE_OPERATOR and PLATFORM in key.scopes:
         scopes.add(ADMIN)
     return ApiKey(key.key_id, "", key.name, frozenset(scopes), frozenset(models), key.created_at)
+
+
+def persons_key(person: "Person") -> ApiKey:
+    """Of the owner of a token: every model, and of an operator scope admin. key_id: the same in each token of
+    a person, as limits and usage are of a key."""
+    digest = hashlib.sha256(person.name.encode()).hexdigest()[:16]
+    scopes = {INFERENCE, *([ADMIN] if person.role == Role.ROLE_OPERATOR else [])}
+    began = datetime.fromtimestamp(0, UTC)  # nobody made it
+    return ApiKey(f"oidc{digest}", "", person.name, frozenset(scopes), frozenset(), began)
 
 
 def check(presented: PresentedKey, stored: ApiKey | None) -> ApiKey:

@@ -144,7 +144,10 @@ def next_commands(project: NewProject) -> list[tuple[str, str]]:
             "learn from the demonstrations (SFT)",
         ),
         ("upcycle train --config run.toml", "learn from rewards (GRPO), and promote what is better"),
-        (f"upcycle eval tasks.py {name} --taskset {name}-held-out --group {group}", "measure it"),
+        (
+            f"upcycle eval tasks.py {name} --taskset {name}-held-out --group {group} --channel latest",
+            "measure it",
+        ),
     ]
 
 

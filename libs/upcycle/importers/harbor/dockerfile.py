@@ -13,7 +13,8 @@ from upcycle.importers.errors import ImportRefused
 WORKDIR: Final = "/app"
 PLAIN_IMAGES: Final = frozenset({"alpine", "busybox", "debian", "python", "ubuntu"})
 """Bases that a machine with bash and Python can stand for."""
-ENGINE: Final = "it needs a container engine, and none is used here"
+ENGINE: Final = "it needs a container"
+ENGINE_WAY_OUT: Final = "pass engine='docker' or 'podman' where one is"
 _WITHOUT_EFFECT: Final = frozenset(
     {"ARG", "CMD", "ENTRYPOINT", "EXPOSE", "LABEL", "MAINTAINER", "SHELL", "STOPSIGNAL"}
 )
@@ -56,8 +57,8 @@ def plain_image(text: str, context: Files, where: str, *, ignore_run: bool) -> P
         elif word in ("COPY", "ADD"):
             image.files |= _copied(_words(rest), context, image.workdir, place)
         elif not (word in _WITHOUT_EFFECT or _is_root(word, rest) or (word == "RUN" and ignore_run)):
-            way_out = "or pass ignore_run=True where this machine has what it makes" if word == "RUN" else ""
-            raise ImportRefused(f"{place}: {word} {rest[:60]!r}: {ENGINE}", way_out)
+            or_else = ", or ignore_run=True where this machine has what it makes" if word == "RUN" else ""
+            raise ImportRefused(f"{place}: {word} {rest[:60]!r}: {ENGINE}", f"{ENGINE_WAY_OUT}{or_else}")
     return image
 
 
@@ -66,7 +67,9 @@ def check_base(image: str, place: str) -> None:
     name = image.removeprefix("docker.io/").removeprefix("library/").partition("@")[0].partition(":")[0]
     if name not in PLAIN_IMAGES:
         known = ", ".join(sorted(PLAIN_IMAGES))
-        raise ImportRefused(f"{place}: image {image!r}: {ENGINE}", f"this machine stands for {known} alone")
+        raise ImportRefused(
+            f"{place}: image {image!r}: {ENGINE}", f"{ENGINE_WAY_OUT}; this machine stands for {known} alone"
+        )
 
 
 def _instructions(text: str) -> Iterator[tuple[int, str, str]]:
@@ -100,7 +103,7 @@ def _variables(rest: str) -> dict[str, str]:
 def _copied(words: list[str], context: Files, workdir: str, place: str) -> dict[str, StoredFile]:
     *sources, target = words
     if any(word.startswith("--") or "://" in word for word in words) or not sources:
-        raise ImportRefused(f"{place}: COPY {' '.join(words)[:60]!r}: {ENGINE}")
+        raise ImportRefused(f"{place}: COPY {' '.join(words)[:60]!r}: {ENGINE}", ENGINE_WAY_OUT)
     whole = posixpath.normpath(posixpath.join(workdir, target))
     copied: dict[str, StoredFile] = {}
     for source in (posixpath.normpath(one).lstrip("/") for one in sources):

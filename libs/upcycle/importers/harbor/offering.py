@@ -4,14 +4,17 @@ import base64
 import shlex
 import sys
 from collections.abc import Generator, Iterator
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any, Final
 
 from upcycle.environment.core import Environment
 from upcycle.errors import ArgumentsInvalid, ToolFailed
 from upcycle.importers.errors import ImportRefused
-from upcycle.importers.harbor.image_folder import ImageFolder, opened
-from upcycle.importers.harbor.reading import SOLVE, HarborTask, read_task
+from upcycle.importers.harbor.container import in_a_container, installed_engine
+from upcycle.importers.harbor.image_folder import in_a_folder
+from upcycle.importers.harbor.place import TaskPlace
+from upcycle.importers.harbor.reading import SOLVE, ContainerImage, HarborTask, read_task
 from upcycle.scenario import Reference
 from upcycle.tasks import Split, Taskset
 
@@ -26,21 +29,25 @@ def offer(
     split: Split = "held_out",
     ignore_run: bool = False,
     skip_refused: bool = False,
+    engine: str = "",
 ) -> Taskset:
     """The task directories below a folder beside the environment's file, as a taskset of `env`.
 
     Name the folder in the environment's `data`, so that its files count as its source. ignore_run: this
-    machine has what the RUN lines of Dockerfiles make. skip_refused: leave tasks out that need a container,
-    and say so. Raises ImportRefused.
+    machine has what the RUN lines of Dockerfiles make. skip_refused: leave tasks out that need more, and
+    say so. engine: `docker` or `podman`: each episode plays in a container of the task's image, which
+    `python -m upcycle.importers.harbor FOLDER` builds; where it is empty, a folder stands for the image.
+    Raises ImportRefused.
 
         env = Environment("harbor", data=["tasks"])
         tasks = offer(env, "tasks")
     """
     base = Path(env.source).parent / folder
-    found = dict(_read(base, ignore_run=ignore_run, skip_refused=skip_refused))
+    program = installed_engine(engine) if engine else ""
+    found = dict(_read(base, ignore_run=ignore_run, skip_refused=skip_refused, in_container=bool(engine)))
     if not found:
         raise ImportRefused(f"{base} has no task that is played here", "a task is a folder with a task.toml")
-    offered = _Offered(found)
+    offered = _Offered(found, program)
     env.tool("shell")(offered.shell)
     scenario = env.scenario("task")(offered.task)
     scenario.gold(offered.solved)
@@ -54,9 +61,9 @@ def offer(
 class _Offered:
     """An episode is a process of its own: its folder is the state of this object."""
 
-    def __init__(self, tasks: dict[str, HarborTask]) -> None:
-        self._tasks = tasks
-        self._open: list[ImageFolder] = []
+    def __init__(self, tasks: dict[str, HarborTask], engine: str) -> None:
+        self._tasks, self._engine = tasks, engine
+        self._open: list[TaskPlace] = []
 
     def shell(self, command: str) -> str:
         """Run a command with bash in the task's folder, at most 25 seconds; the end of what it prints.
@@ -76,13 +83,13 @@ class _Offered:
             content: a digest of it; a directory that has changed is refused
         """
         task = self._named(name, content)
-        with opened(task) as folder:
-            self._open.append(folder)
+        with opened(task, self._engine) as place:
+            self._open.append(place)
             try:
                 yield task.instruction
-                yield folder.verdict()
+                yield place.verdict()
             finally:
-                self._open.remove(folder)
+                self._open.remove(place)
 
     def solved(self, name: str, content: str = "") -> Reference:
         """Its solution, run with the tool; nothing where it has none."""
@@ -101,10 +108,22 @@ class _Offered:
         return task
 
 
-def _read(base: Path, *, ignore_run: bool, skip_refused: bool) -> Iterator[tuple[str, HarborTask]]:
+def opened(task: HarborTask, engine: str = "") -> AbstractContextManager[TaskPlace]:
+    """The place of one episode, while it lasts. engine: its program, for a task that was read for it."""
+    if isinstance(task.image, ContainerImage):
+        return in_a_container(task, task.image, engine)
+    return in_a_folder(task, task.image)
+
+
+def _read(
+    base: Path, *, ignore_run: bool, skip_refused: bool, in_container: bool
+) -> Iterator[tuple[str, HarborTask]]:
     for settings in sorted(base.glob("*/task.toml")):
         try:
-            yield settings.parent.name, read_task(settings.parent, ignore_run=ignore_run)
+            yield (
+                settings.parent.name,
+                read_task(settings.parent, ignore_run=ignore_run, in_container=in_container),
+            )
         except ImportRefused as error:
             if not skip_refused:
                 raise

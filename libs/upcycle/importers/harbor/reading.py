@@ -9,7 +9,15 @@ from pathlib import Path
 from typing import Any, Final
 
 from upcycle.importers.errors import ImportRefused
-from upcycle.importers.harbor.dockerfile import ENGINE, Files, PlainImage, StoredFile, check_base, plain_image
+from upcycle.importers.harbor.dockerfile import (
+    ENGINE,
+    ENGINE_WAY_OUT,
+    Files,
+    PlainImage,
+    StoredFile,
+    check_base,
+    plain_image,
+)
 
 TEST: Final = "test.sh"
 SOLVE: Final = "solve.sh"
@@ -22,13 +30,30 @@ _SYSTEM: Final = frozenset(
 
 
 @dataclass(frozen=True, slots=True)
+class ContainerImage:
+    """An image that a container engine builds, or has by name.
+
+    name: of one that is pulled; empty: `context`, the files of environment/, is built. workdir: empty is the
+    image's own. cpus, memory_mb: limits of the container; None is the engine's.
+    """
+
+    name: str
+    context: Files
+    workdir: str
+    variables: Mapping[str, str]
+    cpus: float | None
+    memory_mb: int | None
+    has_network: bool
+
+
+@dataclass(frozen=True, slots=True)
 class HarborTask:
     """tests and solution: by path in their folder; solution may be empty. content: a digest of all of it."""
 
     name: str
     family: str
     instruction: str
-    image: PlainImage
+    image: PlainImage | ContainerImage
     tests: Files
     solution: Files
     verifier_s: float
@@ -36,9 +61,15 @@ class HarborTask:
     solution_variables: Mapping[str, str]
     content: str
 
+    @property
+    def variables(self) -> Mapping[str, str]:
+        """Of each process in its place."""
+        return self.image.variables
 
-def read_task(folder: Path, *, ignore_run: bool = False) -> HarborTask:
-    """Raises ImportRefused, which names the file and what in it needs more than a folder."""
+
+def read_task(folder: Path, *, ignore_run: bool = False, in_container: bool = False) -> HarborTask:
+    """Raises ImportRefused, which names the file and what in it needs more than a folder, or than a
+    container."""
     settings = _settings(folder / "task.toml")
     where = folder.name
     _check(settings, folder, where)
@@ -47,11 +78,16 @@ def read_task(folder: Path, *, ignore_run: bool = False) -> HarborTask:
     if TEST not in tests:
         raise ImportRefused(f"{where}: there is no tests/{TEST}", "it decides the reward")
     verifier, metadata = settings.get("verifier", {}), settings.get("metadata", {})
+    context = _below(files, "environment/")
+    if in_container:
+        image: PlainImage | ContainerImage = _container_image(settings, context, where)
+    else:
+        image = _image(settings, context, where, ignore_run=ignore_run)
     return HarborTask(
         name=where,
         family=str(metadata.get("category") or "harbor"),
         instruction=_instruction(folder / "instruction.md"),
-        image=_image(settings, _below(files, "environment/"), where, ignore_run=ignore_run),
+        image=image,
         tests=tests,
         solution=_below(files, "solution/"),
         verifier_s=min(float(verifier.get("timeout_sec", GRADE_S)), GRADE_S),
@@ -86,7 +122,7 @@ def _check(settings: Mapping[str, Any], folder: Path, where: str) -> None:
         "collects files from services": verifier.get("collect"),
     }
     if said := next((what for what, is_so in needs.items() if is_so), ""):
-        raise ImportRefused(f"{where} {said}: {ENGINE}", "play it with Harbor")
+        raise ImportRefused(f"{where} {said}, which is not played here", "play it with Harbor")
 
 
 def _image(settings: Mapping[str, Any], context: Files, where: str, *, ignore_run: bool) -> PlainImage:
@@ -104,8 +140,28 @@ def _image(settings: Mapping[str, Any], context: Files, where: str, *, ignore_ru
     image.variables |= _literal(environment.get("env", {}), f"{where}/task.toml: [environment.env]")
     for path in (image.workdir, *image.files):
         if path.split("/")[1] in _SYSTEM:
-            raise ImportRefused(f"{where}: {path} is a place of the system: {ENGINE}", "work below /app")
+            raise ImportRefused(f"{where}: {path} is a place of the system: {ENGINE}", ENGINE_WAY_OUT)
     return image
+
+
+def _container_image(settings: Mapping[str, Any], context: Files, where: str) -> ContainerImage:
+    environment = settings.get("environment", {})
+    name = str(environment.get("docker_image") or "")
+    if not name and "Dockerfile" not in context:
+        raise ImportRefused(
+            f"{where}: there is neither an environment/Dockerfile nor a docker_image in task.toml",
+            "a container is made from one of them",
+        )
+    memory = environment.get("memory_mb")
+    return ContainerImage(
+        name=name,
+        context=context,
+        workdir=str(environment.get("workdir") or ""),
+        variables=_literal(environment.get("env", {}), f"{where}/task.toml: [environment.env]"),
+        cpus=float(environment["cpus"]) if environment.get("cpus") else None,
+        memory_mb=int(memory) if memory else None,
+        has_network=bool(environment.get("allow_internet", True)),
+    )
 
 
 def _literal(values: Mapping[str, Any], where: str) -> dict[str, str]:

@@ -10,8 +10,8 @@ from upcycle.cli.exits import Exit
 from upcycle.cli.main import run
 from upcycle.environment import load_environment
 from upcycle.importers.errors import ImportRefused
-from upcycle.importers.harbor.image_folder import opened
-from upcycle.importers.harbor.reading import read_task
+from upcycle.importers.harbor.offering import opened
+from upcycle.importers.harbor.reading import ContainerImage, read_task
 from upcycle.playing.episode import PlayedEpisode
 from upcycle.playing.in_process import play_tasks
 from upcycle.task_rows import Task
@@ -219,7 +219,7 @@ def test_run_lines_of_a_dockerfile_may_be_left_to_the_machine(project: Path) -> 
     other = written(
         project / "tasks" / "needs-jq", {"environment/Dockerfile": "FROM ubuntu\nRUN install jq\n"}
     )
-    with pytest.raises(ImportRefused, match="pass ignore_run=True"):
+    with pytest.raises(ImportRefused, match="or ignore_run=True"):
         load_environment(project / "harbor.py")
     assert read_task(other, ignore_run=True).image.workdir == "/app"
 
@@ -244,3 +244,24 @@ def test_a_folder_without_tasks_is_refused(tmp_path: Path) -> None:
     (tmp_path / "harbor.py").write_text(HARBOR)
     with pytest.raises(ImportRefused, match="has no task that is played here"):
         load_environment(tmp_path / "harbor.py")
+
+
+def test_a_task_in_a_container_needs_an_image_and_nothing_that_only_harbor_has(tmp_path: Path) -> None:
+    run_line = {"environment/Dockerfile": "FROM org/bench:1\nRUN install jq\nUSER agent\n"}
+    image = read_task(written(tmp_path / "needs-jq", run_line), in_container=True).image
+    assert isinstance(image, ContainerImage)
+    assert (image.name, image.cpus, image.has_network) == ("", 1.0, True)
+    with pytest.raises(ImportRefused, match="neither an environment/Dockerfile nor a docker_image"):
+        read_task(written(tmp_path / "bare", {"environment/Dockerfile": None}), in_container=True)
+    with pytest.raises(ImportRefused, match="needs a GPU, which is not played here"):
+        read_task(written(tmp_path / "gpu", {"task.toml": TOML + "gpus = 1\n"}), in_container=True)
+
+
+def test_an_engine_that_is_none_or_is_away_is_refused_by_name(
+    project: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PATH", "")
+    for engine, said in (("kubernetes", "is no container engine"), ("docker", "no program 'docker'")):
+        (project / f"{engine}.py").write_text(HARBOR.replace('"tasks")\n', f'"tasks", engine="{engine}")\n'))
+        with pytest.raises(ImportRefused, match=said):
+            load_environment(project / f"{engine}.py")

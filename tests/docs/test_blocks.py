@@ -19,6 +19,9 @@ import upcycle.graders
 GENERATED: Final = "<!-- Written by docs/generate.py."
 LEFT_OUT: Final = {
     "docs/do/add-a-setting.md": ("the class gets this field in this very step",),
+    "docs/do/import-harbor.md": (
+        "it needs a container engine; tests/docker/test_harbor_containers.py runs it",
+    ),
     "docs/do/recorded-sessions.md": (
         "the platform of the reader plays it; tests/e2e/test_black_box_agent.py runs it",
     ),

@@ -70,7 +70,11 @@ def build(image: ContainerImage, engine: str) -> str:
             place.parent.mkdir(parents=True, exist_ok=True)
             place.write_bytes(file.content)
             place.chmod(0o755 if file.is_executable else 0o644)
-        make = ["pull", "-q", name] if image.name else ["build", "-q", "--force-rm", "--label", LABEL, "-t", name, folder]
+        make = (
+            ["pull", "-q", name]
+            if image.name
+            else ["build", "-q", "--force-rm", "--label", LABEL, "-t", name, folder]
+        )
         made = _asked([engine, *make], limit_s=BUILD_S)
     if made.returncode != 0:
         raise ImportRefused(f"the image was not made: {_last_words(made)}", "see its Dockerfile")

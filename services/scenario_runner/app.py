@@ -4,6 +4,7 @@ import logging
 import socket
 from collections.abc import Callable
 from dataclasses import dataclass
+from datetime import timedelta
 from pathlib import Path
 from typing import Final
 
@@ -38,12 +39,13 @@ from scenario_runner.adapters.zygotes import ZygoteOptions
 from scenario_runner.domain.environments import EpisodeTimeouts
 from scenario_runner.domain.runs import Prices
 from scenario_runner.handlers import READING, plan_router
-from scenario_runner.loops import FleetLoop, PlannerLoop, SweepLoop, TrackLoop
+from scenario_runner.loops import FleetLoop, PlannerLoop, SessionLoop, SweepLoop, TrackLoop
 from scenario_runner.servicer.environments import EnvironmentServicer
 from scenario_runner.servicer.secrets import SecretServicer
 from scenario_runner.servicer.statuses import ENVIRONMENT_STATUSES, TASKSET_STATUSES
 from scenario_runner.servicer.tasksets import TasksetServicer, TasksetUseCases
 from scenario_runner.settings import ScenarioRunnerSettings
+from scenario_runner.usecases.arriving_sessions import TakeSessions
 from scenario_runner.usecases.catalog import Tasksets
 from scenario_runner.usecases.deploying import DeployEnvironment
 from scenario_runner.usecases.explaining import ExplainRun
@@ -56,7 +58,7 @@ from scenario_runner.usecases.retaining import RemoveRuns
 from scenario_runner.usecases.retaining_sources import RemoveSources
 from scenario_runner.usecases.run_sources import CheckGuidance, KeepSource, SourceChecks
 from scenario_runner.usecases.secrets import CheckSecrets, ManageSecrets, SecretValues
-from scenario_runner.usecases.submitting import Runs, SubmitRun
+from scenario_runner.usecases.submitting import Runs, SubmitLimits, SubmitRun
 from scenario_runner.usecases.task_claims import ClaimTasks
 from scenario_runner.usecases.tracking import TrackRuns
 from service_kit.background import Worker
@@ -207,7 +209,8 @@ def _add_planner(
     bus = EventBus(settings.bus, client_name=NAME)
     sweeps = SweepLoop(plan, gauge, peer_facts, BusOutcomes(bus), rules, now=utc_now)
     _add_bus(service, database, bus, plan, loop)
-    failing = _add_loops(service, loop, sweeps)
+    recorded = StoredSessions(trajectories, now=utc_now)
+    failing = _add_loops(service, loop, sweeps, _session_loop(settings, plan, recorded, loop))
     explain = ExplainRun(
         plan,
         peer_facts,
@@ -215,8 +218,7 @@ def _add_planner(
         bus_alarms=bus.alarms,
         failing=failing,
     )
-    sessions = StoredSessions(trajectories, now=utc_now)
-    submit = _submit(settings, plan, registry, sessions, environments, loop)
+    submit = _submit(settings, plan, registry, recorded, environments, loop)
     service.add(Worker("tracking", TrackLoop(TrackRuns(plan, submit)).run))
     catalog = _catalog(settings, plan, environments, GrpcLineages(registry))
     servicer = TasksetServicer(catalog, submit, Runs(plan, wake=loop.wake), explain, prices=_prices(settings))
@@ -234,12 +236,23 @@ def _add_bus(service: Service, database: Database, bus: EventBus, plan: SqlPlan,
     service.add(OutboxRelay(database, bus, never_overtaken=NEVER_OVERTAKEN))
 
 
-def _add_loops(service: Service, loop: PlannerLoop, sweeps: SweepLoop) -> Callable[[str], list[str]]:
-    """Returns what says of a run which of the two fails for it, and of what."""
-    planning, sweeping = FailingWork(), FailingWork()
+def _add_loops(
+    service: Service, loop: PlannerLoop, sweeps: SweepLoop, sessions: SessionLoop
+) -> Callable[[str], list[str]]:
+    """Returns what says of a run which of them fails for it, and of what."""
+    planning, sweeping, looking = FailingWork(), FailingWork(), FailingWork()
+    service.add(Worker("sessions", sessions.run, failing=looking))
     service.add(Worker("planner", loop.run, failing=planning))
     service.add(Worker("sweeps", sweeps.run, failing=sweeping))
-    return lambda run_id: [*planning.of(run_id), *sweeping.of(run_id)]
+    return lambda run_id: [*planning.of(run_id), *sweeping.of(run_id), *looking.of(run_id)]
+
+
+def _session_loop(
+    settings: ScenarioRunnerSettings, plan: SqlPlan, sessions: StoredSessions, loop: PlannerLoop
+) -> SessionLoop:
+    gather = timedelta(seconds=settings.sessions_gather_s)
+    take = TakeSessions(plan, sessions, gather=gather, wake=loop.wake)
+    return SessionLoop(take, every_s=settings.sessions_every_s)
 
 
 def _trajectories(settings: ScenarioRunnerSettings) -> Peer:
@@ -279,7 +292,7 @@ def _submit(
         wake=loop.wake,
         sources=SourceChecks(keep, CheckGuidance(hosts.describe), hosts.describe),
         sessions=sessions,
-        max_audits=settings.max_audits,
+        limits=SubmitLimits(settings.max_audits, timedelta(seconds=settings.sessions_gather_s)),
     )
 
 

@@ -14,6 +14,7 @@ from scenario_runner.domain.facts import Fact
 from scenario_runner.domain.peer_facts import GraderBacklog
 from scenario_runner.domain.runs import RunRecord
 from scenario_runner.ports import PlannedEpisodes
+from scenario_runner.usecases.arriving_sessions import TakeSessions
 from scenario_runner.usecases.leases import Leases
 from scenario_runner.usecases.overdue import has_unopened, overdue, overdue_ids
 from scenario_runner.usecases.planning import PlanRules, plan_more, sweep
@@ -185,6 +186,18 @@ class TrackLoop:
     async def run(self, stop: asyncio.Event) -> None:
         """Until stopped. While the database or the registry is unavailable, the loop waits for it."""
         await until_stopped(stop, self._track, every_s=TRACK_S, waiting="tracking_waits")
+
+
+class SessionLoop:
+    """Looks for recorded sessions that were graded for runs which take them as they come."""
+
+    def __init__(self, take: TakeSessions, *, every_s: float) -> None:
+        self._take = take
+        self._every_s = every_s
+
+    async def run(self, stop: asyncio.Event) -> None:
+        """Until stopped. While the database or the trajectory store is unavailable, the loop waits for it."""
+        await until_stopped(stop, self._take, every_s=self._every_s, waiting="sessions_wait")
 
 
 class FleetLoop:

@@ -76,6 +76,11 @@ class ScenarioRunnerSettings(ServiceSettings):
     """Episodes of one evaluation run that may be in flight."""
     max_audits: int = Field(20, ge=1)
     """Runs on one taskset of split audit: what is looked at more often selects, and audits nothing."""
+    sessions_every_s: float = Field(2.0, gt=0)
+    """Seconds between two looks for recorded sessions, for runs that take them as they are graded."""
+    sessions_gather_s: float = Field(60.0, ge=0)
+    """Seconds after the first reward of a group of them in which the group waits for more sessions, unless it
+    has as many as the run's group size. At most half of the run's sessions_idle_s."""
     stop_grace_s: float = Field(600.0, gt=0)
     """How long graded episodes of a run that ends early wait for its trainer to settle them."""
     cancel_grace_s: float = Field(60.0, gt=0)

@@ -19,6 +19,8 @@ from tests.support.waiting import until
 from local_stack.stack import Stack
 from upcycle.api.registry.v1.registry_pb2 import Checkpoint
 from upcycle.api.registry.v1.service_pb2 import ListCheckpointsRequest
+from upcycle.api.taskset.v1.service_pb2 import ExplainRunRequest, ListRunsRequest
+from upcycle.api.taskset.v1.taskset_pb2 import RUN_STATE_RUNNING
 from upcycle.api.trajectory.v1 import service_pb2 as pb
 from upcycle.api.trajectory.v1.trajectory_pb2 import LEDGER_STATE_TRAINED
 from upcycle.platform import Platform
@@ -138,3 +140,37 @@ async def test_sessions_of_a_foreign_agent_train_once_each_and_an_ungraded_one_i
     assert sorted({one.ledger.step for one in listed.trajectories}) == list(range(1, STEPS + 1))
     checkpoints = await saved_by(platform, done["run_id"])
     assert (checkpoints[-1].step, dict(checkpoints[-1].sources)) == (STEPS, {sessions: STEPS * PROMPTS})
+
+
+async def test_a_run_takes_sessions_as_they_are_graded_and_says_what_it_waits_for(
+    stack: Stack, platform: Platform, client: AsyncOpenAI, tmp_path: Path
+) -> None:
+    options = ("--sessions", "group=live", "--sessions-idle-s", "120", "--group", str(GROUP), "--steps", "1")
+    training = asyncio.create_task(trained_on(stack, tmp_path, *options))
+    try:
+        run_id = await until(lambda: waits_for_sessions(platform), "the run to wait", timeout_s=60)
+        live = QUESTIONS[:PROMPTS]
+        (sessions, *_) = [await graded_group(client, question, "live") for question in live]
+        done = await training
+    finally:
+        training.cancel()
+    assert (done["run_id"], int(done["step"])) == (run_id, 1)
+    wanted = pb.TrajectoryFilter(run_id=sessions, state=LEDGER_STATE_TRAINED)
+    request = pb.ListTrajectoriesRequest(filter=wanted, page_size=100)
+
+    async def by_this_run() -> bool:
+        listed = (await platform.trajectories.ListTrajectories(request, timeout=10)).trajectories
+        return len([one for one in listed if one.ledger.trained_by_run == run_id]) == PROMPTS * GROUP
+
+    await until(by_this_run, "the ledger to have the step", timeout_s=30)
+    assert_conserved(await balanced(platform, sessions))
+
+
+async def waits_for_sessions(platform: Platform) -> str:
+    """The run of the model that waits for sessions as they come, if there is one."""
+    listed = (await platform.tasksets.ListRuns(ListRunsRequest(limit=1, model=MODEL), timeout=10)).runs
+    for run in (one for one in listed if one.state == RUN_STATE_RUNNING):
+        why = await platform.tasksets.ExplainRun(ExplainRunRequest(run_id=run.run_id), timeout=10)
+        if any("waiting for graded sessions (group=live)" in reason.what for reason in why.waiting_for):
+            return str(run.run_id)
+    return ""

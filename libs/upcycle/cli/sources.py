@@ -41,7 +41,13 @@ async def _newest(platform: Platform, model: str) -> str:
 
 def begun_lines(run: "Run") -> list[str]:
     """What a run that was just submitted takes from its sources, and what it leaves out, by reason."""
-    return [_begun(source) for source in run.sources]
+    lines = [_begun(source) for source in run.sources]
+    if run.spec.sessions_idle_s:
+        lines.append(
+            f"sessions {run.spec.sessions} are taken as they are graded, until none that can train came for "
+            f"{run.spec.sessions_idle_s} s"
+        )
+    return lines
 
 
 def _begun(source: "SourceReport") -> str:

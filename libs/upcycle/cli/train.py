@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 TrainFlags: Any = flag_class(Purpose.TRAIN, "TrainFlags")
 NO_FLAGS: Final = TrainFlags()
 _LOOK_BACK: Final = 50
-_OF_SOURCES: Final = ("source_runs", "sessions", "no_sampling", "training.no_step_groups")
+_OF_SOURCES: Final = ("source_runs", "sessions", "sessions_idle_s", "no_sampling", "training.no_step_groups")
 _OF_SFT: Final = ("training.steps", "training.epochs", "training.learning_rate", "training.seed")
 _OF_FIRST_SOURCE: Final = "the taskset of the first source"
 
@@ -180,8 +180,8 @@ def _refuse_sources(given: Sources) -> None:
 
     if any(path in given.values for path in _OF_SOURCES):
         raise SourcesRefused(
-            "--attach follows a run that was started before: --from, --sessions, --no-sampling and "
-            "--no-step-groups belong to its start",
+            "--attach follows a run that was started before: --from, --sessions, --sessions-idle-s, "
+            "--no-sampling and --no-step-groups belong to its start",
             "leave them out, or leave --attach out and start a new run",
         )
 

@@ -54,6 +54,7 @@ _ABSENT: Final = {
         "source_runs",
         "no_sampling",
         "sessions",
+        "sessions_idle_s",
         "track",
         "stop_on",
         "mix",

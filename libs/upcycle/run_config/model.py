@@ -346,6 +346,9 @@ class RunSpec:
     """groups of an evaluation, each of a task drawn at random with replacement; else each task once."""
     sessions: Annotated[str, Text(0, 500)] = ""
     """graded recorded sessions that train first: `all`, or key=KEY,group=NAME,since=7d,before=DATE."""
+    sessions_idle_s: Annotated[Whole, Limit(0, 2_592_000)] = 0
+    """sessions that are graded while the run goes on train, too, until none that can train came for so many
+    seconds; 0: those that are graded when it is submitted."""
 
     @model_validator(mode="after")
     def _check(self) -> RunSpec:

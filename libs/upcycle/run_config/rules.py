@@ -193,6 +193,7 @@ def _purpose(spec: RunSpec, say: Say) -> Iterator[str]:
         "source_runs": bool(spec.source_runs),
         "no_sampling": spec.no_sampling,
         "sessions": bool(spec.sessions),
+        "sessions_idle_s": bool(spec.sessions_idle_s),
         "track": bool(spec.track),
         "stop_on": bool(spec.stop_on),
         "mix": bool(spec.mix),
@@ -285,11 +286,25 @@ def _sessions(spec: RunSpec, say: Say) -> Iterator[str]:
             parse_sessions(spec.sessions)
     except ValueError as error:
         yield f"{say('sessions')}: {error}"
+    yield from _sessions_as_they_come(spec, say)
     if spec.training is not None and spec.training.single_sessions == BATCH_BASELINE and not spec.sessions:
         yield (
             f"{say('training.single_sessions')} is {BATCH_BASELINE!r} and {say('sessions')} is empty: none "
             f"is taken; name sessions in {say('sessions')}, or leave it out"
         )
+
+
+def _sessions_as_they_come(spec: RunSpec, say: Say) -> Iterator[str]:
+    if not spec.sessions_idle_s:
+        return
+    asked = f"{say('sessions_idle_s')} is {spec.sessions_idle_s}"
+    if not spec.sessions:
+        yield (
+            f"{asked} and {say('sessions')} is empty: none would come; name some in {say('sessions')}, "
+            "`all` for those of any key and group, or leave it out"
+        )
+    elif "before=" in "".join(spec.sessions.split()):
+        yield f"{asked}, and {say('sessions')} has an end, before=…: leave one of the two out"
 
 
 def _tracking(spec: RunSpec, say: Say) -> Iterator[str]:

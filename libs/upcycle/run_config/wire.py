@@ -56,6 +56,7 @@ def spec_to_wire(spec: RunSpec) -> taskset_pb2.RunSpec:
         stop_on=spec.stop_on,
         mix=spec.mix,
         sessions=spec.sessions,
+        sessions_idle_s=spec.sessions_idle_s,
     )
 
 

@@ -10,7 +10,7 @@ from scenario_runner.adapters.sql_rows import slots_of
 from scenario_runner.adapters.tables import OFFERED_SESSION, SOURCE_GROUP
 from scenario_runner.domain.recorded_sessions import SessionGroup
 from scenario_runner.domain.runs import EpisodeRow, EpisodeState
-from scenario_runner.domain.source_groups import TAKEN
+from scenario_runner.domain.source_groups import TAKEN, SourceGroupState
 
 _COLUMNS = tuple(
     column.name for column in OFFERED_SESSION.columns if column.name not in ("run_id", "task_digest")
@@ -42,6 +42,10 @@ _TAKEN = (
     )
 )
 
+_SEEN = sa.select(OFFERED_SESSION.c.episode_id).where(
+    OFFERED_SESSION.c.run_id == sa.bindparam("run_id_"),
+    OFFERED_SESSION.c.episode_id.in_(sa.bindparam("episode_ids", expanding=True)),
+)
 _ALONE = (
     sa.select(OFFERED_SESSION.c.group_id)
     .where(OFFERED_SESSION.c.run_id == sa.bindparam("run_id_"))
@@ -50,13 +54,18 @@ _ALONE = (
 )
 SINGLES = (
     sa.select(SOURCE_GROUP.c.source_run_id, sa.func.count())
-    .where(SOURCE_GROUP.c.run_id == sa.bindparam("run_id_"), SOURCE_GROUP.c.group_id.in_(_ALONE))
+    .where(
+        SOURCE_GROUP.c.run_id == sa.bindparam("run_id_"),
+        SOURCE_GROUP.c.state != SourceGroupState.LEFT_OUT.value,
+        SOURCE_GROUP.c.group_id.in_(_ALONE),
+    )
     .group_by(SOURCE_GROUP.c.source_run_id)
 )
 
 
 class OfferedSessions:
-    """The table `offered_session`: sessions of the groups that a run may train on. Writes happen at once."""
+    """The table `offered_session`: sessions of the groups that a run may train on; of one that takes them as
+    they come also those that it left out. Writes happen at once."""
 
     def __init__(self, connection: sa.Connection) -> None:
         self._sql = connection
@@ -92,10 +101,18 @@ class OfferedSessions:
 
     def taken(self, episode_ids: Collection[str]) -> set[str]:
         """Of these, those that a run has with its trainer, or trained."""
+        return self._among(_TAKEN, episode_ids)
+
+    def seen(self, run_id: str, episode_ids: Collection[str]) -> set[str]:
+        """Of these, those that a run has taken, or that it has looked at as they came."""
+        return self._among(_SEEN, episode_ids, run_id_=run_id)
+
+    def _among(self, query: sa.Select[Any], episode_ids: Collection[str], **wanted: str) -> set[str]:
         found: set[str] = set()
         ordered = sorted(episode_ids)
         for at in range(0, len(ordered), _CHUNK):
-            found.update(self._sql.execute(_TAKEN, {"episode_ids": ordered[at : at + _CHUNK]}).scalars())
+            chosen = {**wanted, "episode_ids": ordered[at : at + _CHUNK]}
+            found.update(self._sql.execute(query, chosen).scalars())
         return found
 
     def _of_group(self, run_id: str, group_id: str) -> Sequence[Any]:

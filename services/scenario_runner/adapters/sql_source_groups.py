@@ -38,6 +38,10 @@ LOAD = sa.select(
     sa.exists().where(*_WAITING),
     sa.select(sa.func.min(SOURCE_GROUP.c.offered_at)).where(*_OFFERED).scalar_subquery(),
 )
+NEWEST_ENDS = sa.select(
+    sa.func.max(SOURCE_GROUP.c.ended_at),
+    sa.func.max(sa.case((SOURCE_GROUP.c.state != SourceGroupState.LEFT_OUT.value, SOURCE_GROUP.c.ended_at))),
+).where(_OF_RUN)
 TALLIES = (
     sa.select(SOURCE_GROUP.c.source_run_id, SOURCE_GROUP.c.state, SOURCE_GROUP.c.reason, sa.func.count())
     .where(_OF_RUN)
@@ -171,6 +175,11 @@ class SourceGroups:
     def one(self, run_id: str, group_id: str) -> SourceGroup | None:
         row = self._sql.execute(ONE, {"run_id_": run_id, "group_id_": group_id}).first()
         return _source_group(row) if row else None
+
+    def newest_ends(self, run_id: str) -> tuple[datetime | None, datetime | None]:
+        """When the newest group that a run has looked at ended, and the newest that it did not leave out."""
+        newest, fit = self._sql.execute(NEWEST_ENDS, {"run_id_": run_id}).one()
+        return newest, fit
 
     def waiting(self, run_id: str, limit: int) -> list[SourceGroup]:
         """In the order in which their evaluations were done with them."""

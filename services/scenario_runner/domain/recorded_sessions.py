@@ -34,6 +34,10 @@ class GradedSession:
     is_cut: bool = False
 
 
+_ANOTHER_MAY_CHANGE = frozenset({GroupReason.NONE, GroupReason.GROUP_OF_ONE, GroupReason.ZERO_SPREAD})
+"""Why sessions of a group do not train, as long as no other one joins them."""
+
+
 @dataclass(frozen=True, slots=True)
 class SessionGroup:
     """Sessions of equal group and equal first prompt, in the order of their rewards. group_id: of exactly
@@ -49,6 +53,14 @@ class SessionGroup:
     def ended_at(self) -> datetime:
         """When the last of them got its reward."""
         return max(member.graded_at for member in self.members)
+
+    def is_gathered(self, group_size: int, since: datetime) -> bool:
+        """Whether a run that takes sessions as they come need not wait for others of the group: it has the
+        size of the run's groups, or waited since its first reward, or no other one would change it."""
+        first = self.members[0]
+        is_alone = first.group_id == first.episode_id
+        is_decided = is_alone or self.reason not in _ANOTHER_MAY_CHANGE
+        return is_decided or len(self.members) >= group_size or first.graded_at <= since
 
     def rows(self) -> list[EpisodeRow]:
         """As an offer has them."""
@@ -82,7 +94,9 @@ def grouped(sessions: Iterable[GradedSession], rules: SessionRules) -> list[Sess
             alike.setdefault(key, []).append(session)
     for members in alike.values():
         found.append(replace(_group(members), reason=_why_not_together(members, rules)))
-    return sorted(_without_tied_singles(found), key=lambda one: (one.ended_at, one.group_id))
+    if rules.head_version is not None:
+        found = _without_tied_singles(found)
+    return sorted(found, key=lambda one: (one.ended_at, one.group_id))
 
 
 def _without_tied_singles(groups: list[SessionGroup]) -> list[SessionGroup]:

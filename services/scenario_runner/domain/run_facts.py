@@ -54,6 +54,8 @@ class Supply:
     evaluations: Sequence[str] = ()
     open_group_limit: int = 0
     offered_s: float = 0.0
+    sessions_end_in_s: float | None = None
+    """Seconds until the run stops waiting for recorded sessions; None: it takes none as they come."""
 
 
 @dataclass(frozen=True, slots=True)

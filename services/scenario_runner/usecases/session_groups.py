@@ -1,5 +1,5 @@
-"""Recorded sessions as batches of a training run: looked at and taken at its submission, offered as groups of
-evaluations are.
+"""Recorded sessions as batches of a training run: looked at and taken at its submission, in a run with
+`sessions_idle_s` also as they get their rewards, and offered as groups of evaluations are.
 
 The transaction that takes sessions puts their first prompts on the side of training data, so that no taskset
 holds one of them out later.
@@ -7,6 +7,7 @@ holds one of them out later.
 
 from collections import Counter
 from collections.abc import Sequence
+from datetime import timedelta
 
 from episodes import GroupReason, Split
 from scenario_runner.adapters.sql_plan import PlanUnit
@@ -24,19 +25,46 @@ from upcycle.run_config.names import BATCH_BASELINE
 
 
 def take_sessions(
-    unit: PlanUnit, run: RunRecord, sessions: Sequence[GradedSession], head_version: int
+    unit: PlanUnit, run: RunRecord, sessions: Sequence[GradedSession], head_version: int, gather: timedelta
 ) -> None:
     """Look at all graded sessions that the run's query matches: the groups that fit wait to be offered, all
-    others are left out by name. Raises Refused where none fits."""
+    others are left out by name. Raises Refused where none fits, and none is waited for."""
     if not run.spec.sessions:
+        return
+    if run.spec.sessions_idle_s:
+        take_arrived(unit, run, sessions, gather, head_version)
         return
     groups = grouped(sessions, _rules(unit, run, sessions, head_version))
     fit = [group for group in groups if not group.reason]
     if not fit:
         raise Refused(_nothing_fits(run, sessions, groups))
-    unit.claim({group.task_digest for group in fit}, Split.TRAIN, f"recorded sessions of {run.run_id}")
-    unit.source_groups.add([_candidate(unit, run, group) for group in groups])
+    _take(unit, run, groups)
     unit.sessions.add(run.run_id, fit)
+
+
+def take_arrived(
+    unit: PlanUnit,
+    run: RunRecord,
+    sessions: Sequence[GradedSession],
+    gather: timedelta,
+    head_version: int | None = None,
+) -> int:
+    """Of a run that takes sessions as they come: look at each of them once. Groups that others may join wait.
+    gather: how long, from their first reward. Returns how many groups fit."""
+    seen = unit.sessions.seen(run.run_id, {session.episode_id for session in sessions})
+    new = [session for session in sessions if session.episode_id not in seen]
+    since = unit.now - min(gather, timedelta(seconds=run.spec.sessions_idle_s) / 2)
+    groups = grouped(new, _rules(unit, run, new, head_version))
+    gathered = [group for group in groups if group.is_gathered(run.spec.group_size, since)]
+    _take(unit, run, gathered)
+    unit.sessions.add(run.run_id, gathered)
+    return sum(not group.reason for group in gathered)
+
+
+def _take(unit: PlanUnit, run: RunRecord, groups: Sequence[SessionGroup]) -> None:
+    digests = {group.task_digest for group in groups if not group.reason}
+    unit.claim(digests, Split.TRAIN, f"recorded sessions of {run.run_id}")
+    unit.source_groups.add([_candidate(unit, run, group) for group in groups])
 
 
 def _rules(

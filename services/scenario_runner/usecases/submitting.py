@@ -3,6 +3,7 @@
 import logging
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
+from datetime import timedelta
 from typing import TypeVar
 
 from pydantic import ValidationError
@@ -67,6 +68,15 @@ class _Asked:
     """Those that its query matches."""
 
 
+@dataclass(frozen=True, slots=True)
+class SubmitLimits:
+    """max_audits: runs on one taskset of split audit. gather: how long a group of recorded sessions waits for
+    more, in a run that takes them as they come."""
+
+    max_audits: int = 20
+    gather: timedelta = timedelta(seconds=60)
+
+
 class SubmitRun:
     """Accept a run, once per request id. sources: what is asked of the environments that it plays.
     wake: called when there is something to plan."""
@@ -80,10 +90,9 @@ class SubmitRun:
         wake: Callable[[], None],
         sources: SourceChecks = UNKNOWN_SOURCES,
         sessions: RecordedSessions | None = None,
-        max_audits: int = 20,
+        limits: SubmitLimits = SubmitLimits(),
     ) -> None:
-        """max_audits: runs on one taskset of split audit."""
-        self._max_audits = max_audits
+        self._limits = limits
         self._plan = plan
         self._registry = registry
         self._sources = sources
@@ -147,7 +156,7 @@ class SubmitRun:
         taskset = tasksets[0]
         _refuse_second_training(unit, spec)
         if taskset.split is Split.AUDIT:
-            _open_audit(unit, taskset, self._max_audits, asked.run_id)
+            _open_audit(unit, taskset, self._limits.max_audits, asked.run_id)
         spec = _in_steps(spec, taskset.num_tasks)
         run = RunRecord(
             run_id=asked.run_id,
@@ -167,7 +176,7 @@ class SubmitRun:
         unit.add_run(run)
         unit.mixes.add(rows_of(run.run_id, tasksets, asked.source_digests) if spec.mix else ())
         take_sources(unit, run, asked.head_version)
-        take_sessions(unit, run, asked.sessions, asked.head_version)
+        take_sessions(unit, run, asked.sessions, asked.head_version, self._limits.gather)
         unit.announce_submitted(run)
         return view_of(unit, run)
 

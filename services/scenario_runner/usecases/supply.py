@@ -13,6 +13,7 @@ from scenario_runner.domain.run_facts import Supply
 from scenario_runner.domain.runs import FINAL_RUN_STATES, Counts, RunRecord, RunState
 from scenario_runner.domain.source_groups import SourceGroupState, SourceLoad, SourceReport, SourceTally
 from scenario_runner.domain.sources import in_words, may_train_on, outcomes, reports
+from scenario_runner.usecases.arriving_sessions import sessions_end_at
 from scenario_runner.usecases.ending import conclude, end_run, stop_early
 from scenario_runner.usecases.new_groups import open_limit
 from scenario_runner.usecases.offering import offer
@@ -39,9 +40,10 @@ def offer_more(unit: PlanUnit, run_id: str, rules: PlanRules) -> int:
 def _end_if_used_up(unit: PlanUnit, run: RunRecord, load: SourceLoad) -> None:
     """End a run that cannot fill another batch: it plans no groups, and no evaluation brings it more."""
     training = run.spec.training
-    if training is None or not training.steps or not run.spec.no_sampling:
+    if training is None or not run.spec.no_sampling or not (run.spec.source_runs or run.spec.sessions):
         return
-    if not (run.spec.source_runs or run.spec.sessions):
+    ends_at = sessions_end_at(unit, run)
+    if (ends_at is None and not training.steps) or (ends_at is not None and unit.now < ends_at):
         return
     if load.offered >= training.prompts_per_step or evaluations_under_way(unit, run):
         return
@@ -49,11 +51,17 @@ def _end_if_used_up(unit: PlanUnit, run: RunRecord, load: SourceLoad) -> None:
         return
     tallies = unit.source_groups.tallies(run.run_id)
     if run.step or any(tally.state is SourceGroupState.TRAINED for tally in tallies):
-        stop_early(unit, run, STOPPED_BECAUSE, kept=True)
+        stop_early(unit, run, _why_used_up(run), kept=True)
     else:
         failure = _why_no_step(run, source_reports(run, tallies))
         end_run(unit, run, RunState.FAILED, "run_failed", failure=failure)
     conclude(unit, run.run_id)
+
+
+def _why_used_up(run: RunRecord) -> str:
+    if not run.spec.sessions_idle_s:
+        return STOPPED_BECAUSE
+    return f"no graded session that can train came for {run.spec.sessions_idle_s} s (sessions_idle_s)"
 
 
 def _why_no_step(run: RunRecord, sources: Sequence[SourceReport]) -> str:
@@ -64,7 +72,8 @@ def _why_no_step(run: RunRecord, sources: Sequence[SourceReport]) -> str:
     prompts = run.spec.training.prompts_per_step if run.spec.training is not None else 0
     remedy = remedy_of_left_out(left_out)
     return (
-        f"no step was made: a step takes {prompts} groups, and of the {num_groups} groups of its evaluations "
+        f"no step was made{f': {_why_used_up(run)}' if run.spec.sessions_idle_s else ''}: a step takes "
+        f"{prompts} groups, and of the {num_groups} groups of its evaluations "
         f"{num_offered} are with the trainer; left out: {in_words(left_out)}; what may help: "
         f"{f'{remedy}; ' if remedy else ''}name more evaluations, or lower spec.training.prompts_per_step"
     )
@@ -93,7 +102,9 @@ def supply_of(unit: PlanUnit, run: RunRecord) -> Supply:
     if run.spec.purpose is Purpose.EVAL:
         return Supply()
     oldest = unit.source_groups.load(run.run_id).oldest_offer
+    ends_at = sessions_end_at(unit, run)
     return Supply(
+        sessions_end_in_s=None if ends_at is None else (ends_at - unit.now).total_seconds(),
         evaluations=tuple(evaluations_under_way(unit, run)),
         open_group_limit=open_limit(unit, run, unit.num_open_groups(run.run_id), 1),
         offered_s=(unit.now - oldest).total_seconds() if oldest is not None else 0.0,

@@ -196,7 +196,7 @@ NEGOTIATED = {
     "upcycle.api.taskset.v1.RunSpec.max_concurrent": "of people's programs: an older planner refuses it",
     **{
         f"upcycle.api.taskset.v1.RunSpec.{name}": "of people's programs: an older planner refuses it"
-        for name in ("track", "stop_on", "mix", "sessions")
+        for name in ("track", "stop_on", "mix", "sessions", "sessions_idle_s")
     },
     "upcycle.api.trajectory.v1.GetLedgerRequest.episode_ids": "the planner is upgraded after the ledger",
     **{

@@ -19,7 +19,7 @@ gate-attempts 16, gate-confidence 0.95, gate-critical, gate-min-gain 0, gate-reg
 label, learning-rate, lora-alpha 0, lora-rank 0, lora-targets all-linear, loss ppo, lr-schedule, max-grad-norm 1,
 max-infra-failures 0.5, max-staleness 4, max-tokens-per-episode 2048, max-tokens-per-turn 128, max-turns 8, min-lr-fraction 0, min-spread 0, mix, no-sampling,
 no-step-groups 0, process-rewards, prompts 16, reward-schedule constant, sampling-seed 0,
-score-failures True, seed 0, sessions, single-sessions leave_out, solved-groups train, stale-after 0, steps 100, stop-on, task-sampler uniform, taskset, taskset-name, temperature 1, thinking, top-p 1, track, turn-credit episode, turn-discount 1, turn-reward-weight 1,
+score-failures True, seed 0, sessions, sessions-idle-s 0, single-sessions leave_out, solved-groups train, stale-after 0, steps 100, stop-on, task-sampler uniform, taskset, taskset-name, temperature 1, thinking, top-p 1, track, turn-credit episode, turn-discount 1, turn-reward-weight 1,
 warmup-steps 0, weight-decay 0
 """  # noqa: E501 - a table
 FLAGS_OF_EVAL = """

@@ -1,4 +1,4 @@
-"""Single sessions of a run: which combinations are refused, and by what words."""
+"""Single sessions of a run, and sessions as they come: which combinations are refused, and by what words."""
 
 from typing import Any
 
@@ -9,7 +9,7 @@ from upcycle.run_config.names import Purpose
 from upcycle.run_config.refusing import checked
 
 
-def run_of(sessions: str = "all", **training: Any) -> RunSpec:
+def run_of(sessions: str = "all", sessions_idle_s: int = 0, **training: Any) -> RunSpec:
     given = {"single_sessions": "batch", **training}
     return checked(
         RunSpec,
@@ -19,6 +19,7 @@ def run_of(sessions: str = "all", **training: Any) -> RunSpec:
             "policy": PolicyChoice("m"),
             "training": given,
             "sessions": sessions,
+            "sessions_idle_s": sessions_idle_s,
         },
     )
 
@@ -45,3 +46,22 @@ def test_what_gives_a_single_session_no_baseline_is_refused(changes: dict[str, A
     with pytest.raises(RunConfigInvalid) as error:
         run_of(**changes)
     assert reason in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("sessions", "reason"),
+    [
+        ("", "sessions_idle_s is 600 and sessions is empty: none would come"),
+        ("group=g, before = 2026-01-01", "sessions has an end, before=…: leave one of the two out"),
+    ],
+)
+def test_a_wait_for_sessions_that_cannot_come_is_refused(sessions: str, reason: str) -> None:
+    with pytest.raises(RunConfigInvalid) as error:
+        run_of(sessions, 600, single_sessions="leave_out")
+    assert reason in str(error.value)
+
+
+def test_a_run_may_wait_for_sessions_for_a_month_at_most() -> None:
+    assert run_of(sessions_idle_s=30 * 86_400).sessions_idle_s == 30 * 86_400
+    with pytest.raises(RunConfigInvalid):
+        run_of(sessions_idle_s=30 * 86_400 + 1)

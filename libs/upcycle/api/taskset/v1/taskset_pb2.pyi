@@ -850,6 +850,7 @@ class RunSpec(_message.Message):
     STOP_ON_FIELD_NUMBER: _builtins.int
     MIX_FIELD_NUMBER: _builtins.int
     SESSIONS_FIELD_NUMBER: _builtins.int
+    SESSIONS_IDLE_S_FIELD_NUMBER: _builtins.int
     taskset: _builtins.str
     """name of a registered taskset"""
     purpose: _common_pb2.Purpose.ValueType
@@ -876,6 +877,10 @@ class RunSpec(_message.Message):
     sessions: _builtins.str
     """Purpose TRAIN only: graded recorded sessions of the model that are its first batches, `all` or key=KEY,group=NAME,since=7d,
     before=2026-11-01, each part optional. Sessions of equal group and equal first prompt are a group.
+    """
+    sessions_idle_s: _builtins.int
+    """With `sessions`: sessions that are graded later are taken too, until none that may train came for so many seconds. 0: those
+    graded at submit alone.
     """
     @_builtins.property
     def policy(self) -> _common_pb2.PolicySelector: ...
@@ -930,10 +935,11 @@ class RunSpec(_message.Message):
         stop_on: _builtins.str = ...,
         mix: _abc.Iterable[_builtins.str] | None = ...,
         sessions: _builtins.str = ...,
+        sessions_idle_s: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_against_version", b"_against_version", "_draws", b"_draws", "_episode_deadline_s", b"_episode_deadline_s", "_max_concurrent", b"_max_concurrent", "against_version", b"against_version", "draws", b"draws", "episode_deadline_s", b"episode_deadline_s", "gate", b"gate", "max_concurrent", b"max_concurrent", "policy", b"policy", "sampling", b"sampling", "training", b"training"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_against_version", b"_against_version", "_draws", b"_draws", "_episode_deadline_s", b"_episode_deadline_s", "_max_concurrent", b"_max_concurrent", "against_version", b"against_version", "draws", b"draws", "episode_deadline_s", b"episode_deadline_s", "families", b"families", "gate", b"gate", "group_size", b"group_size", "label", b"label", "max_concurrent", b"max_concurrent", "mix", b"mix", "no_sampling", b"no_sampling", "policy", b"policy", "purpose", b"purpose", "sampling", b"sampling", "sessions", b"sessions", "source_runs", b"source_runs", "stop_on", b"stop_on", "taskset", b"taskset", "track", b"track", "trainable", b"trainable", "training", b"training"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_against_version", b"_against_version", "_draws", b"_draws", "_episode_deadline_s", b"_episode_deadline_s", "_max_concurrent", b"_max_concurrent", "against_version", b"against_version", "draws", b"draws", "episode_deadline_s", b"episode_deadline_s", "families", b"families", "gate", b"gate", "group_size", b"group_size", "label", b"label", "max_concurrent", b"max_concurrent", "mix", b"mix", "no_sampling", b"no_sampling", "policy", b"policy", "purpose", b"purpose", "sampling", b"sampling", "sessions", b"sessions", "sessions_idle_s", b"sessions_idle_s", "source_runs", b"source_runs", "stop_on", b"stop_on", "taskset", b"taskset", "track", b"track", "trainable", b"trainable", "training", b"training"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__against_version: _TypeAlias = _typing.Literal["against_version"]  # noqa: Y015
     _WhichOneofArgType__against_version: _TypeAlias = _typing.Literal["_against_version", b"_against_version"]  # noqa: Y015

@@ -95,6 +95,10 @@ MODEL_COMMANDS = {
     "hold": ("upcycle.cli.holds:hold", "Have an engine serve a version beside what it follows."),
     "holds": ("upcycle.cli.holds:holds", "What engines hold, for which holder and until when."),
     "release": ("upcycle.cli.holds:release", "End a hold before its time."),
+    "rehearse-rollback": (
+        "upcycle.cli.rehearsal:rehearse_rollback",
+        "Show that the version before head can be served; head stays.",
+    ),
 }
 DEAD_LETTER_COMMANDS = {
     "list": ("upcycle.cli.bus:list_dead", "The newest that are not handled."),

@@ -16,6 +16,7 @@ from identities.entities import checkpoint_id
 from upcycle import TrainingClient
 from upcycle.api.registry.v1 import service_pb2 as pb
 from upcycle.cli.holds import DurationInvalid, hold, holds, release
+from upcycle.cli.rehearsal import NothingToRollBackTo, rehearse_rollback
 from upcycle.platform import PEERS, Addresses
 from upcycle.rpc import RemoteNotFound, remote_errors
 from upcycle.train import SamplingRefused
@@ -163,3 +164,33 @@ async def test_a_training_client_samples_what_it_can_train(
         await client.sample("why?", version=9)
     with pytest.raises(SamplingRefused, match="the prompt is empty"):
         await client.sample([])
+
+
+async def test_a_rollback_is_rehearsed_beside_head_which_stays(
+    serving: Serving, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    manifest = await serving.import_base()
+    for peer in PEERS:
+        monkeypatch.setenv(f"UPCYCLE_PEERS_{peer.upper()}", serving.registry_address)
+    monkeypatch.setenv("UPCYCLE_PEERS_GATEWAY", serving.url.removeprefix("http://"))
+    monkeypatch.setenv("UPCYCLE_API_KEY", KEY)
+    with pytest.raises(NothingToRollBackTo, match=f"head of '{MODEL}', v0, has no older version before it"):
+        await rehearse_rollback(MODEL)
+    for version in (1, 2):
+        manifest = await serving.save(version, manifest)
+        await serving.promote(version)
+    async with serving.client() as client:
+        await answer(client, MODEL)  # an engine is there
+    before = await serving.registry.GetModel(pb.GetModelRequest(model=MODEL))
+    assert await rehearse_rollback(MODEL, requests=3, as_json=True) == 0
+    seen = json.loads(capsys.readouterr().out)
+    assert (seen["head_version"], seen["version"], seen["answered"], seen["failures"]) == (2, 1, 3, [])
+    assert not seen["head_moved"]
+    assert await rehearse_rollback(MODEL, to="v0", requests=1, as_json=True) == 0
+    assert json.loads(capsys.readouterr().out)["version"] == 0
+    assert before == await serving.registry.GetModel(pb.GetModelRequest(model=MODEL))
+    holders = {one.holder for one in (await serving.registry.ListHolds(pb.ListHoldsRequest())).holds}
+    assert holders <= {"model_gateway"}, "its own hold is released"
+    monkeypatch.setenv("UPCYCLE_API_KEY", "up_of_nobody_00000000000000000000")
+    assert await rehearse_rollback(MODEL, requests=2) == 1
+    assert "answered 0 of 2 requests" in capsys.readouterr().err.replace("\n", " ")

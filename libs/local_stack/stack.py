@@ -213,7 +213,10 @@ class Stack:
     def _check(self) -> None:
         self._check_ports()
         if self.settings.model_dir is not None and self.settings.model is None:
-            raise StackRefused("model_dir needs the slug that its policy gets", "set model as well")
+            raise StackRefused(
+                f"--model-dir {self.settings.model_dir} needs the slug that its policy gets",
+                "add --model SLUG",
+            )
         if self.settings.model_dir is not None and not (self.settings.model_dir / "config.json").exists():
             raise StackRefused(
                 f"{self.settings.model_dir.absolute()} is no model: it has no config.json",

@@ -66,8 +66,8 @@ def __getattr__(name: str) -> Any:
         value = getattr(import_module(_HOME[name]), name)
         globals()[name] = value
         return value
-    raise AttributeError(f"module 'upcycle' has no attribute {name!r}; it offers {', '.join(sorted(_HOME))}")
+    raise AttributeError(f"module 'upcycle' has no attribute {name!r}; it offers {', '.join(__dir__())}")
 
 
 def __dir__() -> list[str]:
-    return sorted(_HOME)
+    return sorted((*_HOME, *_MODULES))

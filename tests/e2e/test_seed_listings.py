@@ -28,6 +28,7 @@ pytestmark = [pytest.mark.asyncio(loop_scope="session"), pytest.mark.slow, pytes
 
 UPCYCLE: Final = str(Path(sys.executable).parent / "upcycle")
 WORKS: Final = (Status.RUNS, Status.STAND_IN)
+USAGE: Final = 2
 TASKS: Final = """
 from env import investigate_issue
 from upcycle import Taskset
@@ -81,6 +82,7 @@ async def printed(where: Addresses, folder: Path, *command: str) -> tuple[int, s
             **os.environ,
             **{f"UPCYCLE_PEERS_{peer.upper()}": at for peer, at in where.peers.items()},
             "UPCYCLE_OPERATOR_KEY": where.platform_key() or "",
+            "UPCYCLE_API_KEY": where.gateway_key(),
         },
         stdout=asyncio.subprocess.PIPE,
         stderr=asyncio.subprocess.STDOUT,
@@ -93,17 +95,15 @@ async def printed(where: Addresses, folder: Path, *command: str) -> tuple[int, s
 
 @pytest.mark.parametrize(
     "row",
-    [
-        row
-        for row in SHELL
-        if (row.status in WORKS or row.asks_platform) and row.line not in (*LASTING, *ALONE)
-    ],
+    [row for row in SHELL if row.status in (*WORKS, Status.REFUSED) and row.line not in (*LASTING, *ALONE)],
     ids=lambda row: row.line,
 )
 async def test_a_command_line_of_the_seeds(where: Addresses, folder: Path, row: Row) -> None:
     arguments = shlex.split(row.typed())[1:]
     status, said = await printed(where, folder, UPCYCLE, *arguments)
-    assert (status == 0) is (row.status in WORKS), said
+    assert status == (USAGE if row.status is Status.REFUSED else 0), said
+    assert row.refusal in said
+    assert "Traceback" not in said
 
 
 def declared(name: str, **blanks: Any) -> Environment:

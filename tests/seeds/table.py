@@ -27,14 +27,14 @@ class Status(StrEnum):
 @dataclass(frozen=True, slots=True)
 class Row:
     """One listing (the name of its file) or one command line. note: the stand-in, the other program, or what
-    is missing. given: what a reader fills in for the words that the line leaves to him. asks_platform: the
-    line can be typed; a platform refuses it."""
+    is missing. given: what a reader fills in for the words that the line leaves to him. refusal: part of what
+    a refused line answers."""
 
     line: str
     status: Status
     note: str = ""
     given: tuple[tuple[str, str], ...] = ()
-    asks_platform: bool = False
+    refusal: str = ""
 
     def typed(self) -> str:
         """The line as a reader types it."""
@@ -47,8 +47,9 @@ class Row:
 _DEMO: Final = "the incident's policy for the model"
 _YOURS: Final = (("your-model-id", "incident"), ("your-model", "incident"))
 _ARITH: Final = (("<checkpoint>", "ckpt-arith-rl-v00000000"),)
-_BEHIND: Final = "models of others behind our gateway; without it: tests/libs/upcycle/external"
+_BEHIND: Final = "a local server behind the gateway as the vendor's provider"
 _SCREEN: Final = "an agent that needs a screen"
+_NO_SCREEN: Final = "needs a screen, and no episode here has one; use one that calls tools: claude, openai"
 _BASE: Final = "a fork of the incident's policy for arith-rl"
 
 PYTHON: Final = (
@@ -72,19 +73,22 @@ PYTHON: Final = (
 SHELL: Final = (
     Row("curl -LsSf https://astral.sh/uv/install.sh | sh", Status.OUT, "uv"),
     Row("uv tool install upcycle --python 3.12 --with anthropic", Status.OUT, "uv"),
-    Row("upcycle set HUD_API_KEY=***", Status.REFUSED, "keys are asked for: upcycle set NAME"),
+    Row(
+        "upcycle set HUD_API_KEY=***",
+        Status.REFUSED,
+        "keys are asked for: upcycle set NAME",
+        refusal="type `upcycle set UPCYCLE_API_KEY`, which asks for it",
+    ),
     Row("upcycle init sentry-agent --preset blank", Status.RUNS),
     Row("upcycle dev env:env -w env.py", Status.RUNS),
-    Row("upcycle eval tasks.py claude --gateway", Status.REFUSED, _BEHIND, asks_platform=True),
-    Row("upcycle eval tasks.py claude --gateway --full", Status.REFUSED, _BEHIND, asks_platform=True),
-    Row(
-        "upcycle eval tasks.py claude --gateway --full --remote", Status.REFUSED, _BEHIND, asks_platform=True
-    ),
-    Row("upcycle eval tasks.py openai --gateway", Status.REFUSED, _BEHIND, asks_platform=True),
-    Row("upcycle eval tasks.py operator --gateway", Status.REFUSED, _SCREEN, asks_platform=True),
-    Row("upcycle eval tasks.py gemini --gateway", Status.REFUSED, _BEHIND, asks_platform=True),
-    Row("upcycle eval tasks.py gemini_cua --gateway", Status.REFUSED, _SCREEN, asks_platform=True),
-    Row("upcycle eval tasks.py openai_compatible --gateway", Status.REFUSED, _BEHIND, asks_platform=True),
+    Row("upcycle eval tasks.py claude --gateway", Status.STAND_IN, _BEHIND),
+    Row("upcycle eval tasks.py claude --gateway --full", Status.STAND_IN, _BEHIND),
+    Row("upcycle eval tasks.py claude --gateway --full --remote", Status.STAND_IN, _BEHIND),
+    Row("upcycle eval tasks.py openai --gateway", Status.STAND_IN, _BEHIND),
+    Row("upcycle eval tasks.py operator --gateway", Status.REFUSED, _SCREEN, refusal=_NO_SCREEN),
+    Row("upcycle eval tasks.py gemini --gateway", Status.STAND_IN, _BEHIND),
+    Row("upcycle eval tasks.py gemini_cua --gateway", Status.REFUSED, _SCREEN, refusal=_NO_SCREEN),
+    Row("upcycle eval tasks.py openai_compatible --gateway", Status.STAND_IN, _BEHIND),
     Row("upcycle eval tasks.py your-model --group-size 3", Status.STAND_IN, _DEMO, _YOURS),
     Row("upcycle deploy", Status.RUNS),
     Row("upcycle sync tasks my-taskset", Status.RUNS),

@@ -48,25 +48,20 @@ async def canary(
     :param reason: written to the audit log.
     :param as_json: one JSON line per change of a release, oldest first.
     """
-    from upcycle.api.registry.v1.service_pb2 import EndCanaryReleaseRequest, ListCanaryReleasesRequest
-
     shares = _Shares(share, shadow)
     _check(checkpoint, shares, end)
     async with Platform() as platform:
         if checkpoint:
             await _begin(platform, model, checkpoint, shares, reason)
         elif end:
-            request = EndCanaryReleaseRequest(model=model, actor=getpass.getuser(), reason=reason)
-            await platform.registry.EndCanaryRelease(request, timeout=_TIMEOUT_S)
-        listed = await platform.registry.ListCanaryReleases(
-            ListCanaryReleasesRequest(model=model), timeout=_TIMEOUT_S
-        )
+            await _end(platform, model, reason)
+        changes = await _changes(platform, model)
     if as_json:
-        for change in listed.changes:
+        for change in changes:
             print_json("canary_release", change)
         return Exit.OK
-    human().print(state_words(model, list(listed.changes)))
-    print_table(("revision", "checkpoint", "share", "shadow", "by", "why", "at"), map(_row, listed.changes))
+    human().print(state_words(model, changes))
+    print_table(("revision", "checkpoint", "share", "shadow", "by", "why", "at"), map(_row, changes))
     return Exit.OK
 
 
@@ -103,6 +98,21 @@ async def _begin(platform: Platform, model: str, checkpoint: str, shares: _Share
     begun = await platform.registry.SetCanaryRelease(request, timeout=_TIMEOUT_S)
     held = PolicyHold(model=model, version=begun.release.version, engine_id=begun.engine.engine_id)
     await until_served(platform, held, way_out=f"`upcycle models canary {model} --end` ends the release")
+
+
+async def _end(platform: Platform, model: str, reason: str) -> None:
+    from upcycle.api.registry.v1.service_pb2 import EndCanaryReleaseRequest
+
+    request = EndCanaryReleaseRequest(model=model, actor=getpass.getuser(), reason=reason)
+    await platform.registry.EndCanaryRelease(request, timeout=_TIMEOUT_S)
+
+
+async def _changes(platform: Platform, model: str) -> "list[CanaryRelease]":
+    """Oldest first."""
+    from upcycle.api.registry.v1.service_pb2 import ListCanaryReleasesRequest
+
+    request = ListCanaryReleasesRequest(model=model)
+    return list((await platform.registry.ListCanaryReleases(request, timeout=_TIMEOUT_S)).changes)
 
 
 def state_words(model: str, changes: "list[CanaryRelease]") -> str:

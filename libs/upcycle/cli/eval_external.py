@@ -2,17 +2,18 @@
 
 import asyncio
 import time
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from upcycle.cli.anchor_text import anchor_json, anchor_lines, anchor_of
-from upcycle.cli.best_of import NO_BEST_OF, BestOfFlags, best_of_json, best_of_lines
+from upcycle.cli.best_of import NO_BEST_OF, BestOfFlags, Selector, best_of_json, best_of_lines
 from upcycle.cli.eval_commands import agent_of_command, recorded_json, say_recorded
 from upcycle.cli.eval_external_flags import ExternalFlags
+from upcycle.cli.eval_external_progress import ExternalProgress
 from upcycle.cli.eval_flags import Report, unmet_bars
-from upcycle.cli.eval_view import EvalCounts, EvalProgress, ShowEval, eval_view, mark_of, marks_of
+from upcycle.cli.eval_view import eval_view
 from upcycle.cli.exits import Exit
 from upcycle.cli.failures_text import failure_examples, failures_json, failures_text
 from upcycle.cli.output import human, print_json
@@ -23,9 +24,8 @@ from upcycle.external.command_agent import CommandModel, RecordedEpisodes, is_co
 from upcycle.playing.errors import PlayRefused
 from upcycle.reporting.best_of import BestOfReport
 from upcycle.reporting.episodes import EpisodeRow, EvaluatedRun
-from upcycle.reporting.external_rows import PLANNED, PlannedEvaluation
+from upcycle.reporting.external_rows import PlannedEvaluation
 from upcycle.reporting.report import report_of
-from upcycle.reporting.shown_answers import TaskSecrets
 from upcycle.reporting.trajectory_files import FOLDER, NAME
 from upcycle.results import Coverage, Run, coverage_of
 from upcycle.run_config import Purpose
@@ -34,7 +34,7 @@ from upcycle.usage import total_usage
 from upcycle.wording import amount
 
 if TYPE_CHECKING:
-    from upcycle.external.evaluating import ExternalEpisode, ExternalOptions
+    from upcycle.external.evaluating import ExternalOptions
     from upcycle.external.naming import ExternalModel
     from upcycle.external.sending import SentTrajectories
     from upcycle.tasks import Taskset
@@ -62,9 +62,7 @@ async def evaluate_external(
 ) -> int:
     """Play the tasks and report; the exit status. Raises PlayRefused before any work for what cannot be
     played."""
-    from upcycle.external.evaluating import evaluate_tasks
     from upcycle.external.keeping import planned_evaluation
-    from upcycle.external.sending import PlayedEvaluation, send_to_found
     from upcycle.local_runs import new_run_id
 
     _check(given, external, report, choice)
@@ -78,42 +76,64 @@ async def evaluate_external(
     if report.dry_run:
         return _dry_run(taskset, report.as_json)
     model = await _model(given, external, sampling, taskset)
-    run_id, planned = new_run_id(), planned_evaluation(taskset, options, sampling)
-    path = _place(external.trajectories, run_id)
-    with path.open("a", encoding="utf-8") as lines:
-        progress = _Progress(lines, taskset, planned)
-        _launched(run_id, planned, model, options, report.as_json)
-        began_s = time.monotonic()
+    planned = planned_evaluation(taskset, options, sampling)
+    chosen = _Chosen(new_run_id(), planned, taskset, model, options, choice.remote, selector)
+    return await _played(chosen, external.trajectories, report)
 
-        def evaluated() -> EvaluatedRun:
-            return _evaluated(run_id, planned, model.name, time.monotonic() - began_s, progress.rows)
+
+@dataclass(frozen=True, slots=True)
+class _Chosen:
+    """What is evaluated. is_remote: the user wrote --remote. selector: of the best attempts; None: none are
+    chosen."""
+
+    run_id: str
+    planned: PlannedEvaluation
+    taskset: "Taskset"
+    model: "ExternalModel"
+    options: "ExternalOptions"
+    is_remote: bool
+    selector: Selector | None
+
+
+async def _played(chosen: _Chosen, place: Path | None, report: Report) -> int:
+    """Play and report; the exit status."""
+    from upcycle.external.evaluating import evaluate_tasks
+    from upcycle.external.sending import PlayedEvaluation, send_to_found
+
+    run_id, taskset, model, options = chosen.run_id, chosen.taskset, chosen.model, chosen.options
+    path = _place(place, run_id)
+    with path.open("a", encoding="utf-8") as lines, eval_view() as show:
+        progress, began_s = ExternalProgress(lines, taskset, chosen.planned), time.monotonic()
+
+        def ready() -> None:
+            _launched(chosen, report.as_json)
+            progress.begin(show)
 
         try:
-            with eval_view() as show:
-                progress.begin(show)
-                runs = await evaluate_tasks(taskset.tasks, model, options, run_id=run_id, on_episode=progress)
+            runs = await evaluate_tasks(
+                taskset.tasks, model, options, run_id=run_id, on_ready=ready, on_episode=progress
+            )
         except asyncio.CancelledError:  # Ctrl-C
-            _interrupted(evaluated(), path)
+            _interrupted(_evaluated(chosen, time.monotonic() - began_s, progress.rows), path)
             raise
-        done = evaluated()
-        chosen = await selector.choose(done, progress.lines_by_episode) if selector is not None else None
-        if isinstance(model, CommandModel):  # the gateway has its episodes, with their tokens
-            return _say(done, runs, path, report, model.recorded, chosen)
-        played = PlayedEvaluation(run_id, model.name, taskset, options.group, progress.played)
-        sent = await send_to_found(played)
-    return _say(done, runs, path, report, sent, chosen)
+    evaluated = _evaluated(chosen, time.monotonic() - began_s, progress.rows)
+    selector = chosen.selector
+    best = await selector.choose(evaluated, progress.lines_by_episode) if selector is not None else None
+    if isinstance(model, CommandModel):  # the gateway has its episodes, with their tokens
+        return _say(evaluated, runs, path, report, model.recorded, best)
+    sent = await send_to_found(PlayedEvaluation(run_id, model.name, taskset, options.group, progress.played))
+    return _say(evaluated, runs, path, report, sent, best)
 
 
-def _evaluated(
-    run_id: str, planned: PlannedEvaluation, model: str, duration_s: float, rows: Sequence[EpisodeRow]
-) -> EvaluatedRun:
+def _evaluated(chosen: _Chosen, duration_s: float, rows: Sequence[EpisodeRow]) -> EvaluatedRun:
     """Of the episodes that have ended."""
+    planned = chosen.planned
     return EvaluatedRun(
-        run_id=run_id,
+        run_id=chosen.run_id,
         taskset=planned.taskset,
         taskset_digest=planned.taskset_digest,
         source_digest=planned.source_digest,
-        model=model,
+        model=chosen.model.name,
         versions=(),
         group=planned.group,
         sampling=planned.sampling,
@@ -158,7 +178,7 @@ def _asked(given: Sources, without: str = "max_concurrent") -> RunFile:
 
 
 def _check(given: Sources, external: ExternalFlags, report: Report, choice: TaskChoice) -> None:
-    if choice.remote:
+    if choice.remote and not external.gateway:
         raise PlayRefused(
             "--remote is for models that the platform plays", "leave it out: this agent plays here"
         )
@@ -245,11 +265,10 @@ def _dry_run(taskset: "Taskset", as_json: bool) -> int:
     return Exit.OK
 
 
-def _launched(
-    run_id: str, planned: PlannedEvaluation, model: "ExternalModel", options: "ExternalOptions", as_json: bool
-) -> None:
+def _launched(chosen: _Chosen, as_json: bool) -> None:
     from upcycle.runtimes import where_of
 
+    run_id, planned, model, options = chosen.run_id, chosen.planned, chosen.model, chosen.options
     digest = planned.source_digest
     if as_json:
         names = {"run_id": run_id, "taskset": planned.taskset, "agent": model.name, "source_digest": digest}
@@ -257,60 +276,13 @@ def _launched(
     source = f", source {digest[:12]}" if digest else ""
     where = where_of(options.runtime)
     kept = "its calls are recorded" if isinstance(model, CommandModel) else "evaluation only"
-    human().print(
+    said = (
         f"run {run_id} on {planned.taskset}{source}: {model.name}, in this process, {where}, "
-        f"{options.max_concurrent} at once, {kept}",
-        markup=False,
-        soft_wrap=True,
+        f"{options.max_concurrent} at once, {kept}"
     )
-
-
-class _Progress:
-    """Writes each episode as it ends, and says how far it is. What an earlier command wrote stays until the
-    first one. rows: of the evaluation, in the order in which they ended."""
-
-    def __init__(self, lines: IO[str], taskset: "Taskset", planned: PlannedEvaluation) -> None:
-        self.rows: list[EpisodeRow] = []
-        self.played: list[ExternalEpisode] = []
-        self._lines, self._planned = lines, planned
-        self._digests = {task.slug: task.digest for task in taskset.tasks}
-        self._secrets = TaskSecrets({task.slug: task.args for task in taskset.tasks})
-        self._counts = EvalCounts()
-        self._marks: dict[tuple[str, int], str] = {}
-        self._show: ShowEval = lambda progress: None
-
-    @property
-    def lines_by_episode(self) -> dict[str, Mapping[str, Any]]:
-        """What was written of each."""
-        return {one.run.episode_id: one.row for one in self.played}
-
-    def begin(self, show: ShowEval) -> None:
-        """Say from now on how far it is."""
-        self._show = show
-        show(self._progress())
-
-    def __call__(self, played: "ExternalEpisode") -> None:
-        import json
-
-        from upcycle.images import row_with_files
-        from upcycle.reporting.external_rows import episode_row
-
-        if not self.rows:
-            self._lines.truncate(0)
-        slug = played.run.task_slug
-        self.played.append(played)
-        self.rows.append(episode_row(played, self._digests[slug], self._secrets))
-        row = row_with_files(played.row, Path(self._lines.name).parent)
-        self._lines.write(json.dumps({**row, PLANNED: self._planned.to_json()}, ensure_ascii=False) + "\n")
-        self._lines.flush()
-        self._counts.add(played.run)
-        attempt = next(n for n in range(len(self.rows)) if (slug, n) not in self._marks)
-        self._marks[slug, attempt] = mark_of(played.run)
-        self._show(self._progress())
-
-    def _progress(self) -> EvalProgress:
-        attempts = marks_of(list(self._digests), self._planned.group, self._marks)
-        return self._counts.progress(self._planned.num_episodes, attempts)
+    human().print(said, markup=False, soft_wrap=True)
+    if chosen.is_remote:
+        human().print("--remote: the platform's gateway answers; the episodes play here", markup=False)
 
 
 def _means(coverage: Coverage, runs: list[Run]) -> tuple[str, str, float]:

@@ -21,8 +21,8 @@ class ExternalFlags:
     openai:URL for one that serves one model, or a name such as claude. It plays in this process. Beside
     MODEL: "cmd: python my_agent.py", a program that asks MODEL through the gateway and prints its answer."""
     gateway: bool = False
-    """play here, through the platform's gateway: a registered model, or `provider/name` of a provider behind
-    it."""
+    """play here, through the platform's gateway: a registered model, `provider/name` of a provider behind
+    it, or claude, openai, gemini or openai_compatible, where it has one such model."""
     runtime: str = ""
     """where the environments run: forked (a process an episode, the default), in-process, or the
     tcp://host:port of one that is served."""

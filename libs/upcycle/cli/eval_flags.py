@@ -7,6 +7,7 @@ from cyclopts import Parameter
 
 from upcycle.cli.output import JsonFlag
 from upcycle.errors import UpcycleError
+from upcycle.local_runs import is_local_run
 from upcycle.reporting.best_of import BestOfReport
 from upcycle.results import MIN_COVERAGE, Coverage
 from upcycle.wording import amount
@@ -65,6 +66,17 @@ class FollowFlags:
 
 PLAIN: Final = Report()
 NO_FOLLOW: Final = FollowFlags()
+
+
+def refuse_local(follow: FollowFlags) -> None:
+    """Raises UnclearEvaluation for an evaluation that was played in the process of its command."""
+    if is_local_run(follow.run):
+        flag = "--resume" if follow.resume else "--attach"
+        raise UnclearEvaluation(
+            f"{flag} {follow.run:.80}: it was played by the command that began it, and ended with that",
+            f"`upcycle view {follow.run:.80}` shows what it played; what is missing is played by a new "
+            "evaluation, `upcycle eval TASKS AGENT`, with --task-ids for some tasks alone",
+        )
 
 
 def unmet_bars(coverage: Coverage, report: Report, chosen: BestOfReport | None = None) -> list[str]:

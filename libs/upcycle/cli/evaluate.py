@@ -10,7 +10,15 @@ from upcycle.cli.before_work import before_work
 from upcycle.cli.best_of import NO_BEST_OF, BestOfFlags, Selector, best_of_json, best_of_lines
 from upcycle.cli.default_model import default_model
 from upcycle.cli.eval_external_flags import NO_EXTERNAL, ExternalFlags
-from upcycle.cli.eval_flags import NO_FOLLOW, PLAIN, FollowFlags, Report, UnclearEvaluation, unmet_bars
+from upcycle.cli.eval_flags import (
+    NO_FOLLOW,
+    PLAIN,
+    FollowFlags,
+    Report,
+    UnclearEvaluation,
+    refuse_local,
+    unmet_bars,
+)
 from upcycle.cli.exits import Exit
 from upcycle.cli.failures_text import FailureExample, failure_examples, failures_json, failures_text
 from upcycle.cli.output import human, print_json
@@ -80,7 +88,12 @@ async def evaluate(
     given = sources_of(Purpose.EVAL, flags, config, arguments=arguments)
     if follow.run:
         return await _follow_again(follow, given, report, best)
-    given = best.with_group(given)
+    return await _evaluate(best.with_group(given), external, report, choice, best)
+
+
+async def _evaluate(
+    given: Sources, external: ExternalFlags, report: Report, choice: TaskChoice, best: BestOfFlags
+) -> int:
     if external.is_asked(given):
         from upcycle.cli.eval_external import evaluate_external
 
@@ -175,6 +188,7 @@ async def _follow_again(follow: FollowFlags, given: Sources, report: Report, bes
     from upcycle.api.taskset.v1.service_pb2 import ResumeRunRequest
     from upcycle.cli.runs import resolve_run
 
+    refuse_local(follow)
     if given.values:
         raise UnclearEvaluation(
             f"a submitted run keeps what it has: {given.say(next(iter(given.values)))} was given too",

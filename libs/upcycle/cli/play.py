@@ -47,7 +47,7 @@ def play(
     - a function `reply(task, messages)`: `upcycle play tasks.py:SLUG --script player.py`
     - a model: `upcycle play tasks.py --agent openai:http://127.0.0.1:8000/v1#MODEL`
 
-    :param task: a tasks file (.py, .json, .jsonl), then its first task; or FILE:SLUG.
+    :param task: a tasks file (.py, .json, .jsonl, .csv), then its first task; or FILE:SLUG.
     :param script: player: a .jsonl file, one turn a line, or player.py[:function]: reply(task, messages).
     :param agent: player: openai:URL#model (key in UPCYCLE_AGENT_KEY), openai:URL, claude, openai, gemini.
     :param temperature: of the agent; by default its server's.
@@ -59,8 +59,6 @@ def play(
     :param keep: the platform that is found keeps what was played, else a trajectories.jsonl here does.
     :param as_json: print the trajectory as one JSON line, and nothing else.
     """
-    if script and agent:
-        raise PlayRefused("--script and --agent both name the player", "give one of them")
     limits = _limits(max_turns, max_tokens_per_episode, context)
     (chosen, taskset), where = _chosen(task), _where(runtime, in_process)
     _check_player(script, agent)
@@ -148,6 +146,8 @@ async def play_one(
 
 
 def _check_player(script: str, agent: str) -> None:
+    if script and agent:
+        raise PlayRefused("--script and --agent both name the player", "give one of them")
     if not (script or agent or sys.stdin.isatty()):
         raise PlayRefused(
             "there is no player: standard input is no terminal",

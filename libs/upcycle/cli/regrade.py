@@ -63,15 +63,19 @@ async def regrade_run(
     :param output: also write each trajectory with both grades to this file, as JSON lines.
     :param as_json: one JSON line.
     """
+    _check(limit, max_concurrent, output)
+    slugs = [slug for one in task_ids for slug in one.split(",") if slug]
+    with tempfile.TemporaryDirectory(prefix="upcycle-regrade-") as folder:
+        asked = _Asked(run, source, slugs, limit, max_concurrent, Path(folder), cell, _pattern(ignore))
+        done = await _regraded(asked)
+    return _reported(done, output, as_json)
+
+
+def _reported(done: "RegradedRun", output: str, as_json: bool) -> int:
+    """The report, and the file where one was asked for; the exit status."""
     from upcycle.cli.regrade_text import regrade_fields, regrade_lines
     from upcycle.regrading.report import report_of
 
-    _check(limit, max_concurrent, output)
-    ignored = _pattern(ignore)
-    slugs = [slug for one in task_ids for slug in one.split(",") if slug]
-    with tempfile.TemporaryDirectory(prefix="upcycle-regrade-") as folder:
-        asked = _Asked(run, source, slugs, limit, max_concurrent, Path(folder), cell, ignored)
-        done = await _regraded(asked)
     report = report_of(done.trajectories)
     if output:
         _write(Path(output), done)

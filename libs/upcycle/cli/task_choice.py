@@ -40,7 +40,8 @@ class TaskChoice:
     """FIELD=PATTERN: tasks whose slug, family, scenario, or argument of that name is so; * stands for any
     text. May be repeated: all must hold."""
     remote: Annotated[bool, Parameter(negative="")] = False
-    """play on the platform. It is the default for registered models and may be left out."""
+    """play on the platform. It is the default for registered models and may be left out. With --gateway the
+    platform answers, and the episodes play here."""
     deployed: str = ""
     """source digest that `upcycle deploy` printed: the environment of TASKS is played as it was sent."""
 

@@ -38,7 +38,7 @@ async def from_run(
     into.check()
     run_id, whole, found = await _found(run, which)
     if not found.chosen:
-        raise Failed(f"{run_id}: no task is chosen by --{which.word}: {found}", "nothing was written")
+        raise Failed(f"{run_id}: no task is chosen by {which.flag}: {found}", "nothing was written")
     called = name or f"{whole.name}-{which.word}"
     into.write(whole.filter(found.chosen, name=called))
     if as_json:

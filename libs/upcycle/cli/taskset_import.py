@@ -122,15 +122,12 @@ async def _target(environment: str, scenario: str) -> "ScenarioTarget":
 
 
 async def _served(url: str, scenario: str) -> "ScenarioTarget":
-    from upcycle.environment.channel import ChannelClosed, ControlChannel
-    from upcycle.errors import Unavailable, UnknownName
+    from upcycle.environment.channel import ControlChannel
+    from upcycle.errors import UnknownName
     from upcycle.importers.tasks import ScenarioTarget
     from upcycle.task_rows import EnvironmentRef
 
-    try:
-        channel = await ControlChannel.connect(url)
-    except ChannelClosed as error:
-        raise Unavailable(str(error)) from error
+    channel = await ControlChannel.connect(url)
     try:
         welcome = await channel.hello()
         offered = {str(row.get("id")): row for row in await channel.list_tasks()}

@@ -45,6 +45,11 @@ class Selection:
             raise UnclearSelection(f"--below is {self.below}", "give a reward, such as 0.5")
 
     @property
+    def flag(self) -> str:
+        """As it was typed."""
+        return f"--below {self.below:g}" if self.below is not None else f"--{self.word}"
+
+    @property
     def word(self) -> str:
         """For the name of the taskset."""
         return "failed" if self.failed else "no-spread" if self.no_spread else f"below-{self.below:g}"

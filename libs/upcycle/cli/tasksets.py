@@ -111,8 +111,7 @@ def load_source(source: str, name: str = "", *, trains: bool = False) -> Taskset
         raise DefinitionError(f"{path} defines no taskset", NO_TASKSET)
     if not name and len(found) > 1:
         usable = " | ".join(one.name for one in found.values() if not trains or one.split not in KEPT_APART)
-        flag = "--taskset-name" if trains else "--taskset"
-        raise AmbiguousTaskset(f"{path} defines {len(found)} tasksets", f"name one: {flag} {usable}")
+        raise AmbiguousTaskset(f"{path} defines {len(found)} tasksets", f"name one: --taskset-name {usable}")
     chosen = name or next(iter(found))
     if chosen not in found:
         raise AmbiguousTaskset(f"{path} has no taskset {chosen!r}", f"it has {', '.join(found)}")

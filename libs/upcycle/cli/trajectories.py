@@ -24,6 +24,8 @@ async def list_trajectories(
 ) -> int:
     """Newest trajectories.
 
+    Where no platform is found, those of evaluations that were played in this folder.
+
     - what went wrong in the newest run: `upcycle trajectories list --run last --max-reward 0.2`
     - one task, over all runs: `upcycle trajectories list --task SLUG --limit 100`
 
@@ -37,7 +39,16 @@ async def list_trajectories(
         human().print(odd, style="yellow", markup=False, soft_wrap=True)
     if not 0 < limit <= MAX_LISTED:
         raise UnclearFilter(f"--limit is {limit}", f"give 1 to {MAX_LISTED}")
-    async with Platform() as platform:
+    try:
+        connected = Platform()
+    except PlatformNotFound:
+        from upcycle.cli.local_trajectories import can_list, list_local
+
+        if not can_list(which):
+            raise
+        list_local(which, limit, as_json=as_json)
+        return Exit.OK
+    async with connected as platform:
         request = ListTrajectoriesRequest(filter=await which.to_wire(platform), page_size=limit)
         listed = (await platform.trajectories.ListTrajectories(request, timeout=10)).trajectories
         if not listed:

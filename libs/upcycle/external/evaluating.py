@@ -93,14 +93,15 @@ async def evaluate_tasks(
     options: ExternalOptions = ExternalOptions(),
     *,
     run_id: str = "",
+    on_ready: Callable[[], None] = lambda: None,
     on_episode: OnEpisode = lambda played: None,
 ) -> list[Run]:
     """Play each task `group` times; the runs of a task stand side by side.
 
-    on_episode: called as each episode ends. Raises PlayRefused before any work for a key or a model that the
-    server refuses, Unavailable where nothing answers, AgentRefused where that happens later, and what
-    opened_hosts raises. An episode whose agent gives up, or that cannot be played, is missing, and its run
-    says why.
+    on_ready: called before the first is played. on_episode: called as each episode ends. Raises PlayRefused
+    before any work for a key or a model that the server refuses, Unavailable where nothing answers,
+    AgentRefused where that happens later, and what opened_hosts raises. An episode whose agent gives up, or
+    that cannot be played, is missing, and its run says why.
     """
     price = price_of(model.model)
     server, judges = model.server(pauses_s=options.pauses_s), Judges(pauses_s=options.pauses_s)
@@ -111,6 +112,7 @@ async def evaluate_tasks(
             for environment in dict.fromkeys(task.environment for task in tasks):
                 opened = opened_hosts(environment, options.runtime)
                 evaluation.hosts[environment] = await ending.enter_async_context(opened)
+            on_ready()
             return await evaluation.play(tasks, on_episode)
     finally:
         await server.close()

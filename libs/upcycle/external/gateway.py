@@ -1,9 +1,12 @@
 """A registered model, or one of a provider behind it, through our gateway, as any OpenAI client asks it."""
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Final
 
+from upcycle.external import behind_gateway
+from upcycle.external.behind_gateway import Served
 from upcycle.external.dialects import OpenAIChat
-from upcycle.external.naming import NO_SCREEN, ExternalModel, external_model, is_external
+from upcycle.external.naming import NO_SCREEN, ExternalModel, external_model
 from upcycle.playing.errors import PlayRefused
 
 if TYPE_CHECKING:
@@ -21,25 +24,38 @@ def gateway_at(addresses: "Addresses", slug: str, **sampling: float | None) -> E
 
 
 async def gateway_model(slug: str, **sampling: float | None) -> ExternalModel:
-    """Raises PlayRefused for a model that the gateway does not serve, PlatformNotFound and Unavailable."""
+    """slug: a registered model, `provider/name`, or an agent of others (`claude`, `openai#NAME`), whose model
+    a provider behind the gateway has. Raises PlayRefused for a model that the gateway does not serve,
+    PlatformNotFound and Unavailable."""
     from upcycle.platform import find_addresses
 
     if slug.partition("#")[0] in NO_SCREEN:
         external_model(slug)
-    model = gateway_at(find_addresses(), slug, **sampling)
-    url, server = model.url, model.server()
+    addresses = find_addresses()
+    served = await _served(gateway_at(addresses, slug))
+    known = [one.name for one in served]
+    if slug not in known and behind_gateway.is_agent(slug):
+        slug = behind_gateway.model_of(slug, served, addresses.gateway_url)
+    if slug not in known:
+        has = ", ".join(known[:5]) or "none"
+        raise PlayRefused(
+            f"the gateway at {addresses.gateway_url} serves no model {slug!r}: it serves {has}; "
+            "models of others are those of its providers, as provider/name",
+            behind_gateway.without_gateway(slug),
+        )
+    return gateway_at(addresses, slug, **sampling)
+
+
+async def _served(asking: ExternalModel) -> list[Served]:
+    """What its key may use. Raises PlayRefused, Unavailable."""
+    server = asking.server()
     try:
         status, answer = await server.get(OpenAIChat.model_path)
     finally:
         await server.close()
     if status == 401:
-        raise PlayRefused(f"the gateway at {url} answered 401", f"set the key of this platform in {KEY}")
-    known = OpenAIChat(slug).models_in(answer) if status == 200 else []
-    if slug not in known:
-        has = ", ".join(known[:5]) or "none"
-        own = f"; without --gateway, {slug} plays with your own key" if is_external(slug) else ""
         raise PlayRefused(
-            f"the gateway at {url} serves no model {slug!r}: it serves {has}; models of others are those of "
-            f"its providers, as provider/name{own}"
+            f"the gateway at {asking.url} answered 401", f"set the key of this platform in {KEY}"
         )
-    return model
+    rows = answer.get("data") if status == 200 and isinstance(answer, Mapping) else None
+    return [Served(str(row["id"]), str(row.get("owned_by") or "")) for row in rows or () if "id" in row]

@@ -228,7 +228,7 @@ class ServedHost:
 
     @asynccontextmanager
     async def channel(self) -> AsyncIterator[ControlChannel]:
-        """Connected, and greeted. Raises ChannelClosed where nothing answers, PlayRefused where another
+        """Connected, and greeted. Raises NothingServed where nothing answers, PlayRefused where another
         environment does."""
         channel = await ControlChannel.connect(self._url)
         try:

@@ -52,7 +52,7 @@ async def opened_hosts(
     environment: EnvironmentRef, runtime: PlayRuntime | None
 ) -> AsyncIterator[EpisodeHosts]:
     """Where the episodes of an environment are played, until the block ends. Raises RuntimeRefused, what
-    loading the environment raises, ChannelClosed where nothing is served, and what a context raises."""
+    loading the environment raises, NothingServed where nothing is, and what a context raises."""
     chosen = LocalRuntime.FORKED if runtime is None else runtime_of(runtime)
     match chosen:
         case LocalRuntime():

@@ -81,7 +81,8 @@ def report_of(run: EvaluatedRun) -> EvaluationReport | None:
     graded = [one for one in run.episodes if one.reward is not None]
     groups = [rewards for rewards in _rewards(run) if len(rewards) == run.group]
     bins, refused = _bins(graded)
-    tokens = [one.num_tokens for one in graded if one.num_tokens is not None]
+    counted = graded or run.episodes
+    tokens = [one.num_tokens for one in counted if one.num_tokens is not None]
     return EvaluationReport(
         overall=score("all", run.episodes),
         families=_families(run.episodes),
@@ -93,7 +94,7 @@ def report_of(run: EvaluatedRun) -> EvaluationReport | None:
         num_groups_with_spread=sum(has_spread(rewards) for rewards in groups),
         failures=_failures(graded),
         worst=_worst(graded),
-        mean_turns=sum(one.num_turns for one in graded) / max(1, len(graded)),
+        mean_turns=sum(one.num_turns for one in counted) / len(counted),
         mean_tokens=sum(tokens) / len(tokens) if tokens else None,
         num_tokens=sum(one.num_tokens or 0 for one in run.episodes),
         shown_answers=shown_answers(run.episodes),

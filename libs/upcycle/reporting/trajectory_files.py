@@ -40,7 +40,14 @@ def file_of(name: str) -> Path | None:
 
 def newest_file() -> Path | None:
     """Of the evaluations in one process that were started in this folder."""
-    return max(FOLDER.glob(f"*/{NAME}"), key=lambda path: path.stat().st_mtime_ns, default=None)
+    return next(iter(newest_files()), None)
+
+
+def newest_files() -> list[Path]:
+    """All of those that hold something, the newest first."""
+    found = [(path.stat(), path) for path in FOLDER.glob(f"*/{NAME}")]
+    held = sorted((stat.st_mtime_ns, path) for stat, path in found if stat.st_size)
+    return [path for _, path in reversed(held)]
 
 
 class TrajectoryLines:

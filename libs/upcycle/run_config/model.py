@@ -302,8 +302,8 @@ class RunSpec:
     """One run: what plays, on which tasks, how it is sampled and, of a training run, how it trains."""
 
     taskset: Annotated[str, Text(1)]
-    """name of a registered taskset; on the command line and in a file also a tasks file (.py, .json or
-    .jsonl)."""
+    """name of a registered taskset; on the command line and in a file also a tasks file (.py, .json,
+    .jsonl or .csv)."""
     purpose: Purpose
     """`train`, or `eval`."""
     policy: PolicyChoice

@@ -9,6 +9,7 @@ from upcycle.task_rows import EnvironmentRef, Task, canonical_json, check_name
 from upcycle.trajectory_lines.writing import FORMAT
 
 _FAMILY: Final = FORMAT.rpartition("/")[0] + "/"
+_OF_A_COMMAND: Final = ("launch", "done")
 WAY_OUT: Final = "give what `upcycle eval` with an agent of others wrote, or name a run"
 
 
@@ -21,6 +22,11 @@ class NoTrajectories(UpcycleError, ValueError):
 def checked_row(row: Any, where: str) -> Mapping[str, Any]:
     """The JSON of one line. Raises NoTrajectories for what is none, or is of a format that this version does
     not know."""
+    if isinstance(row, dict) and row.get("kind") in _OF_A_COMMAND and "schema_version" in row:
+        raise NoTrajectories(
+            f"{where}: a line that `upcycle eval --json` printed, for `upcycle compare`: it has no turns",
+            "give the trajectories.jsonl that its line `done` names, or the id of the run",
+        )
     if not isinstance(row, dict) or not isinstance(row.get("task"), dict):
         raise NoTrajectories(f"{where}: no trajectory: it has no task", WAY_OUT)
     if (written := row.get("format", FORMAT)) != FORMAT:

@@ -65,7 +65,7 @@ def _status_of_models(stack: Stack, key: str) -> int:
 @pytest.mark.parametrize(
     ("settings", "why"),
     [
-        (StackSettings(Path("x"), model_dir=Path("policy")), "set model as well"),
+        (StackSettings(Path("x"), model_dir=Path("policy")), "add --model SLUG"),
         (
             StackSettings(Path("x"), model="m", model_dir=Path("/no/such")),
             "/no/such is no model: .*config.json",

@@ -139,7 +139,7 @@ def test_of_several_tasksets_train_names_its_own_flag_and_those_that_may_train(t
         "a = Taskset('a', [Task(where, 's', slug='x')])\n"
         "b = Taskset('b', [Task(where, 's', slug='y')], 'held_out')\n"
     )
-    for trains, said in ((True, "--taskset-name a"), (False, "--taskset a | b")):
+    for trains, said in ((True, "--taskset-name a"), (False, "--taskset-name a | b")):
         with pytest.raises(AmbiguousTaskset) as refused:
             load_source(str(tmp_path / "two.py"), trains=trains)
         assert refused.value.hint == f"name one: {said}"

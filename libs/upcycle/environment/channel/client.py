@@ -10,7 +10,7 @@ from typing import Any, Self
 from urllib.parse import urlsplit
 
 from upcycle.environment.channel import frames
-from upcycle.environment.channel.frames import ChannelClosed, ChannelError, understood
+from upcycle.environment.channel.frames import ChannelClosed, ChannelError, NothingServed, understood
 from upcycle.environment.channel.lines import LineProtocol
 from upcycle.environment.channel.server import EXTENSION
 from upcycle.environment.lifecycle import SHUTDOWN_S
@@ -95,7 +95,7 @@ class ControlChannel:
 
     @classmethod
     async def connect(cls, url: str, *, timeout_s: float = CONNECT_TIMEOUT_S) -> Self:
-        """To tcp://host:port or unix:///path. Raises ChannelClosed when nothing answers there."""
+        """To tcp://host:port or unix:///path. Raises NothingServed when nothing answers there."""
         loop, where = asyncio.get_running_loop(), urlsplit(url)
         try:
             async with asyncio.timeout(timeout_s):
@@ -109,7 +109,7 @@ class ControlChannel:
                         f"cannot connect to {url!r}; use tcp://host:port or unix:///path",
                     )
         except (OSError, TimeoutError) as error:
-            raise ChannelClosed(f"no environment answers at {url}: {error or 'timed out'}") from error
+            raise NothingServed(f"no environment answers at {url}: {error or 'timed out'}") from error
         channel = cls(lines)
         channel.url = url
         return channel

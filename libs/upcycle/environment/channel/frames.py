@@ -5,7 +5,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
-from upcycle.errors import UpcycleError
+from upcycle.errors import Unavailable, UpcycleError
 
 MAX_FRAME_BYTES = 16 * 1024 * 1024
 
@@ -45,6 +45,10 @@ class ChannelClosed(UpcycleError, ConnectionError):
     """The connection was closed or lost."""
 
     kind = "environment_lost"
+
+
+class NothingServed(ChannelClosed, Unavailable):
+    """No environment answers at an address."""
 
 
 def encode(frame: Mapping[str, Any], about: str = "") -> bytes:

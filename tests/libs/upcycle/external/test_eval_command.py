@@ -6,6 +6,7 @@ import shlex
 import signal
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -211,6 +212,12 @@ def test_a_file_names_tasks_beside_it_and_a_refused_key_leaves_yesterdays_lines(
         (["tasks.py", "claude", "--max-turns", "0"], 2, "--max-turns"),
         (["tasks.py", "--agent", "openai:http://127.0.0.1:9/v1#m"], 4, "127.0.0.1:9/v1 does not answer"),
         (["nothing.py", "claude"], 2, "nothing.py"),
+        (
+            ["--resume", "here-0123456789ab"],
+            2,
+            "--resume here-0123456789ab: it was played by the command that",
+        ),
+        (["--attach", "here-0123456789ab"], 2, "`upcycle view here-0123456789ab` shows what it played"),
     ],
 )
 def test_what_cannot_be_evaluated_is_one_line(
@@ -243,9 +250,123 @@ def test_the_gateway_plays_registered_models_and_refuses_others_by_name(
         monkeypatch.setenv("UPCYCLE_API_KEY", "wrong")
         assert run(["eval", "tasks.py", MODEL, "--gateway"]) == 2
         assert "set the key of this platform in UPCYCLE_API_KEY" in capsys.readouterr().err
-    assert "serves no model 'claude'" in refusal
-    assert "models of others are those of its providers, as provider/name" in refusal
+    assert "has no models of 'claude': none of its providers is called anthropic or claude" in refusal
+    assert "name one in its MODEL_GATEWAY_PROVIDERS_FILE" in refusal
     assert "without --gateway, claude plays with your own key" in refusal
+
+
+BEHIND = {
+    "incident": "upcycle",
+    "anthropic/claude-sonnet-4-5": "anthropic",
+    "anthropic/claude-haiku-4-5": "anthropic",
+    "openai/large": "openai",
+    "google/a": "google",
+    "google/b": "google",
+    "acme/large": "acme",
+}
+
+
+@pytest.fixture
+def gateway(shop: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
+    """A platform's gateway, with the models of providers behind it."""
+    answer = openai_shaped(answers)
+
+    def said(asked: Asked) -> Said:
+        if asked.method == "GET":
+            rows = [{"id": name, "owned_by": owner} for name, owner in BEHIND.items()]
+            return Said(200, {"object": "list", "data": rows})
+        return answer(replace(asked, body={**asked.body, "model": MODEL}))
+
+    with serving(said) as server:
+        for peer in PEERS:
+            monkeypatch.setenv(f"UPCYCLE_PEERS_{peer.upper()}", server.url.removeprefix("http://"))
+        monkeypatch.setenv("UPCYCLE_API_KEY", KEY)
+        yield server
+
+
+@pytest.mark.parametrize(
+    ("agent", "variables", "model"),
+    [
+        ("claude", {}, "anthropic/claude-sonnet-4-5"),
+        ("claude", {"UPCYCLE_CLAUDE_MODEL": "claude-haiku-4-5"}, "anthropic/claude-haiku-4-5"),
+        ("claude#claude-haiku-4-5", {}, "anthropic/claude-haiku-4-5"),
+        ("openai", {}, "openai/large"),
+        ("gemini#b", {}, "google/b"),
+        ("openai_compatible", {}, "acme/large"),
+    ],
+)
+def test_an_agent_of_others_is_the_model_of_its_provider_behind_the_gateway(
+    gateway: Any, agent: str, variables: dict[str, str], model: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    assert run(["eval", "tasks.py", agent, "--gateway", "--full", "--remote"]) == 0
+    assert {asked.body["model"] for asked in gateway.turns} == {model}
+
+
+@pytest.mark.parametrize(
+    ("agent", "said"),
+    [
+        ("gemini", "it has google/a, google/b; name one in the place of gemini: google/a"),
+        ("openai#small", "agent 'openai' as 'small' is not one model of the gateway"),
+        ("claude#x", "it has anthropic/claude-sonnet-4-5, anthropic/claude-haiku-4-5"),
+    ],
+)
+def test_an_agent_that_may_be_several_models_of_the_gateway_is_refused_with_their_names(
+    gateway: Any, agent: str, said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(["eval", "tasks.py", agent, "--gateway"]) == 2
+    assert said in capsys.readouterr().err
+    assert gateway.turns == []
+
+
+def test_nothing_is_said_to_run_where_no_environment_is_served(
+    claude: Any, shop: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("ANTHROPIC_API_KEY", KEY)
+    assert run(["eval", "tasks.py", "claude", "--runtime", "tcp://127.0.0.1:9"]) == 4
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith("upcycle: no environment answers at tcp://127.0.0.1:9")
+
+
+def test_a_turn_that_was_played_counts_where_no_grade_follows(
+    claude: Any, shop: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("ANTHROPIC_API_KEY", KEY)
+    tasks = (shop / "tasks.py").read_text().replace('wanted="', 'fails="answer", wanted="')
+    (shop / "tasks.py").write_text(tasks)
+    run(["eval", "tasks.py", "claude"])
+    assert "per episode 2.0 turns" in capsys.readouterr().out
+
+
+def test_what_was_played_here_is_listed_where_no_platform_is_found(
+    claude: Any, shop: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("ANTHROPIC_API_KEY", KEY)
+    assert run(["trajectories", "list"]) == 4
+    assert "no running platform was found" in capsys.readouterr().err
+    assert run(["eval", "tasks.py", "claude", "--json"]) == 0
+    printed = capsys.readouterr().out
+    (shop / "a.json").write_text(printed)
+    run_id = json.loads(printed.splitlines()[0])["run_id"]
+    for flags in ((), ("--run", "last"), ("--run", run_id)):
+        assert run(["trajectories", "list", "--json", *flags]) == 0
+        rows = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+        assert [(row["episode_id"], row["reward"]) for row in rows] == [
+            (f"{run_id}/milk/0", 0.0),
+            (f"{run_id}/tea/0", 1.0),
+        ]
+    assert run(["trajectories", "list", "--min-reward", "0.5"]) == 0
+    said = capsys.readouterr()
+    assert f"{run_id}/tea/0" in said.out
+    assert f"{run_id}/milk/0" not in said.out
+    assert "no platform was found: these were played here" in said.err
+    assert run(["trajectories", "list", "--run", "run-1"]) == 4
+    assert "no running platform was found" in capsys.readouterr().err
+    assert run(["view", "a.json"]) == 2
+    assert "a line that `upcycle eval --json` printed, for `upcycle compare`" in capsys.readouterr().err
+    assert run(["tasksets", "from", run_id, "--below", "-0.5", "-o", "hard.json"]) == 1
+    assert "no task is chosen by --below -0.5" in capsys.readouterr().err
 
 
 def test_a_key_that_is_refused_in_the_middle_ends_with_one_line(

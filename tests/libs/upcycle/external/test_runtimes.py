@@ -287,7 +287,6 @@ async def test_one_episode_is_played_where_the_environment_is_served_and_nothing
     assert " served" in said
     assert kept_digests() == {""}  # this machine's file judged nothing
     for file, flags, refused in (
-        ("tasks.py", ("--runtime", "tcp://127.0.0.1:1"), "no environment answers at tcp://127.0.0.1:1"),
         ("tasks.py", ("--runtime", "docker"), "'docker' is no address of a served environment; write tcp"),
         ("tasks.py", ("--runtime", elsewhere, "--in-process"), "both say where the environment runs; give"),
         ("others.py", ("--runtime", elsewhere), "serves environment 'office', and the tasks are of 'shop'"),
@@ -296,5 +295,7 @@ async def test_one_episode_is_played_where_the_environment_is_served_and_nothing
         done, said = await asyncio.to_thread(status, path, *flags)
         assert (done, refused in said) == (2, True), said
         assert "Which process" not in said
+    done, said = await asyncio.to_thread(status, folder / "tasks.py", "--runtime", "tcp://127.0.0.1:1")
+    assert (done, "no environment answers at tcp://127.0.0.1:1" in said) == (4, True), said
     done, said = await asyncio.to_thread(status, folder / "tasks.py", "--runtime", "in-process")
     assert (done, f"{os.getpid()} local" in said) == (0, True), said

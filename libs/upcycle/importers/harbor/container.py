@@ -77,7 +77,7 @@ def build(image: ContainerImage, engine: str) -> str:
         )
         made = _asked([engine, *make], limit_s=BUILD_S)
     if made.returncode != 0:
-        raise ImportRefused(f"the image was not made: {_last_words(made)}", "see its Dockerfile")
+        raise ImportRefused(f"the image was not made: {_last_lines(made)}", "see its Dockerfile")
     return name
 
 
@@ -136,7 +136,7 @@ def in_a_container(task: HarborTask, image: ContainerImage, engine: str) -> Iter
             "python -m upcycle.importers.harbor FOLDER builds it"
         )
     if started.returncode != 0:
-        raise RuntimeError(f"no container of task {task.name!r}: {_last_words(started)}")
+        raise RuntimeError(f"no container of task {task.name!r}: {_last_lines(started)}")
     container = started.stdout.decode().strip()
     try:
         yield TaskContainer(task, image, engine, container)
@@ -159,10 +159,10 @@ def _asked(
 def _checked(command: Sequence[str], task: HarborTask, given: bytes = b"") -> None:
     done = _asked(command, given=given)
     if done.returncode != 0:
-        raise RuntimeError(f"the container of task {task.name!r} is lost: {_last_words(done)}")
+        raise RuntimeError(f"the container of task {task.name!r} is lost: {_last_lines(done)}")
 
 
-def _last_words(done: subprocess.CompletedProcess[bytes]) -> str:
+def _last_lines(done: subprocess.CompletedProcess[bytes]) -> str:
     return (done.stderr or done.stdout or b"").decode(errors="replace").strip()[-500:]
 
 

@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from upcycle.cli.exits import Exit
+from upcycle.cli.given_values import ValueRefused, given
 from upcycle.cli.models import print_table
 from upcycle.cli.output import human, print_json
-from upcycle.cli.set_setting import ValueRefused, given
 from upcycle.environment.server_secrets import checked_name, checked_value
 from upcycle.platform import Platform
 from upcycle.user_settings.catalogue import SECRETS, UserSetting

@@ -1,8 +1,6 @@
 """`upcycle set`."""
 
-import getpass
 import os
-import sys
 from collections.abc import Coroutine
 from difflib import get_close_matches
 from pathlib import Path
@@ -11,17 +9,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 from cyclopts import Parameter
 
 from upcycle.cli.exits import Exit
+from upcycle.cli.given_values import ValueRefused, given
 from upcycle.cli.output import JsonFlag, human, print_json
-from upcycle.errors import UpcycleError
 
 if TYPE_CHECKING:
     from upcycle.user_settings.catalogue import UserSetting
-
-
-class ValueRefused(UpcycleError, ValueError):
-    """A value was given on the command line, or several things were asked for at once."""
-
-    kind = "value_refused"
 
 
 def set_setting(
@@ -98,27 +90,6 @@ def named(name: str) -> "UserSetting":
         hint = f"did you mean {near[0]}?" if near else "`upcycle config show --sources` lists them"
         raise SettingsInvalid(f"{name!r} is no setting of the profile", hint)
     return found
-
-
-def given(setting: "UserSetting", from_file: Path | None) -> str:
-    """What a person types, or a file holds. Raises SettingsInvalid for a file that cannot be read."""
-    from upcycle.user_settings.files import SettingsInvalid
-
-    if from_file is not None and str(from_file) != "-":
-        try:
-            return from_file.read_text(encoding="utf-8")
-        except (OSError, ValueError) as error:
-            why = getattr(error, "strerror", None) or "it is no text in UTF-8"
-            raise SettingsInvalid(f"{from_file} cannot be read: {why}") from error
-    if from_file is not None or not sys.stdin.isatty():
-        try:
-            return sys.stdin.read()
-        except ValueError as error:
-            raise SettingsInvalid(f"{setting.variable}: standard input is no text in UTF-8") from error
-    try:
-        return getpass.getpass(f"{setting.variable}: ") if setting.is_secret else input(f"{setting.key}: ")
-    except EOFError:
-        return ""
 
 
 def _checked(setting: "UserSetting", value: str) -> str:

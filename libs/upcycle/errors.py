@@ -69,6 +69,10 @@ class ToolFailed(UpcycleError):
     kind = "tool_failed"
 
 
+class ToolExited(ToolFailed):
+    """A tool called sys.exit: its author's mistake, which `upcycle check` names."""
+
+
 class InfrastructureError(UpcycleError):
     """Something outside the environment failed, for example a database that it uses; no answer of
     the policy caused it. Raised by a scenario or by a tool, it makes the episode missing: played again, and

@@ -5,6 +5,7 @@ from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
 
 from upcycle.errors import ScenarioError
+from upcycle.raised import RAISED, deed
 from upcycle.transcripts import Answer, Transcript
 
 GuidanceFunction = Callable[..., str | Awaitable[str]]
@@ -22,10 +23,8 @@ async def guidance_of(
     try:
         said = function(failed, **arguments)
         text = await said if inspect.isawaitable(said) else said
-    except Exception as error:
-        raise ScenarioError(
-            f"the guidance of scenario {scenario!r} raised {type(error).__name__}: {error}"
-        ) from error
+    except RAISED as error:
+        raise ScenarioError(f"the guidance of scenario {scenario!r} {deed(error)}") from error
     if not isinstance(text, str) or not text.strip():
         raise ScenarioError(
             f"the guidance of scenario {scenario!r} returned {text!r:.80}, not a text",

@@ -17,6 +17,7 @@ from types import CodeType, ModuleType
 from typing import Final
 
 from upcycle.errors import DefinitionError, UnknownName
+from upcycle.raised import exit_call, place_of
 
 _PINNED: Final[dict[str, bytes]] = {}
 """Content by path, instead of what lies there."""
@@ -85,7 +86,8 @@ def load_module(path: Path) -> ModuleType:
 
     A file inside a package is imported by its dotted name, with the folder of the topmost package importable.
     A file in a plain folder gets a name derived from its path, and its folder is importable from it, as with
-    `python file.py`. Raises UnknownName for a missing file; whatever the file itself raises propagates.
+    `python file.py`. Raises UnknownName for a missing file, and DefinitionError for one that
+    ends the program; whatever else the file itself raises propagates.
     """
     resolved = path.resolve()
     if not resolved.is_file() and str(resolved) not in _PINNED:
@@ -93,6 +95,17 @@ def load_module(path: Path) -> ModuleType:
     loaded = _already_loaded(resolved)
     if loaded is not None:
         return loaded
+    try:
+        return _loaded(path, resolved)
+    except SystemExit as error:
+        raise DefinitionError(
+            f"{place_of(error) or path}: it called {exit_call(error)} as it was loaded",
+            "raise an error instead of exiting, or put a program's own lines under "
+            'if __name__ == "__main__":',
+        ) from error
+
+
+def _loaded(path: Path, resolved: Path) -> ModuleType:
     root, dotted = package_of(resolved)
     if root is not None:
         _make_importable(root)

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from upcycle.errors import DefinitionError
+from upcycle.raised import RAISED, described
 from upcycle.rewards import TURN_REWARDS, EvaluationResult, SubScore, unit_interval
 
 Verdict = tuple[float, Mapping[str, Any]]
@@ -48,8 +49,8 @@ class Grader:
             try:
                 value, info = self.score(answer)
                 return unit_interval(value, f"grader {self.name!r}"), info
-            except Exception as error:
-                return 0.0, {"raised": f"{type(error).__name__}: {error}"[:500]}
+            except RAISED as error:
+                return 0.0, {"raised": described(error)[:500]}
 
         return Grader(name or f"shadow_{self.name}", score, 0.0)
 

@@ -5,23 +5,36 @@
 """
 
 import inspect
+import json
 import traceback
 from collections.abc import AsyncGenerator, Awaitable, Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import PurePath
-from typing import Any
+from typing import Any, Final
 
 from upcycle.environment.schema import CallSchema, call_schema
-from upcycle.errors import ArgumentsInvalid, DefinitionError, RewardInvalid, ScenarioError, UpcycleError
+from upcycle.errors import (
+    ArgumentsInvalid,
+    DefinitionError,
+    RewardInvalid,
+    ScenarioError,
+    TasksetInvalid,
+    UpcycleError,
+)
 from upcycle.guidance import GuidanceFunction, guidance_of
 from upcycle.images import Image, checked_images, images_in
+from upcycle.raised import RAISED, deed
 from upcycle.rewards import EvaluationResult, evaluation_result
-from upcycle.task_rows import EnvironmentRef, Task, canonical_json
+from upcycle.task_rows import EnvironmentRef, Task, canonical_json, not_json
 from upcycle.transcripts import Answer
 
 Prompt = str | list[dict[str, Any]]
 ScenarioFunction = Callable[..., AsyncGenerator[Any, Any] | Generator[Any, Any, Any]]
 
+MAX_PROMPT_BYTES: Final = 15 * 1024 * 1024
+"""As JSON: a frame of the control channel, of at most 16 MiB, carries it."""
+_MOST_A_CHARACTER: Final = 6
+"""Bytes of one character in JSON: \\u0001."""
 # Names that `Scenario.task` takes for itself.
 RESERVED_ARGUMENTS = frozenset({"slug", "family"})
 
@@ -66,7 +79,11 @@ class Scenario:
                 f"{self.name}: argument {unnamed[0]!r:.80} has no name", f"write {self.name}({names})"
             )
         self.schema.check(arguments)
-        return Task(self.environment, self.name, canonical_json(arguments), slug or "", family or self.name)
+        try:
+            args_json = canonical_json(arguments)
+        except TasksetInvalid as error:
+            raise TasksetInvalid(f"{self.name}.{not_json(arguments)}: {error.message}", error.hint) from error
+        return Task(self.environment, self.name, args_json, slug or "", family or self.name)
 
     def gold(self, function: ReferenceFunction) -> ReferenceFunction:
         """Declare what solves a task, for `upcycle check`.
@@ -85,10 +102,15 @@ class Scenario:
         return function
 
     def reference(self, arguments: Mapping[str, Any]) -> Reference | None:
-        """What solves the task with these arguments; None where no gold answer is declared."""
+        """What solves the task with these arguments; None where no gold answer is declared. Raises
+        ScenarioError, from what it raised."""
         if not self._golds:
             return None
-        found = self._golds[0](**self.schema.check(arguments))
+        checked = self.schema.check(arguments)
+        try:
+            found = self._golds[0](**checked)
+        except RAISED as error:
+            raise ScenarioError(f"the gold answer of scenario {self.name!r} {deed(error)}") from error
         return Reference(found) if isinstance(found, str) else found
 
     def guidance(self, function: GuidanceFunction) -> GuidanceFunction:
@@ -156,7 +178,8 @@ class ScenarioPlay:
         none.
         """
         value = await self._advance(None, "before its first yield (the prompt)")
-        return prompt_of(value, self._named())
+        named = self._named()
+        return _bounded(prompt_of(value, named), named)
 
     async def grade(self, answer: Answer) -> EvaluationResult:
         """Resume the scenario with the answer, return the reward that it yields, and run it to its end.
@@ -180,8 +203,8 @@ class ScenarioPlay:
                 await self._generator.aclose()
             else:
                 self._generator.close()
-        except Exception as error:
-            raise ScenarioError(f"{self._named(error)} raised while closing: {_described(error)}") from error
+        except RAISED as error:
+            raise ScenarioError(f"{self._named(error)} {deed(error, 'while closing')}") from error
 
     async def _advance(self, sent: Any, where: str) -> Any:
         try:
@@ -190,18 +213,16 @@ class ScenarioPlay:
             raise ScenarioError(
                 f"{self._named()} ended {where}", "a scenario yields twice: the prompt, then the reward"
             ) from error
-        except Exception as error:
-            raise ScenarioError(f"{self._named(error)} raised {where}: {_described(error)}") from error
+        except RAISED as error:
+            raise ScenarioError(f"{self._named(error)} {deed(error, where)}") from error
 
     async def _finish(self) -> None:
         try:
             await self._step(None)
         except (StopAsyncIteration, StopIteration):
             return
-        except Exception as error:
-            raise ScenarioError(
-                f"{self._named(error)} raised after its second yield: {_described(error)}"
-            ) from error
+        except RAISED as error:
+            raise ScenarioError(f"{self._named(error)} {deed(error, 'after its second yield')}") from error
         named = self._named()
         await self.close()
         raise ScenarioError(f"{named} yielded a third time", "yield the prompt, then the reward")
@@ -249,6 +270,19 @@ def prompt_of(value: Any, named: str) -> Prompt:
     )
 
 
+def _bounded(prompt: Prompt, named: str) -> Prompt:
+    """Raises ScenarioError for one that no frame of the control channel carries."""
+    if isinstance(prompt, str) and len(prompt) * _MOST_A_CHARACTER < MAX_PROMPT_BYTES:
+        return prompt
+    size = len(json.dumps(prompt, ensure_ascii=False, default=str).encode("utf-8", "replace"))
+    if size > MAX_PROMPT_BYTES:
+        raise ScenarioError(
+            f"{named}: its prompt has {size} bytes as JSON, limit {MAX_PROMPT_BYTES}",
+            "ask with less, and let a tool show the rest",
+        )
+    return prompt
+
+
 def _content(content: Any) -> Any:
     """An Image becomes a part of the message. Raises ValueError and ToolFailed for what is no image."""
     shown = [content] if isinstance(content, Image) else content
@@ -258,7 +292,3 @@ def _content(content: Any) -> Any:
     parts = [one.to_part() if isinstance(one, Image) else one for one in parts]
     checked_images(images_in(parts))
     return parts
-
-
-def _described(error: BaseException) -> str:
-    return f"{type(error).__name__}: {error}" if str(error) else type(error).__name__

@@ -10,6 +10,7 @@ from typing import Any, Final
 
 from upcycle.errors import ScenarioError
 from upcycle.json_patches import difference, patched
+from upcycle.raised import RAISED, described
 
 MAX_STATE_BYTES: Final = 64 * 1024
 """Of one state as JSON."""
@@ -82,8 +83,8 @@ class StateLog:
         """The state at the prompt. Raises ScenarioError where the function fails: no policy took part."""
         try:
             text = await self._read()
-        except Exception as error:
-            raise ScenarioError(f"@env.state() failed: {_described(error)}") from error
+        except RAISED as error:
+            raise ScenarioError(f"@env.state() failed: {described(error)}") from error
         return self._kept(text)
 
     async def next(self) -> StateEntry:
@@ -91,9 +92,9 @@ class StateLog:
         on: what the policy did may have caused it."""
         try:
             text = await self._read()
-        except Exception as error:
+        except RAISED as error:
             log.warning("@env.state() failed", exc_info=error)
-            return self._noted(f"@env.state() failed: {_described(error)}{_place(error)}")
+            return self._noted(f"@env.state() failed: {described(error)}{_place(error)}")
         return self._kept(text)
 
     async def _read(self) -> str:
@@ -132,10 +133,6 @@ class StateLog:
         entry = StateEntry(note=note)
         self._entries.append(entry)
         return entry
-
-
-def _described(error: BaseException) -> str:
-    return f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
 
 
 def _place(error: BaseException) -> str:

@@ -6,6 +6,7 @@ in every taskset and on every machine.
 
 import hashlib
 import json
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -105,6 +106,16 @@ def canonical_json(value: Any) -> str:
         raise TasksetInvalid(
             f"JSON cannot carry this: {error}", "use str, numbers, bool, lists, dicts"
         ) from error
+
+
+def not_json(arguments: Mapping[str, Any]) -> str:
+    """The name of the first argument that JSON cannot carry; "" where it carries each."""
+    for name, value in arguments.items():
+        try:
+            canonical_json(value)
+        except TasksetInvalid:
+            return name
+    return ""
 
 
 def task_from_json(row: Any, environment: EnvironmentRef | None = None) -> Task:

@@ -263,13 +263,24 @@ class Taskset:
                     f"taskset {self.name!r}: slug {task.slug!r} occurs twice", "make slugs unique"
                 )
             if task.environment != self.tasks[0].environment:
-                raise TasksetInvalid(
-                    f"taskset {self.name!r}: task {task.slug!r} is of environment {task.environment.name!r}, "
-                    f"others of {self.tasks[0].environment.name!r}",
-                    "make one taskset per environment",
-                )
+                raise self._mixed(task)
             seen.add(task.slug)
         self._check_split()
+
+    def _mixed(self, task: Task) -> TasksetInvalid:
+        """The refusal of a task of another environment than the first one's."""
+        own, other = task.environment, self.tasks[0].environment
+        if own.name == other.name:
+            places = " and ".join(one.path or one.url or "nowhere" for one in (other, own))
+            return TasksetInvalid(
+                f"taskset {self.name!r}: its tasks are of two environments called {own.name!r}: {places}",
+                "give one of them another name, and make one taskset per environment",
+            )
+        return TasksetInvalid(
+            f"taskset {self.name!r}: task {task.slug!r} is of environment {own.name!r}, "
+            f"others of {other.name!r}",
+            "make one taskset per environment",
+        )
 
     def _check_split(self) -> None:
         for task in self.tasks if self.split == "train" else ():

@@ -206,6 +206,8 @@ def run(arguments: Sequence[str]) -> int:
         sys.stdout.flush()
     except KeyboardInterrupt:
         return Exit.INTERRUPTED
+    except SystemExit as error:  # of a library: what an author's code calls is told where it is called
+        return fail(_exited(error))
     except BrokenPipeError:  # `… | head` has read all that it wants
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return Exit.OK
@@ -218,6 +220,14 @@ def _awaited(result: Coroutine[Any, Any, Any]) -> Any:
     import asyncio  # 40 ms that `--help` need not pay
 
     return asyncio.run(result)
+
+
+def _exited(error: SystemExit) -> Exception:
+    """No code but this decides the exit status of a command."""
+    from upcycle.errors import Failed
+    from upcycle.raised import STOP_EXITING, described
+
+    return Failed(f"the command was ended by {described(error)}", STOP_EXITING)
 
 
 def main() -> NoReturn:

@@ -1,18 +1,15 @@
 """Tasksets that a person names: the file that defines them, or the name of a registered one."""
 
-import os
-import sysconfig
-import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-import upcycle
 from upcycle.cli.output import human
 from upcycle.cli.terminal_text import terminal_text
 from upcycle.errors import DefinitionError, UpcycleError
+from upcycle.raised import place_of
 from upcycle.tasks_files import TASKS_FILES
 from upcycle.wording import amount
 
@@ -22,7 +19,6 @@ if TYPE_CHECKING:
     from upcycle.tasks import Taskset
 
 NO_TASKSET: Final = 'make one: tasks = Taskset("name", [scenario.task(argument=...)])'
-_NOT_OWN: Final = ("<", *sysconfig.get_paths().values(), str(Path(upcycle.__file__).parent))
 
 
 class AmbiguousTaskset(UpcycleError, ValueError):
@@ -141,18 +137,9 @@ def naming_lines(hint: str = "") -> Iterator[None]:
     try:
         yield
     except UpcycleError as error:
-        if place := _place_of(error):
+        if place := place_of(error):
             error.message = f"{place}: {error.message}"
         raise
     except Exception as error:
-        place = _place_of(error) or "nowhere"
+        place = place_of(error) or "nowhere"
         raise DefinitionError(f"{place}: {type(error).__name__}: {error}", hint) from error
-
-
-def _place_of(error: Exception) -> str:
-    """`mine/raises.py:3`: the newest line of the user's own files; "" where none is in it."""
-    if isinstance(error, SyntaxError):
-        return f"{os.path.relpath(error.filename or '')}:{error.lineno}"
-    frames = traceback.extract_tb(error.__traceback__)
-    own = [one for one in frames if not one.filename.startswith(_NOT_OWN)]
-    return f"{os.path.relpath(own[-1].filename)}:{own[-1].lineno}" if own else ""

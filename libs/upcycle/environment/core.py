@@ -125,7 +125,10 @@ class Environment:
         def register(function: ScenarioFunction) -> Scenario:
             label = name or function.__name__
             if label in self.scenarios:
-                raise DefinitionError(f"environment {self.name!r} has two scenarios called {label!r}")
+                raise DefinitionError(
+                    f"environment {self.name!r} has two scenarios called {label!r}",
+                    "give one of them another name",
+                )
             declared = declare_scenario(function, label, EnvironmentRef(self.name, path=self.source))
             self.scenarios[label] = declared
             return declared
@@ -263,6 +266,17 @@ class Environment:
 
         Raises UnknownName for a tool that does not exist, and ToolFailed when the outside world failed.
         """
+        try:
+            return await self.try_tool(name, arguments)
+        except (ArgumentsInvalid, ToolFailed) as error:
+            if self.is_external(error):
+                raise
+            if error.__cause__ is not None:
+                log.info("tool %s raised", name, exc_info=error.__cause__)
+            return ToolResult(str(error), is_error=True)
+
+    async def try_tool(self, name: str, arguments: Mapping[str, Any]) -> ToolResult:
+        """As call_tool, but raises what the tool refuses (ArgumentsInvalid) and raises (ToolFailed)."""
         import asyncio  # here: who declares an environment needs no event loop
 
         tool = self.tools.get(name)
@@ -276,17 +290,13 @@ class Environment:
                 return await tool.call(arguments)
         except TimeoutError:
             return ToolResult(no_result_within(name, limit_s), is_error=True)
-        except (ArgumentsInvalid, ToolFailed) as error:
-            if self.is_external(error):
-                raise
-            if error.__cause__ is not None:
-                log.info("tool %s raised", name, exc_info=error.__cause__)
-            return ToolResult(str(error), is_error=True)
 
     def _add_tool(self, tool: Tool) -> None:
         name = tool.spec.name
         if name in self._tools:
-            raise DefinitionError(f"environment {self.name!r} has two tools called {name!r}")
+            raise DefinitionError(
+                f"environment {self.name!r} has two tools called {name!r}", "give one of them another name"
+            )
         self._tools[name] = tool
 
 

@@ -35,8 +35,12 @@ class Child:
 
     async def ended_how(self, limit_s: float) -> str:
         """Why its end of the socketpair was closed, once it was: waits so long for its end."""
+        return ended_text(await self.status(limit_s))
+
+    async def status(self, limit_s: float) -> int | None:
+        """Its exit status; None where it does not end within this time."""
         await asyncio.wait([self.ended], timeout=limit_s)
-        return ended_text(self.ended.result() if self.ended.done() else None)
+        return self.ended.result() if self.ended.done() else None
 
 
 class ForkClient:

@@ -7,6 +7,7 @@ from typing import Any, Final, TypeVar
 
 from upcycle.environment.schema import call_schema
 from upcycle.errors import DefinitionError, ScenarioError
+from upcycle.raised import RAISED, deed
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -48,10 +49,10 @@ class Lifecycle:
         for function in self._first:
             try:
                 await _called(function)
-            except Exception as error:
+            except RAISED as error:
                 self._has_begun = False
                 name = getattr(function, "__name__", "?")
-                text = f"@env.initialize: {name} raised {type(error).__name__}: {error}"
+                text = f"@env.initialize: {name} {deed(error)}"
                 raise ScenarioError(text) from error
 
     async def end(self) -> None:
@@ -63,7 +64,7 @@ class Lifecycle:
         for function in reversed(self._last):
             try:
                 await _called(function)
-            except Exception:
+            except RAISED:
                 log.warning("@env.shutdown: %s raised", getattr(function, "__name__", "?"), exc_info=True)
 
 

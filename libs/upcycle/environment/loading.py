@@ -65,7 +65,7 @@ def _declared_elsewhere(module: ModuleType) -> str:
     return 'write env = Environment("name") in it, or name the file that does'
 
 
-def why_not_loaded(error: Exception) -> str:
+def why_not_loaded(error: BaseException) -> str:
     """What loading a file raised, with the lines of the author's files and without ours."""
     frames = [
         frame

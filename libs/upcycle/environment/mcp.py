@@ -49,6 +49,10 @@ _TIMEOUT_META = "upcycle/timeout_s"
 
 def check_mcp_config(config: Mapping[str, Mapping[str, Any]]) -> dict[str, Mapping[str, Any]]:
     """The config, or DefinitionError naming the server and the field."""
+    if "mcpServers" in config:
+        raise DefinitionError(
+            "connect_mcp_config got a whole configuration file", "pass what is inside mcpServers"
+        )
     for name, server in config.items():
         fields = _HTTP_FIELDS if "url" in server else _STDIO_FIELDS
         if not ("url" in server or "command" in server):

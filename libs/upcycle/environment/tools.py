@@ -8,8 +8,9 @@ from dataclasses import dataclass
 from typing import Any, Final, Protocol
 
 from upcycle.environment.schema import CallSchema, call_schema
-from upcycle.errors import DefinitionError, ToolFailed
+from upcycle.errors import DefinitionError, ToolExited, ToolFailed
 from upcycle.images import Image, checked_images
+from upcycle.raised import deed
 from upcycle.states import StateEntry
 
 MAX_TOOL_S: Final = 86_400.0
@@ -112,6 +113,8 @@ class FunctionTool:
             value: Any = self.function(**checked)
             if inspect.isawaitable(value):
                 value = await _awaited(value)
+        except SystemExit as error:
+            raise ToolExited(f"{self.schema.name} {deed(error)}") from error
         except (Exception, asyncio.CancelledError) as error:
             if isinstance(error, asyncio.CancelledError) and _is_asked_for():
                 raise

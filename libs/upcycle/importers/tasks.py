@@ -10,7 +10,7 @@ from upcycle.environment.core import Environment
 from upcycle.errors import ArgumentsInvalid, TasksetInvalid
 from upcycle.importers.rows import DataRow
 from upcycle.scenario import Scenario
-from upcycle.task_rows import EnvironmentRef, Task, canonical_json
+from upcycle.task_rows import EnvironmentRef, Task, canonical_json, not_json
 from upcycle.task_tables import value_of_cell
 
 Pick = str | Callable[[Mapping[str, Any]], Any] | None
@@ -94,8 +94,8 @@ class RowTasks:
             self.target.check(arguments)
             return Task(self.target.environment, self.target.scenario, canonical_json(arguments), slug, named)
         except (ArgumentsInvalid, TasksetInvalid) as error:
-            place = _not_json(arguments) if isinstance(error, TasksetInvalid) else ""
-            said = f"{place}: {error.message}" if place else error.message
+            name = not_json(arguments) if isinstance(error, TasksetInvalid) else ""
+            said = f"argument {name!r}: {error.message}" if name else error.message
             raise TasksetInvalid(f"{row.where}: {said}", error.hint) from error
 
     def _arguments(self, row: DataRow) -> dict[str, Any]:
@@ -158,13 +158,3 @@ def _text(value: Any, row: DataRow, what: str) -> str:
     raise TasksetInvalid(
         f"{row.where}: {what} {value!r:.80} is no text", "fill it in, or name another column"
     )
-
-
-def _not_json(arguments: Mapping[str, Any]) -> str:
-    """The first argument that JSON cannot carry."""
-    for name, value in arguments.items():
-        try:
-            canonical_json(value)
-        except TasksetInvalid:
-            return f"argument {name!r}"
-    return ""

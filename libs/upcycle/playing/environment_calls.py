@@ -5,10 +5,12 @@ import time
 from collections.abc import Awaitable, Callable, Mapping
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
+from pathlib import PurePath
 from typing import Any, Final, TypeVar
 
 from upcycle.environment.channel import ChannelClosed, ChannelError, ControlChannel
 from upcycle.environment.channel.client import AskJudge, ChannelTimeout
+from upcycle.environment.channel.frames import FRAME_TOO_LARGE
 from upcycle.environment.foreign_tools import attached_tools, call_attached
 from upcycle.environment.tools import Tool, ToolResult, ToolSpec
 from upcycle.errors import InfrastructureError, RewardInvalid, ToolFailed, UpcycleError
@@ -20,6 +22,7 @@ from upcycle.task_rows import Task
 
 T = TypeVar("T")
 
+_TOOL: Final = "tool "
 MAX_TURNS: Final = 32
 """More than a run's default (8): a person looks around."""
 
@@ -85,6 +88,7 @@ class EnvironmentCalls:
         self._limits = limits
         self._ended_how = environment.ended_how
         self._judge = environment.judge
+        self._task: Task | None = None
 
     @property
     def first_state(self) -> StateEntry | None:
@@ -95,6 +99,7 @@ class EnvironmentCalls:
         """Play the scenario to its prompt."""
         if self._is_foreign:
             await self._attach()
+        self._task = task
         start = self._channel.start(task.scenario, task.args, timeout_s=self._limits.start_s)
         return _messages(await self._guarded("prompt", start))
 
@@ -107,7 +112,7 @@ class EnvironmentCalls:
         started_s = time.monotonic()
         called = self._called_foreign(call) if self._is_foreign else self._called(call)
         try:
-            result = await self._guarded(f"tool {call.name}", called)
+            result = await self._guarded(f"{_TOOL}{call.name}", called)
         except EnvironmentFailed as failed:
             cause = failed.__cause__
             if not isinstance(cause, ChannelError) or cause.error_kind == InfrastructureError.kind:
@@ -130,6 +135,14 @@ class EnvironmentCalls:
             raise EnvironmentFailed(PlayFailure("grade", error.kind, str(error))) from error
         except (TypeError, ValueError) as error:
             raise EnvironmentFailed(PlayFailure("grade", RewardInvalid.kind, str(error))) from error
+
+    def _ran(self, during: str) -> str:
+        """`scenario 'ask' (env.py)`: whose code ran, and its file."""
+        task = self._task
+        file = PurePath(task.environment.path).name if task is not None else ""
+        who = f"tool {during.removeprefix(_TOOL)!r}" if during.startswith(_TOOL) else ""
+        who = who or (f"scenario {task.scenario!r}" if task is not None else "its environment")
+        return f"{who} ({file})" if file else who
 
     @property
     def _is_foreign(self) -> bool:
@@ -169,12 +182,15 @@ class EnvironmentCalls:
         try:
             return await call
         except ChannelError as error:
-            kind = error.error_kind or "scenario_error"
-            raise EnvironmentFailed(PlayFailure(during, kind, str(error), error.traceback)) from error
+            kind, said = error.error_kind or "scenario_error", str(error)
+            if kind == FRAME_TOO_LARGE:
+                said = f"{self._ran(during)}: {said}"
+            raise EnvironmentFailed(PlayFailure(during, kind, said, error.traceback)) from error
         except ChannelTimeout as error:
             raise EnvironmentFailed(PlayFailure(during, "timeout", str(error))) from error
         except ChannelClosed as error:
-            raise EnvironmentFailed(PlayFailure(during, "process_ended", await self._ended_how())) from error
+            said = f"{self._ran(during)}: {await self._ended_how()}"
+            raise EnvironmentFailed(PlayFailure(during, "process_ended", said)) from error
         except UpcycleError as error:
             raise EnvironmentFailed(PlayFailure(during, error.kind, str(error))) from error
 

@@ -11,13 +11,12 @@ import os
 import signal
 import socket
 import sys
-import traceback
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
 from upcycle.environment.forking import ForkLoop, adopt_orphans, die_with_parent
-from upcycle.environment.loading import load_environment
+from upcycle.environment.loading import load_environment, why_not_loaded
 from upcycle.environment.server_secrets import from_memory
 from upcycle.modules import package_of
 from upcycle.playing.cells import WAY_OUT, EpisodeCell
@@ -38,7 +37,7 @@ def serve(control: socket.socket, path: str, name: str, folder: str = "") -> Non
             cell.prepare()
     except BaseException as error:
         way_out = f"\n{WAY_OUT}" if folder and isinstance(error, PermissionError) else ""
-        _say(control, {"broken": f"{traceback.format_exc(limit=-8)[-_MAX_SAID_CHARS:]}{way_out}"})
+        _say(control, {"broken": f"{why_not_loaded(error)[-_MAX_SAID_CHARS:]}{way_out}"})
         raise
     sys.stdout.flush()
     sys.stderr.flush()

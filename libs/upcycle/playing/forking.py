@@ -28,6 +28,7 @@ from upcycle.playing.hosting import (
     SameProcessHost,
     ServedHost,
     channel_over,
+    left_text,
 )
 from upcycle.task_rows import EnvironmentRef, Task
 
@@ -199,7 +200,7 @@ class ServedFork:
 
     async def ended_how(self) -> str:
         """By its exit status."""
-        return f"its process {await self._child.ended_how(ENDED_WAIT_S)}"
+        return left_text(await self._child.status(ENDED_WAIT_S))
 
     async def end(self) -> None:
         """Kill its process group."""

@@ -20,6 +20,7 @@ from upcycle.environment.fork_client import ended_text
 from upcycle.environment.server_secrets import NOTHING_HIDDEN, HiddenValues, profile_values
 from upcycle.external.keys import forget_keys
 from upcycle.playing.errors import PlayRefused
+from upcycle.raised import STOP_EXITING
 from upcycle.wording import amount
 
 if TYPE_CHECKING:
@@ -117,7 +118,7 @@ class ForkedHost:
     async def ended_how(self) -> str:
         """By its exit status."""
         await asyncio.to_thread(self._wait, ENDED_WAIT_S)
-        return f"its process {ended_text(self._status)}"
+        return left_text(self._status)
 
     async def end(self) -> None:
         """Kill its process group."""
@@ -134,6 +135,12 @@ class ForkedHost:
     def _reap(self) -> None:
         with contextlib.suppress(ChildProcessError):
             self._status = os.waitstatus_to_exitcode(os.waitpid(self.pid, 0)[1])
+
+
+def left_text(status: int | None) -> str:
+    """How the process of an episode ended by itself, and what its author does about an exit."""
+    is_exit = status is not None and status >= 0
+    return f"its process {ended_text(status)}" + (f"; {STOP_EXITING}" if is_exit else "")
 
 
 @asynccontextmanager

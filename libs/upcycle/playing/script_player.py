@@ -13,6 +13,7 @@ from upcycle.harness.chat import ChatReply, Messages
 from upcycle.harness.parsing import read_message, read_turn
 from upcycle.modules import load_module
 from upcycle.playing.errors import PlayerFailed, PlayRefused
+from upcycle.raised import RAISED, exit_call
 from upcycle.task_rows import Task
 from upcycle.wording import amount
 
@@ -61,7 +62,7 @@ class FunctionPlayer:
             value = self._function(self._task, [dict(message) for message in messages])
             if inspect.isawaitable(value):
                 value = await value
-        except Exception as error:
+        except RAISED as error:
             raise PlayerFailed(f"{self._where} raised {_raised(error)}") from error
         try:
             return ChatReply(turn_of(value))
@@ -127,10 +128,11 @@ def _line(line: str, where: str) -> AssistantTurn:
         raise PlayRefused(f"{where} is {error}", _FORMS) from error
 
 
-def _raised(error: Exception) -> str:
+def _raised(error: BaseException) -> str:
     """`KeyError: 'x' at player.py:3`, the innermost line."""
     last = traceback.extract_tb(error.__traceback__)[-1]
-    return f"{type(error).__name__}: {error} at {last.filename}:{last.lineno}"
+    said = exit_call(error) if isinstance(error, SystemExit) else f"{type(error).__name__}: {error}"
+    return f"{said} at {last.filename}:{last.lineno}"
 
 
 def _from_python(path: Path, name: str, task: Task) -> FunctionPlayer:

@@ -15,6 +15,8 @@ METHOD_NOT_FOUND = -32601
 INVALID_PARAMS = -32602
 SERVER_ERROR = -32000  # anything raised; message is its text, data.kind its type
 
+FRAME_TOO_LARGE = "frame_too_large"
+
 Frame = dict[str, Any]
 
 
@@ -38,7 +40,7 @@ class FrameTooLarge(ChannelError):
     def __init__(self, size: int, about: str = "") -> None:
         of = f" of {about}" if about else ""
         text = f"frame{of} of at least {size} bytes, limit {MAX_FRAME_BYTES} bytes; send less"
-        super().__init__(SERVER_ERROR, text, "frame_too_large")
+        super().__init__(SERVER_ERROR, text, FRAME_TOO_LARGE)
 
 
 class ChannelClosed(UpcycleError, ConnectionError):

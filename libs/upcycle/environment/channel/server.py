@@ -23,6 +23,7 @@ from upcycle.environment.channel.session import (
     text_param,
 )
 from upcycle.environment.channel.sessions import Sessions
+from upcycle.raised import RAISED
 
 if TYPE_CHECKING:
     from upcycle.environment.core import Environment
@@ -134,7 +135,7 @@ class Connection:
             frame = frames.decode(line)
             call_id, about = frame.get("id"), f"the answer to {frames.call_named(frame)}"
             reply = frames.result_frame(call_id, await self._dispatch(frame))
-        except Exception as error:
+        except RAISED as error:
             reply = frames.error_frame(call_id, as_channel_error(error, self._environment))
         await self._send(self._environment.servers.hidden.cut_from(reply), about)
         if self._over and self._lines.transport is not None:

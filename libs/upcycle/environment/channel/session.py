@@ -2,17 +2,16 @@
 
 import asyncio
 import secrets
-import traceback
 from collections.abc import Coroutine, Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from upcycle.environment.channel.frames import INVALID_PARAMS, INVALID_REQUEST, SERVER_ERROR, ChannelError
-from upcycle.environment.server_secrets import HiddenValues
 from upcycle.environment.tools import ToolResult, bounded_text, no_result_within
 from upcycle.errors import InfrastructureError, ScenarioError, UnknownName, UpcycleError
 from upcycle.guidance import failed_attempt, guided_prompt
 from upcycle.judge_calls import JUDGE_CALLS, JudgeCalls
+from upcycle.raised import deed, own_traceback
 from upcycle.scenario import ScenarioPlay
 from upcycle.states import StateEntry, StateLog
 from upcycle.transcripts import Answer, Transcript
@@ -367,23 +366,24 @@ def text_param(params: Mapping[str, Any], name: str) -> str:
     return value
 
 
-def as_channel_error(error: Exception, environment: "Environment") -> ChannelError:
+def as_channel_error(error: BaseException, environment: "Environment") -> ChannelError:
     """Any failure as an error frame's content, its kind kept. What says that the outside world failed has
     that kind."""
     hidden = environment.servers.hidden
     if environment.is_external(error):
-        trace = _traceback_of(error, hidden)
+        trace = _traceback_of(error, environment)
         return ChannelError(SERVER_ERROR, hidden.cut(str(error)), InfrastructureError.kind, trace)
     if isinstance(error, ChannelError):
         return error
     if isinstance(error, UnknownName):
         return ChannelError(INVALID_PARAMS, str(error), error.kind)
     kind = error.kind if isinstance(error, UpcycleError) else "error"
-    text = hidden.cut(str(error) or type(error).__name__)
-    return ChannelError(SERVER_ERROR, text, kind, _traceback_of(error, hidden))
+    text = deed(error) if isinstance(error, SystemExit) else str(error) or type(error).__name__
+    return ChannelError(SERVER_ERROR, hidden.cut(text), kind, _traceback_of(error, environment))
 
 
-def _traceback_of(error: Exception, hidden: HiddenValues) -> str:
-    """Of what the environment's code raised, its end."""
+def _traceback_of(error: BaseException, environment: "Environment") -> str:
+    """Of what the environment's code raised, the author's lines; "" where it has none."""
     cause = error.__cause__ if isinstance(error, UpcycleError) and error.__cause__ is not None else error
-    return hidden.cut("".join(traceback.format_exception(cause, limit=-8)))[-MAX_TRACEBACK_CHARS:]
+    told = own_traceback(cause, environment.source)
+    return environment.servers.hidden.cut(told)[-MAX_TRACEBACK_CHARS:]

@@ -4,13 +4,16 @@ Nothing is forked and no platform takes part: scenarios and tools run in this pr
 the environment's file declares them.
 """
 
+import math
+import statistics
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Final
 
-from upcycle.errors import UpcycleError
+from upcycle.errors import ArgumentsInvalid, ToolExited, ToolFailed, UpcycleError
 from upcycle.images import text_of_prompt
 from upcycle.leaks import leaked, secret_arguments
 from upcycle.play_deadlines import play_deadline
@@ -82,8 +85,15 @@ class Validation:
         return max(self.rewards, default=0.0) - min(self.rewards, default=0.0)
 
 
+OnTask = Callable[[int, int, str], None]
+"""Is told of each task before it is played: its number from 1, how many there are, its slug."""
+
+
 async def validate(
-    environment: "Environment", tasks: Iterable["Task"], limits: CheckLimits = CheckLimits()
+    environment: "Environment",
+    tasks: Iterable["Task"],
+    limits: CheckLimits = CheckLimits(),
+    on_task: OnTask | None = None,
 ) -> Validation:
     """Play gold and cheats of the tasks. Raises UpcycleError for a scenario that cannot be played at all."""
     rows = list(tasks)
@@ -91,7 +101,8 @@ async def validate(
         raise UpcycleError("nothing to check: there is no task", "give a taskset, or tasks of scenarios")
     await environment.open()
     try:
-        return await _Check(environment, _spread(rows, int(limits.max_tasks)), limits).run(len(rows))
+        chosen = _spread(rows, int(limits.max_tasks))
+        return await _Check(environment, chosen, limits).run(len(rows), on_task or (lambda *_: None))
     finally:
         await environment.close()
 
@@ -117,21 +128,26 @@ class _Check:
         self._texts = [text for task in tasks for text in _texts(task.args)]
         self._secrets = [secret_arguments(task.args) for task in tasks]
         self._findings: list[CheckFinding] = []
+        self._raised: dict[tuple[str, str], int] = {}
+        """Task and what was raised there -> its place in the findings."""
+        self._raised_again: Counter[int] = Counter()
         self._gold: dict[str, float] = {}
         self._cheats: dict[str, float] = {}
         self._rewards: list[float] = []
         self._of_another: list[float] = []
 
-    async def run(self, num_given: int) -> Validation:
+    async def run(self, num_given: int, on_task: OnTask) -> Validation:
         """Every task, one after another, as far as the limits go."""
         stop_at_s, num_tasks, stopped = time.monotonic() + self._limits.total_s, 0, ""
         for at, task in enumerate(self._tasks):
             if stopped := self._why_stop(stop_at_s):
                 break
             num_tasks += 1
+            on_task(num_tasks, len(self._tasks), task.slug)
             with suppress(_Overdue):
                 await self._check(task, self._references[at], self._secrets[at])
         self._judge_answers_of_others()
+        self._count_the_same()
         found, rewards = tuple(dict.fromkeys(self._findings)), tuple(self._rewards)
         played = (num_given, self._num_plays, stopped)
         return Validation(num_tasks, found, self._gold, self._cheats, rewards, *played)
@@ -179,11 +195,30 @@ class _Check:
             self._found("cheat", task, f"{earned}, limit {self._limits.max_cheat:g}{_tree(result)}")
 
     def _judge_answers_of_others(self) -> None:
-        if (num := len(self._of_another)) and (
-            earned := sum(self._of_another) / num
-        ) > self._limits.max_cheat:
-            detail = f"{OF_ANOTHER} earns {earned:.3g} on average, limit {self._limits.max_cheat:g}"
-            self._findings.append(CheckFinding("cheat", amount(num, "task"), detail))
+        """Two tasks may share an answer by chance, so the mean over few tasks has to be clearly too high: by
+        two standard errors."""
+        earned = self._of_another
+        if not earned:
+            return
+        mean = statistics.fmean(earned)
+        error = statistics.stdev(earned) / math.sqrt(len(earned)) if len(earned) > 1 else 0.0
+        if mean - 2 * error > self._limits.max_cheat:
+            detail = f"{OF_ANOTHER} earns {mean:.3g} on average, limit {self._limits.max_cheat:g}"
+            self._findings.append(CheckFinding("cheat", amount(len(earned), "task"), detail))
+
+    def _raises(self, task: "Task", who: str, error: UpcycleError) -> None:
+        """A scenario that fails in the same way whatever is answered is one finding."""
+        at = self._raised.setdefault((task.slug, str(error)), len(self._findings))
+        if at == len(self._findings):
+            self._found("raises", task, f"{who}: {error}")
+        else:
+            self._raised_again[at] += 1
+
+    def _count_the_same(self) -> None:
+        for at, count in self._raised_again.items():
+            finding = self._findings[at]
+            said = f"{finding.detail} (the same in {amount(count, 'other play')})"
+            self._findings[at] = replace(finding, detail=said)
 
     async def _play(self, task: "Task", probe: Probe) -> EvaluationResult | None:
         play = self._scenario(task).play(task.args)
@@ -199,7 +234,7 @@ class _Check:
             if self._environment.is_external(error):
                 self._found("external", task, f"{probe.name} {_NOT_A_ZERO}: {error}")
             else:
-                self._found("raises", task, f"{probe.name} ({probe.answer[:40]!r}): {error}")
+                self._raises(task, f"{probe.name} ({probe.answer[:40]!r})", error)
         finally:
             await play.close()
         return None
@@ -219,7 +254,15 @@ class _Check:
         return Transcript(turns, states.values if states is not None else ())
 
     async def _use(self, name: str, arguments: Any) -> ToolUse:
-        result = await self._environment.call_tool(name, arguments)
+        """Raises ToolExited: a tool that ends its process is no answer to the agent."""
+        try:
+            result = await self._environment.try_tool(name, arguments)
+        except ToolExited:
+            raise
+        except (ArgumentsInvalid, ToolFailed) as error:
+            if self._environment.is_external(error):
+                raise
+            return ToolUse(name, arguments, str(error), is_error=True)
         return ToolUse(name, arguments, result.text, result.is_error)
 
     def _overdue(self, task: "Task", what: str) -> None:
@@ -246,7 +289,11 @@ class _Check:
         secrets = self._secrets[self._tasks.index(task)]
         others = [one for of_task in self._secrets for one in of_task]
         for name, arguments in self._idle_calls().calls[: len(self._environment.tools)]:
-            use = await self._use(name, arguments)
+            try:
+                use = await self._use(name, arguments)
+            except ToolExited as error:
+                self._raises(task, "its tools", error)
+                continue
             self._note_leaks(task, secrets, use.result, others, f"what tool {name} says to {dict(arguments)}")
 
     def _note_leaks(

@@ -2,12 +2,15 @@
 
 import asyncio
 import json
+import sys
+import time
+from contextlib import redirect_stdout
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from upcycle.cli.exits import Exit
-from upcycle.cli.output import JsonFlag, result_console
+from upcycle.cli.output import JsonFlag, human, result_console
 from upcycle.errors import UpcycleError
 from upcycle.wording import amount
 
@@ -19,6 +22,7 @@ if TYPE_CHECKING:
 
 DEADLINE_S: Final = 120
 """Of an episode, where its run says no other."""
+_SAY_EVERY_S: Final = 2.0
 
 
 def check(
@@ -32,6 +36,7 @@ def check(
 ) -> int:
     """Play the gold answer and the cheapest cheats of each task of TASKS here, without the platform, and name
     what pays for a cheat, what raises, and what gives the answer away. Exit status 1 when something is found.
+    What scenarios and tools print goes to standard error.
 
     One play may take 60 s; after three that take longer the rest is not played, and the first line says so.
 
@@ -55,11 +60,27 @@ def check(
                 "check it where its file is",
             )
         environment = load_environment(where.path, where.name)
-        checked = environment.validate(chosen.tasks, max_cheat=max_cheat, max_tasks=limit, total_s=timeout_s)
-        seen = asyncio.run(checked)  # not earlier: a tasks file may have a loop of its own
+        checked = environment.validate(
+            chosen.tasks, on_task=_Progress(), max_cheat=max_cheat, max_tasks=limit, total_s=timeout_s
+        )
+        with redirect_stdout(sys.stderr):
+            seen = asyncio.run(checked)  # not earlier: a tasks file may have a loop of its own
         _say(chosen, seen, as_json, limits_of(environment))
         is_clean = is_clean and seen.is_clean
     return Exit.OK if is_clean else Exit.FAILED
+
+
+class _Progress:
+    """The task that is played, now and then, so that a person sees which one does not end."""
+
+    def __init__(self) -> None:
+        self._said_s = 0.0
+
+    def __call__(self, number: int, count: int, slug: str) -> None:
+        """It begins."""
+        if time.monotonic() - self._said_s >= _SAY_EVERY_S:
+            self._said_s = time.monotonic()
+            human().print(f"checking {slug}, {number} of {count}", style="dim", markup=False)
 
 
 def _require_limits(limit: int, max_cheat: float, timeout_s: float) -> None:

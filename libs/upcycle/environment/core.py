@@ -26,7 +26,7 @@ from upcycle.task_rows import EnvironmentRef, Task
 if TYPE_CHECKING:
     from mcp.server.lowlevel import Server
 
-    from upcycle.checking import Validation
+    from upcycle.checking import OnTask, Validation
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -241,15 +241,18 @@ class Environment:
             raise UnknownName(f"environment {self.name!r} has no scenario {name!r}", f"it has {known}")
         return self.scenarios[name]
 
-    async def validate(self, tasks: "Iterable[Task]", **limits: float) -> "Validation":
+    async def validate(
+        self, tasks: "Iterable[Task]", *, on_task: "OnTask | None" = None, **limits: float
+    ) -> "Validation":
         """Play each task's gold answer and its cheapest cheats in this process, and say what pays for them.
 
         limits: max_cheat, what a cheat may earn, by default 0.05; max_tasks, 200 (of more, so many evenly
-        apart); play_s, 60; total_s, 600. What `upcycle check` does.
+        apart); play_s, 60; total_s, 600. on_task is told of each task before it is played. What `upcycle
+        check` does.
         """
         from upcycle.checking import CheckLimits, validate
 
-        return await validate(self, tasks, CheckLimits(**limits))
+        return await validate(self, tasks, CheckLimits(**limits), on_task)
 
     def is_external(self, error: BaseException) -> bool:
         """Whether an exception says that something outside failed; of a group, whether each of its does."""

@@ -67,21 +67,21 @@ def is_own(file: str) -> bool:
 def own_traceback(error: BaseException, source: str = "") -> str:
     """The traceback from the first line of the author's files on, without ours; "" where it has none of them.
     source: a file of the author, whose folder may lie among installed packages."""
-    told = traceback.TracebackException.from_exception(error)
+    made = traceback.TracebackException.from_exception(error)
     folder = f"{PurePath(source).parent}{os.sep}" if source else ""
     is_any_own = False
-    for one in _chain(told):
+    for one in _chain(made):
         is_any_own = _keep_own(one, folder) or is_any_own
-    return "".join(told.format()) if is_any_own else ""
+    return "".join(made.format()) if is_any_own else ""
 
 
-def _keep_own(told: traceback.TracebackException, folder: str) -> bool:
+def _keep_own(made: traceback.TracebackException, folder: str) -> bool:
     """Whether one of its frames is the author's."""
-    frames = list(told.stack)
+    frames = list(made.stack)
     own = [is_own(one.filename) or bool(folder and one.filename.startswith(folder)) for one in frames]
     first = own.index(True) if True in own else len(frames)
     kept = [one for at, one in enumerate(frames) if at >= first and (own[at] or not _is_ours(one.filename))]
-    told.stack[:] = kept[-_MAX_FRAMES:]
+    made.stack[:] = kept[-_MAX_FRAMES:]
     return True in own
 
 
@@ -89,8 +89,8 @@ def _is_ours(file: str) -> bool:
     return file.startswith((_OURS, "<frozen"))
 
 
-def _chain(told: traceback.TracebackException) -> Iterator[traceback.TracebackException]:
-    yield told
-    for one in (told.__cause__, told.__context__, *(told.exceptions or ())):
+def _chain(made: traceback.TracebackException) -> Iterator[traceback.TracebackException]:
+    yield made
+    for one in (made.__cause__, made.__context__, *(made.exceptions or ())):
         if one is not None:
             yield from _chain(one)

@@ -49,7 +49,27 @@ def played(body: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> int:
         ("@env.tool()\n" + ASK, 3, "tool 'ask' is a scenario, or yields as one; a tool is what"),
         (ASK.replace("\n", "\n@env.tool()\n", 1), 4, "tool 'ask' is a scenario, or yields as one"),
         (ASK.replace("yield", "_ ="), 3, "scenario 'ask' is not a generator function; write `answer ="),
-        (ASK + ASK, 7, "environment 'shop' has two scenarios called 'ask'"),
+        (ASK + ASK, 7, "environment 'shop' has two scenarios called 'ask'; give one of them another name"),
+        (
+            "@env.tool()\ndef big() -> str: ...\n" * 2,
+            5,
+            "environment 'shop' has two tools called 'big'; give one of them another name",
+        ),
+        (
+            'env.connect_mcp_config({"mcpServers": {"docs": {"url": "http://127.0.0.1:1/mcp"}}})\n',
+            3,
+            "connect_mcp_config got a whole configuration file; pass what is inside mcpServers",
+        ),
+        (
+            ASK.replace("q: str", "q: float") + tasks_of('ask(q=float("nan"))'),
+            7,
+            "ask.q: JSON cannot carry this: Out of range float values",
+        ),
+        (
+            ASK.replace("q: str", "q: dict") + tasks_of('ask(q={"a": object()})'),
+            7,
+            "ask.q: JSON cannot carry this: Object of type object",
+        ),
     ],
 )
 def test_a_declaration_that_cannot_work_names_its_line(
@@ -110,6 +130,74 @@ def test_a_scenario_that_breaks_the_protocol_names_its_line(
     assert f"scenario 'ask' (mine.py:{line})" in failure
     assert said in failure
     assert shown_by.startswith("upcycle trajectories show ")
+
+
+OURS = ("upcycle/", "asyncio/", "/mcp/", "/anyio/", "subprocess.py", "Traceback")
+SERVED = 'env.connect_mcp_config({"docs": {"command": "PROGRAM"}})\n' + ASK
+
+
+@pytest.mark.parametrize(
+    ("body", "said"),
+    [
+        (ASK + "    yield 1.0\n", "yielded a third time"),
+        (ASK.replace("yield q", "yield {1: q}"), "first yield is of type dict"),
+        (SERVED.replace("PROGRAM", "no-such-program"), "run its command by hand"),
+        (SERVED.replace("PROGRAM", "false"), "run its command by hand"),
+    ],
+)
+def test_what_has_no_line_of_the_author_is_shown_without_lines_of_ours(
+    body: str, said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert played(body + tasks_of('ask(q="a")'), tmp_path, monkeypatch) == 1
+    shown = capsys.readouterr().out
+    assert said in shown
+    assert [one for one in OURS if one in shown] == []
+
+
+def test_an_error_of_the_author_has_the_authors_lines_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    body = "import json\n" + ASK.replace("yield 1.0", "yield json.loads('{')") + tasks_of('ask(q="a")')
+    assert played(body, tmp_path, monkeypatch) == 1
+    shown = capsys.readouterr().out
+    lines = [line.split('"')[1] for line in shown.splitlines() if line.startswith('  File "')]
+    assert lines[0] == str(tmp_path / "mine.py")
+    assert not [one for one in lines if "upcycle/" in one or "asyncio" in one]
+
+
+@pytest.mark.parametrize(
+    ("body", "said"),
+    [
+        (
+            ASK.replace("yield q", "yield q * 20_000_000"),
+            "scenario 'ask' (mine.py:5): its prompt has 20000002 bytes as JSON, limit 15728640; ask",
+        ),
+        (
+            "from upcycle import EvaluationResult\n"
+            + ASK.replace("yield 1.0", "yield EvaluationResult(1.0, None, (), {'log': 'x' * 20_000_000})"),
+            "scenario 'ask' (mine.py): frame of the answer to tasks.grade",
+        ),
+        (
+            "import os\n" + ASK.replace("yield 1.0", "os._exit(7)\n    yield 1.0"),
+            "process_ended: scenario 'ask' (mine.py): its process ended with exit status 7; raise an error",
+        ),
+    ],
+)
+def test_what_no_frame_carries_and_an_end_of_the_process_name_the_scenario(
+    body: str, said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert played(body + tasks_of('ask(q="a")'), tmp_path, monkeypatch) == 1
+    assert said in capsys.readouterr().out
+
+
+def test_two_files_with_environments_of_one_name_are_both_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "other.py").write_text(HEAD + ASK)
+    body = "import other\n" + ASK + tasks_of('other.ask(q="a")', 'ask(q="b")')
+    assert played(body, tmp_path, monkeypatch) == 2
+    said = f"'shop': {tmp_path / 'other.py'} and {tmp_path / 'mine.py'}; give one of them another name"
+    assert said in capsys.readouterr().err
 
 
 def test_a_plain_generator_names_its_line_too(

@@ -137,7 +137,8 @@ def test_nothing_that_an_agent_or_a_tool_says_reaches_the_terminal_as_a_control_
 def test_a_tool_that_ends_the_process_is_named_with_its_exit_status(shop: Path) -> None:
     done = forked("tasks.py", "--script", "leave.jsonl", cwd=shop)
     assert done.returncode == 1
-    assert "no reward: tool leave failed, process_ended: its process ended with exit status 3" in done.stdout
+    said = "tool 'leave' (tasks.py): its process ended with exit status 3; raise an error instead of exiting"
+    assert f"no reward: tool leave failed, process_ended: {said}" in done.stdout
 
 
 @pytest.mark.parametrize(

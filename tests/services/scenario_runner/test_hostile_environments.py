@@ -70,7 +70,7 @@ async def test_the_platforms_variables_do_not_reach_environments(
         ("never_yields", "{}", "environment_broken", "ended before its first yield"),
         ("cancels_first", "{}", "environment_broken", "raised CancelledError, though nothing cancelled it"),
         ("no_prompt", "{}", "environment_broken", "not a prompt"),
-        ("exits", "{}", "environment_broken", "status 3"),
+        ("exits", "{}", "environment_broken", r"called sys\.exit\(3\)"),
         ("eats_memory", "{}", "environment_broken", "MemoryError"),
         ("nothing_of_that_name", "{}", "unknown_name", "no scenario"),
         ("hangs_first", '{"seconds": "long"}', "arguments_invalid", "expected a number"),

@@ -385,5 +385,5 @@ def as_channel_error(error: BaseException, environment: "Environment") -> Channe
 def _traceback_of(error: BaseException, environment: "Environment") -> str:
     """Of what the environment's code raised, the author's lines; "" where it has none."""
     cause = error.__cause__ if isinstance(error, UpcycleError) and error.__cause__ is not None else error
-    told = own_traceback(cause, environment.source)
-    return environment.servers.hidden.cut(told)[-MAX_TRACEBACK_CHARS:]
+    shown = own_traceback(cause, environment.source)
+    return environment.servers.hidden.cut(shown)[-MAX_TRACEBACK_CHARS:]

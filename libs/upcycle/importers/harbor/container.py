@@ -89,7 +89,7 @@ class TaskContainer(TaskPlace):
         self._image, self._engine, self._container = image, engine, container
 
     def _run(self, command: str, variables: Mapping[str, str], limit_s: float) -> tuple[int | None, str]:
-        options = [one for name, value in variables.items() for one in ("-e", f"{name}={value}")]
+        options = [one for name, value in variables.items() for one in ("--env", f"{name}={value}")]
         if self._image.workdir:
             options += ["-w", self._image.workdir]
         # Ended in the container: to kill the engine's program would leave the command running there.

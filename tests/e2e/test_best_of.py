@@ -11,7 +11,12 @@ from tests.platform_recipes import MODEL, POLICY_DIR, REPOSITORY, addresses
 
 from local_stack.stack import Stack
 
-pytestmark = [pytest.mark.asyncio(loop_scope="session"), pytest.mark.slow, pytest.mark.timeout(300)]
+pytestmark = [
+    pytest.mark.asyncio(loop_scope="session"),
+    pytest.mark.slow,
+    pytest.mark.study,  # the parts have tests of their own; nightly
+    pytest.mark.timeout(300),
+]
 
 
 @pytest.fixture(scope="module")

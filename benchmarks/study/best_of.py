@@ -14,12 +14,9 @@ from functools import cache
 from pathlib import Path
 from typing import Final
 
-import torch
-from transformers import Qwen3Config, Qwen3ForCausalLM
-
 from benchmarks.study.arms import spec_of
 from benchmarks.study.corridor import Kinds, Table
-from policy_files.tiny_format import END_OF_TEXT, TURN_END, train_tokenizer, write_format
+from benchmarks.study.small_policy import write_small_policy
 from reward_models import EpisodeConversation, GradedConversation
 from reward_models.training import RewardModelOptions, train_reward_model
 from upcycle.reporting.best_of import BestOfReport, best_of_report
@@ -64,7 +61,7 @@ def _report(seed: int, num_tasks: int, shuffled: bool) -> BestOfReport:
         pairs = zip(training, outcomes, strict=True)
         training = [GradedConversation(one.conversation, one.task, outcome) for one, outcome in pairs]
     with tempfile.TemporaryDirectory() as folder:
-        base = _policy(Path(folder), seed)
+        base = write_small_policy(Path(folder), ["where", *WORDS], max_length=_LENGTH, seed=seed)
         epochs = max(1, _READ // (ATTEMPTS * num_tasks))
         options = RewardModelOptions(learning_rate=_RATE, epochs=epochs, kept_apart=0.05, seed=seed)
         model = train_reward_model(base, training, options).model
@@ -97,25 +94,3 @@ def _chosen(evaluated: Sequence[GradedConversation], scores: Sequence[float]) ->
     ]
     by_id = {one.conversation.name: score for one, score in zip(evaluated, scores, strict=True)}
     return best_of_report(rows, by_id, num_attempts=ATTEMPTS, chosen_by="orm:study")
-
-
-def _policy(folder: Path, seed: int) -> Path:
-    """A Qwen3 of random weights that reads each word as one token."""
-    tokenizer = train_tokenizer(["where", *WORDS])
-    write_format(folder, tokenizer, max_length=_LENGTH)
-    torch.manual_seed(seed)
-    config = Qwen3Config(
-        vocab_size=tokenizer.get_vocab_size(with_added_tokens=True),
-        hidden_size=32,
-        intermediate_size=64,
-        num_hidden_layers=2,
-        num_attention_heads=2,
-        num_key_value_heads=1,
-        head_dim=16,
-        max_position_embeddings=_LENGTH,
-        tie_word_embeddings=True,
-        eos_token_id=tokenizer.token_to_id(TURN_END),
-        pad_token_id=tokenizer.token_to_id(END_OF_TEXT),
-    )
-    Qwen3ForCausalLM(config).save_pretrained(folder)
-    return folder

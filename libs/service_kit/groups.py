@@ -190,7 +190,7 @@ class AccessSettings(SettingsGroup):
     oidc_user_roles: tuple[str, ...] = ()
     """The same that make a user. A person with none of either is refused."""
     oidc_name_claim: str = "sub"
-    """Claim that names a person in records, as oidc:NAME; one that nobody can change about himself."""
+    """Claim that names a person in records, as oidc:NAME; one that a person cannot change."""
 
     @field_validator("service_key", "operator_key", "user_keys")
     @classmethod

@@ -1,7 +1,7 @@
 """What an author's code raised, in words and with the lines of the author's files, without ours.
 
-`sys.exit` in a function of an author ends that function and no process of ours: whoever calls one catches
-`RAISED`.
+`sys.exit` in a function of an author ends that function and no process of ours: what calls such a function
+catches `RAISED`.
 """
 
 import os

@@ -7,15 +7,11 @@ from pathlib import Path
 
 import pytest
 from tests.docker.conftest import on_engine
-from tests.libs.upcycle.importers.test_harbor import HARBOR, TOML, results, shell, written
+from tests.libs.upcycle.importers.test_harbor import HARBOR, TOML, played, results, shell, written
 
 from upcycle.cli.exits import Exit
 from upcycle.cli.main import run
 from upcycle.importers.harbor.container import LABEL
-from upcycle.playing.episode import PlayedEpisode
-from upcycle.playing.in_process import play_tasks
-from upcycle.task_rows import Task
-from upcycle.tasks import Taskset
 
 pytestmark = [pytest.mark.docker, pytest.mark.timeout(300)]
 
@@ -69,16 +65,6 @@ def containers() -> list[str]:
         ["docker", "ps", "-aq", "--filter", f"label={LABEL}"], capture_output=True, text=True, check=True
     )
     return listed.stdout.split()
-
-
-def played(project: Path, *turns: object) -> PlayedEpisode:
-    said = list(turns)
-
-    def reply(task: Task, messages: list[dict[str, object]]) -> object:
-        return said.pop(0)
-
-    (episode,) = play_tasks(Taskset.from_file(project / "harbor.py"), reply)
-    return episode
 
 
 def test_the_solution_earns_the_reward_of_the_tests_and_doing_nothing_does_not(

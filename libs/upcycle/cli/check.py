@@ -3,7 +3,6 @@
 import asyncio
 import json
 import sys
-import time
 from contextlib import redirect_stdout
 from dataclasses import asdict
 from pathlib import Path
@@ -22,7 +21,6 @@ if TYPE_CHECKING:
 
 DEADLINE_S: Final = 120
 """Of an episode, where its run says no other."""
-_SAY_EVERY_S: Final = 2.0
 
 
 def check(
@@ -47,40 +45,35 @@ def check(
     :param timeout_s: seconds for a taskset; what is left then is not played, and the first line says so.
     :param as_json: one JSON line per taskset.
     """
+    _require_limits(limit, max_cheat, timeout_s)
+    limits = {"max_cheat": max_cheat, "max_tasks": limit, "total_s": timeout_s}
+    # a list: what the first taskset lacks is no reason to leave the others out
+    are_clean = [_is_clean(chosen, as_json, limits) for chosen in _chosen(tasks, taskset)]
+    return Exit.OK if all(are_clean) else Exit.FAILED
+
+
+def _is_clean(chosen: "Taskset", as_json: bool, limits: "Mapping[str, float]") -> bool:
+    """Play one taskset and print what was seen."""
+    from upcycle.cli.live_view import PolledLines
     from upcycle.cli.tool_limits import limits_of
     from upcycle.environment import load_environment
 
-    _require_limits(limit, max_cheat, timeout_s)
-    is_clean = True
-    for chosen in _chosen(tasks, taskset):
-        where = chosen.environment
-        if not where.path:
-            raise UpcycleError(
-                f"taskset {chosen.name!r} is of an environment served at {where.url}",
-                "check it where its file is",
-            )
-        environment = load_environment(where.path, where.name)
-        checked = environment.validate(
-            chosen.tasks, on_task=_Progress(), max_cheat=max_cheat, max_tasks=limit, total_s=timeout_s
+    where, lines = chosen.environment, PolledLines(human())
+    if not where.path:
+        raise UpcycleError(
+            f"taskset {chosen.name!r} is of an environment served at {where.url}",
+            "check it where its file is",
         )
-        with redirect_stdout(sys.stderr):
-            seen = asyncio.run(checked)  # not earlier: a tasks file may have a loop of its own
-        _say(chosen, seen, as_json, limits_of(environment))
-        is_clean = is_clean and seen.is_clean
-    return Exit.OK if is_clean else Exit.FAILED
+    environment = load_environment(where.path, where.name)
 
+    def begins(number: int, count: int, slug: str) -> None:
+        lines.show(f"checking {slug}, {number} of {count}")
 
-class _Progress:
-    """The task that is played, now and then, so that a person sees which one does not end."""
-
-    def __init__(self) -> None:
-        self._said_s = 0.0
-
-    def __call__(self, number: int, count: int, slug: str) -> None:
-        """It begins."""
-        if time.monotonic() - self._said_s >= _SAY_EVERY_S:
-            self._said_s = time.monotonic()
-            human().print(f"checking {slug}, {number} of {count}", style="dim", markup=False)
+    checked = environment.validate(chosen.tasks, on_task=begins, **limits)
+    with redirect_stdout(sys.stderr):
+        seen = asyncio.run(checked)  # not earlier: a tasks file may have a loop of its own
+    _say(chosen, seen, as_json, limits_of(environment))
+    return seen.is_clean
 
 
 def _require_limits(limit: int, max_cheat: float, timeout_s: float) -> None:

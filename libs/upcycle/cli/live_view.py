@@ -3,8 +3,10 @@ rate. Text of others loses its control characters here.
 """
 
 import asyncio
+import math
 import os
 import sys
+import time
 from typing import TYPE_CHECKING, Final
 
 from upcycle.cli.terminal_text import terminal_text
@@ -60,6 +62,29 @@ def bar(done: int, total: int, width: int) -> "RenderableType":
     grid = Table.grid()  # the bar alone would not end its row
     grid.add_row(ProgressBar(max(1, total), min(done, total), min(_BAR_COLUMNS, width)))
     return grid
+
+
+class PolledLines:
+    """As BoundedLines, for work that keeps the event loop busy: a line that comes too early waits for a later
+    call, not for a timer. begins_at_once: the first one does not come too early."""
+
+    def __init__(self, console: "Console", *, begins_at_once: bool = True) -> None:
+        self._console = console
+        self._printed_s = -math.inf if begins_at_once else time.monotonic()
+        self._waiting = ""
+
+    def show(self, text: str) -> None:
+        """Print it, unless the last one was printed less than LINES_EVERY_S ago."""
+        self._waiting = text
+        if time.monotonic() - self._printed_s >= LINES_EVERY_S:
+            self._printed_s = time.monotonic()
+            self.close()
+
+    def close(self) -> None:
+        """Print what still waits."""
+        if self._waiting:
+            self._console.print(one_row(self._waiting), style="dim", markup=False, soft_wrap=True)
+        self._waiting = ""
 
 
 class BoundedLines:

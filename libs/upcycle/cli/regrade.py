@@ -3,9 +3,9 @@
 import json
 import re
 import tempfile
-import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Final
 
@@ -25,7 +25,6 @@ Output = Annotated[str, Parameter(name=["--output", "-o"])]
 Ignored = Annotated[tuple[str, ...], Parameter(negative="")]
 Cell = Annotated[bool, Parameter(name="--cell")]
 TaskIds = Annotated[tuple[str, ...], Parameter(consume_multiple=True, negative="")]
-_SAY_EVERY_S: Final = 2.0
 _MOST_CONCURRENT: Final = 256
 
 
@@ -165,7 +164,7 @@ async def _graded_again(asked: _Asked, graded: "GradedRun", own: "Places | None"
     if cells is not None:
         cells.mkdir()
     options = RegradeOptions(asked.max_concurrent, is_own_source=is_own, cells=cells, ignored=asked.ignored)
-    done = await regrade(graded.at(places), options, _Progress(len(graded.trajectories)))
+    done = await regrade(graded.at(places), options, _progress(len(graded.trajectories)))
     return RegradedRun(graded.run_id, by, is_own, tuple(done), graded.num_ungraded, graded.notice)
 
 
@@ -177,18 +176,12 @@ async def _run_id(platform: Platform, run: str) -> str:
     return run_id
 
 
-class _Progress:
+def _progress(total: int) -> "Callable[[Regraded], None]":
     """A line now and then, so that a person sees that it goes on."""
+    from upcycle.cli.live_view import PolledLines
 
-    def __init__(self, total: int) -> None:
-        self._total, self._ended, self._said_s = total, 0, time.monotonic()
-
-    def __call__(self, one: "Regraded") -> None:
-        """One more has ended."""
-        self._ended += 1
-        if time.monotonic() - self._said_s >= _SAY_EVERY_S:
-            self._said_s = time.monotonic()
-            human().print(f"{self._ended} of {self._total} graded again", style="dim", markup=False)
+    lines, ended = PolledLines(human(), begins_at_once=False), count(1)
+    return lambda _: lines.show(f"{next(ended)} of {total} graded again")
 
 
 def _write(path: Path, done: "RegradedRun") -> None:

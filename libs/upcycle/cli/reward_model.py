@@ -10,7 +10,7 @@ from cyclopts import Parameter
 
 from upcycle.cli.best_of import lines_of_run, points
 from upcycle.cli.exits import Exit
-from upcycle.cli.live_view import BoundedLines
+from upcycle.cli.live_view import PolledLines
 from upcycle.cli.output import JsonFlag, human, print_json
 from upcycle.cli.platform_needed import require_train
 from upcycle.platform import Platform
@@ -58,8 +58,7 @@ async def train(
     :param as_json: one JSON line.
     """
     require_train("reward-model train")
-    from reward_models import RewardModelRefused
-    from reward_models.training import RewardModelOptions, save_reward_model
+    from reward_models.training import RewardModelOptions
 
     options = RewardModelOptions(
         epochs=epochs,
@@ -69,6 +68,15 @@ async def train(
         max_tokens=max_tokens,
         seed=seed,
     )
+    return await _train(sources, base, output, options, as_json)
+
+
+async def _train(
+    sources: tuple[str, ...], base: Path, output: Path, options: "RewardModelOptions", as_json: bool
+) -> int:
+    from reward_models import RewardModelRefused
+    from reward_models.training import save_reward_model
+
     if not sources:
         raise RewardModelRefused("there is nothing to learn from", "name a run or a trajectories file")
     if output.exists():
@@ -165,7 +173,7 @@ async def _add_run(read: GradedEpisodes, run: str) -> None:
 def _trained(base: Path, read: GradedEpisodes, options: "RewardModelOptions") -> "TrainedRewardModel":
     from reward_models.training import train_reward_model
 
-    lines = BoundedLines(human())
+    lines = PolledLines(human())
 
     def say(step: int, of: int, loss: float) -> None:
         lines.show(f"step {step}/{of}, loss {loss:.4f}")

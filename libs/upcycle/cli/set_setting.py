@@ -49,13 +49,21 @@ def set_setting(
     _check(name, value, asked=[bool(name), list_, remove is not None], from_file=from_file)
     if list_:
         return _list(as_json)
+    return _store(name or "", from_file) if remove is None else _remove(remove)
+
+
+def _remove(name: str) -> int:
     from upcycle.user_settings import profile
 
-    if remove is not None:
-        path = profile.remove(named(remove), os.environ)
-        print(f"{remove} is no longer in {path}")
-        return Exit.OK
-    setting = named(name or "")
+    path = profile.remove(named(name), os.environ)
+    print(f"{name} is no longer in {path}")
+    return Exit.OK
+
+
+def _store(name: str, from_file: Path | None) -> int:
+    from upcycle.user_settings import profile
+
+    setting = named(name)
     found = profile.one_value(setting, given(setting, from_file))
     path = profile.store(setting, _checked(setting, found), os.environ)
     print(f"{name} is stored in {path}")

@@ -22,7 +22,8 @@ def build_server(
     engine: EmbeddedEngine, directory: Path, admin_key: str = "", *, compile_s: float = COMPILE_S
 ) -> web.Application:
     """Routes over a running engine whose main policy lies in `directory`. admin_key: what steering needs;
-    without one whoever reaches the port may steer. compile_s: longest wait of a request for its grammar."""
+    without one each process that reaches the port may steer. compile_s: longest wait of a request for its
+    grammar."""
     steering = AdminKey(admin_key).guarding
     app = web.Application(middlewares=[envelope], client_max_size=_MAX_BODY_BYTES)
     metrics = EngineMetrics(engine)

@@ -5,9 +5,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import torch
-from transformers import Qwen3Config, Qwen3ForCausalLM
+from benchmarks.study.small_policy import write_small_policy
 
-from policy_files.tiny_format import END_OF_TEXT, TURN_END, train_tokenizer, write_format
 from reward_models import EpisodeConversation, GradedConversation
 
 COLOURS = ("red", "blue", "green", "amber")
@@ -19,25 +18,8 @@ def write_policy(folder: Path, seed: int = 0) -> Path:
     texts = [
         text for one in episodes(20, seed=9) for text in (m["content"] for m in one.conversation.messages)
     ]
-    tokenizer = train_tokenizer(texts)
-    write_format(folder, tokenizer, max_length=MAX_LENGTH)
     torch.set_num_threads(1)  # other workers use the other core
-    torch.manual_seed(seed)
-    config = Qwen3Config(
-        vocab_size=tokenizer.get_vocab_size(with_added_tokens=True),
-        hidden_size=32,
-        intermediate_size=64,
-        num_hidden_layers=2,
-        num_attention_heads=2,
-        num_key_value_heads=1,
-        head_dim=16,
-        max_position_embeddings=MAX_LENGTH,
-        tie_word_embeddings=True,
-        eos_token_id=tokenizer.token_to_id(TURN_END),
-        pad_token_id=tokenizer.token_to_id(END_OF_TEXT),
-    )
-    Qwen3ForCausalLM(config).save_pretrained(folder)
-    return folder
+    return write_small_policy(folder, texts, max_length=MAX_LENGTH, seed=seed)
 
 
 def episodes(num_tasks: int, *, attempts: int = 4, seed: int = 0) -> list[GradedConversation]:

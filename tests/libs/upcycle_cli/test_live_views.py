@@ -17,7 +17,7 @@ from upcycle.api.taskset.v1 import taskset_pb2 as ts
 from upcycle.cli.consoles import TextConsole
 from upcycle.cli.eval_follower import follow_evaluation, progress_of
 from upcycle.cli.eval_view import EvalCounts, EvalProgress, eval_view, frame_of, marks_of
-from upcycle.cli.live_view import BoundedLines, live, one_row, redraws
+from upcycle.cli.live_view import BoundedLines, PolledLines, live, one_row, redraws
 from upcycle.cli.output import human, result_console, words_of
 from upcycle.cli.why import why
 from upcycle.errors import Unavailable
@@ -177,6 +177,29 @@ async def test_the_same_line_is_not_said_twice() -> None:
         await until(lambda: lines._timer is None)
     lines.close()
     assert text_of(screen) == "same\n"
+
+
+def test_lines_of_work_that_keeps_the_event_loop_busy_go_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    now_s = 100.0
+    monkeypatch.setattr("upcycle.cli.live_view.time.monotonic", lambda: now_s)
+    screen = Console(file=io.StringIO(), width=80)
+    lines, late = PolledLines(screen), PolledLines(screen, begins_at_once=False)
+    for step in range(1, 9):
+        lines.show(f"step {step}")
+        late.show(f"late {step}")
+        now_s += 0.7
+    lines.close()
+    lines.close()
+    assert isinstance(screen.file, io.StringIO)
+    assert screen.file.getvalue().split("\n") == [
+        "step 1",
+        "step 4",
+        "late 4",
+        "step 7",
+        "late 7",
+        "step 8",
+        "",
+    ]
 
 
 def test_an_error_counts_as_no_success_and_not_in_the_mean() -> None:

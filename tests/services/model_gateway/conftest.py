@@ -39,6 +39,22 @@ ENGINE_WAIT_S = 60.0
 """So long the gateway of these tests waits for an engine; an answer in half of it did not wait."""
 
 
+class Clock:
+    """Seconds that a test moves."""
+
+    def __init__(self) -> None:
+        self.now_s = 0.0
+
+    def __call__(self) -> float:
+        return self.now_s
+
+
+@pytest.fixture
+def clock() -> Clock:
+    """At 0."""
+    return Clock()
+
+
 class ServingEngine(Protocol):
     """What a lease says of an engine."""
 

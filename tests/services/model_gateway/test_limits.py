@@ -3,23 +3,11 @@
 from datetime import UTC, datetime, timedelta
 
 import pytest
+from tests.services.model_gateway.conftest import Clock
 
 from model_gateway.domain.limits import BudgetSpent, KeyLimits, KeyMeter, LimitReached
 
 NOON = datetime(2026, 11, 27, 12, tzinfo=UTC)
-
-
-class Clock:
-    def __init__(self) -> None:
-        self.now_s = 0.0
-
-    def __call__(self) -> float:
-        return self.now_s
-
-
-@pytest.fixture
-def clock() -> Clock:
-    return Clock()
 
 
 @pytest.fixture

@@ -12,13 +12,11 @@ from tests.services.deliveries import delivered
 from tests.services.trajectory_store import events
 from tests.services.trajectory_store.events import EVAL, START
 
-from episodes import EpisodeIdentity, Purpose, Split, identity_to_wire
+from episodes import EpisodeIdentity
 from trajectory_store.domain.facts import EpisodeFact, LedgerState
 from trajectory_store.domain.ledger import Episode, Ledger, deltas, fold
 from trajectory_store.handlers import FACTS
 from trajectory_store.wire.facts import MalformedFact
-from upcycle.api.common.v1 import common_pb2
-from upcycle.api.trajectory.v1 import events_pb2 as pb
 
 
 def facts(*messages: Message) -> list[EpisodeFact]:
@@ -375,35 +373,3 @@ def test_requested_equals_settled_plus_in_flight_after_every_batch(
 @given(_histories())
 def test_folding_a_history_twice_changes_nothing(history: list[Message]) -> None:
     assert folded(*history) == folded(*history, *history)
-
-
-def test_a_recorded_session_is_counted_from_its_first_call_and_its_grade_names_group_and_split() -> None:
-    episode = EpisodeIdentity(
-        episode_id="session-1",
-        run_id="sessions-key",
-        group_id="session-1",
-        member=0,
-        group_size=1,
-        model="incident",
-        purpose=Purpose.EVAL,
-        split=Split.UNASSIGNED,
-        task_slug="session",
-        task_digest="d",
-        family="default",
-    )
-    opened = pb.RecordedSessionOpened(episode=identity_to_wire(episode))
-    recorded, graded = events.recorded(1), events.graded(1, purpose=EVAL)
-    expired = pb.RecordedSessionExpired(episode=opened.episode, reason="ungraded")
-    recorded.episode.CopyFrom(opened.episode)
-    graded.episode.CopyFrom(opened.episode)
-    graded.episode.group_id, graded.episode.split = "sessions-key-g", common_pb2.SPLIT_TRAIN
-    for path in permutations([opened, recorded, graded]):
-        row = only(*path)
-        assert isinstance(row.identity, EpisodeIdentity)
-        assert (row.label, row.identity.group_id, row.identity.split) == (
-            "evaluated",
-            "sessions-key-g",
-            Split.TRAIN,
-        )
-    assert only(opened).label == "requested"
-    assert only(opened, recorded, expired).label == "excluded(ungraded)"

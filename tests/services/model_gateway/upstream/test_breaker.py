@@ -1,25 +1,13 @@
 """When a provider is not asked, when it is asked again, and how many tries it gets."""
 
 import pytest
+from tests.services.model_gateway.conftest import Clock
 
 from model_gateway.domain.upstream.breaker import Circuit, CircuitBreaker, RetryBudget
 from model_gateway.domain.upstream.errors import UpstreamPaused
 from model_gateway.domain.upstream.providers import Provider, ProviderLimits, UpstreamDialect
 
 LIMITS = ProviderLimits(opens_after=3, open_s=10.0)
-
-
-class Clock:
-    def __init__(self) -> None:
-        self.now_s = 0.0
-
-    def __call__(self) -> float:
-        return self.now_s
-
-
-@pytest.fixture
-def clock() -> Clock:
-    return Clock()
 
 
 @pytest.fixture

@@ -73,7 +73,10 @@ class RegistryDirectory:
             self._report(str(error))
             return
         self._trouble = None
+        promoted = wire.promoted_since(self._view, models)
         self._take(wire.view_from_wire(models, engines))
+        for model, version, promoted_at in promoted:  # whose fact is late, or was lost
+            self._on_promotion(Promotion(model, version, await self.digest(model, version), promoted_at))
 
     async def refresh_at_most_every(self, seconds: float, *, timeout_s: float) -> None:
         """`refresh`, unless it was done so recently: many requests may wait for one answer."""

@@ -4,17 +4,21 @@ from collections import OrderedDict, deque
 from collections.abc import Callable
 from dataclasses import replace
 from datetime import datetime
+from typing import TypeVar
 
 from model_gateway.domain.routing import Promotion, ServedWeights
 
 _KEPT = 256
+_Key = TypeVar("_Key")
+_Value = TypeVar("_Value")
 
 
 class Promotions:
     """Matches moves of head with the first token after them.
 
     An engine may hear of a move before the gateway does, and answer with the new weights: the time of the
-    first token of each version is kept, so that such a promotion counts as well.
+    first token of each version is kept, so that such a promotion counts as well. The gateway hears of a move
+    from its fact and from the registry's list, in either order: it counts once.
     """
 
     def __init__(
@@ -24,10 +28,15 @@ class Promotions:
         self._on_first_token = on_first_token or (lambda _: None)
         self._waiting: dict[str, Promotion] = {}
         self._first: OrderedDict[tuple[str, int], datetime] = OrderedDict()
+        self._known: OrderedDict[tuple[str, int, datetime], None] = OrderedDict()
         self._served: deque[Promotion] = deque(maxlen=_KEPT)
 
     def moved(self, promotion: Promotion) -> None:
         """Head moved. An earlier move of which no token was served is forgotten."""
+        move = promotion.model, promotion.version, promotion.promoted_at
+        if move in self._known:
+            return
+        _kept(self._known, move, None)
         first = self._first.get((promotion.model, promotion.version))
         if first is not None and first >= promotion.promoted_at:
             self._waiting.pop(promotion.model, None)
@@ -39,9 +48,7 @@ class Promotions:
         """A token of these weights is on its way to a client."""
         key = weights.model, weights.newest
         if key not in self._first:
-            self._first[key] = self._now()
-            while len(self._first) > _KEPT:
-                self._first.popitem(last=False)
+            _kept(self._first, key, self._now())
         waiting = self._waiting.get(weights.model)
         if waiting is None or weights.newest != waiting.version:
             return
@@ -57,3 +64,10 @@ class Promotions:
     def served(self, model: str) -> list[Promotion]:
         """The latest promotions of a model that were served, oldest first."""
         return [promotion for promotion in self._served if promotion.model == model]
+
+
+def _kept(newest: OrderedDict[_Key, _Value], key: _Key, value: _Value) -> None:
+    """Add it; the oldest beyond `_KEPT` go."""
+    newest[key] = value
+    while len(newest) > _KEPT:
+        newest.popitem(last=False)

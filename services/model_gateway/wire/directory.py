@@ -1,6 +1,7 @@
 """What the registry says, as the gateway routes by it."""
 
 from dataclasses import replace
+from datetime import datetime
 
 from engine_client import state_from_wire
 from identities.objects import PolicyFolder
@@ -9,12 +10,24 @@ from model_gateway.domain.routing import EngineRoute, ModelHead, RoutingView
 from upcycle.api.common.v1 import common_pb2
 from upcycle.api.registry.v1 import registry_pb2
 from upcycle.api.registry.v1 import service_pb2 as pb
+from upcycle.moments import moment_of
 
 
 def view_from_wire(models: pb.ListModelsResponse, engines: pb.ListEnginesResponse) -> RoutingView:
     """What the registry says now."""
     heads = {one.model: head_from_wire(one) for one in models.models}
     return RoutingView(heads, tuple(engine_from_wire(one) for one in engines.engines))
+
+
+def promoted_since(view: RoutingView, models: pb.ListModelsResponse) -> list[tuple[str, int, datetime]]:
+    """Models whose head is further on than the view knows: model, its head's version, since when."""
+    return [
+        (one.model, one.head_version, moment_of(one.promoted_at))
+        for one in models.models
+        if one.model in view.models
+        and one.head_version > view.models[one.model].head_version
+        and one.HasField("promoted_at")
+    ]
 
 
 def head_from_wire(model: registry_pb2.Model) -> ModelHead:

@@ -3,6 +3,7 @@
 import asyncio
 import time
 from collections.abc import AsyncIterator
+from datetime import UTC, datetime
 from typing import Any
 
 import aiohttp
@@ -152,6 +153,25 @@ async def test_after_a_promotion_no_answer_names_the_old_version(
         (promotion,) = said["models"][0]["promotions"]
         assert promotion["version"] == 2
         assert 0 < promotion["first_token_ms"] <= 1000 * (time.time() - promoted_at)
+
+
+async def test_a_promotion_whose_fact_is_lost_is_timed_from_the_registrys_list(gateway: Gateway) -> None:
+    async with engine(version=1) as double:
+        gateway.registry.head("incident", 1)
+        gateway.registry.lease(double)
+        assert (await ask(gateway)).headers["x-upcycle-version"] == "1"
+        double.version = 2
+        gateway.registry.head("incident", 2)
+        gateway.registry.models["incident"].promoted_at.FromDatetime(datetime.now(UTC))
+        gateway.registry.lease(double)
+        async with aiohttp.ClientSession(headers={"Authorization": f"Bearer {KEY}"}) as session:
+
+            async def served() -> list[int]:
+                await ask(gateway)
+                said = await (await session.get(f"{gateway.url}/upcycle/v1/serving")).json()
+                return [promotion["version"] for promotion in said["models"][0]["promotions"]]
+
+            assert await until(served, "the promotion to be shown") == [2]
 
 
 async def test_a_request_that_waits_for_an_engine_is_shown(gateway: Gateway) -> None:

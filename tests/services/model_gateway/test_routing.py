@@ -136,7 +136,7 @@ def test_tokens_of_a_version_before_its_promotion_are_not_the_first_after_it() -
     assert [one.first_token_s for one in timed.served("incident")] == [pytest.approx(0.2)]
 
 
-def test_a_promotion_that_is_heard_of_twice_counts_once() -> None:
+def test_a_promotion_that_arrives_twice_counts_once() -> None:
     timed = promotions(0.4)
     for version in (4, 5):
         for _ in range(2):  # from its fact, and from the registry's list

@@ -1,7 +1,6 @@
 """The serving half of the loop for real: registry, supervisor, embedded engine, gateway, openai client."""
 
 import asyncio
-import secrets
 from collections import Counter
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
@@ -44,6 +43,7 @@ from upcycle.rpc import connect
 if TYPE_CHECKING:
     from upcycle.api.registry.v1.service_pb2_grpc import RegistryServiceAsyncStub
 
+MODEL = "served"
 ASK: Any = [{"role": "user", "content": "why?"}]
 
 
@@ -51,7 +51,6 @@ ASK: Any = [{"role": "user", "content": "why?"}]
 class Serving:
     """A running platform without its training half."""
 
-    model: str
     registry: "RegistryServiceAsyncStub"
     store: S3BlobStore
     bus: EventBus
@@ -64,7 +63,7 @@ class Serving:
 
     async def import_base(self) -> PolicyManifest:
         async def parts() -> AsyncIterator[pb.ImportModelRequest]:
-            yield pb.ImportModelRequest(header=pb.ImportHeader(model=self.model))
+            yield pb.ImportModelRequest(header=pb.ImportHeader(model=MODEL))
             for path in sorted(make_policy(self.folder / "v0", seed=0).iterdir()):
                 chunk = pb.FileChunk(name=path.name, data=path.read_bytes())
                 yield pb.ImportModelRequest(chunk=chunk)
@@ -77,27 +76,27 @@ class Serving:
         """What the trainer does: publish, then announce a checkpoint."""
         directory = make_policy(self.folder / f"v{version}", seed=version)
         rows = tuple(CanaryRow(token_ids=ids, logprobs=lps) for ids, lps in canary_rows(directory))
-        facts = PolicyFacts(self.model, version, datetime.now(UTC), parent=parent, canary=rows)
+        facts = PolicyFacts(MODEL, version, datetime.now(UTC), parent=parent, canary=rows)
         manifest = await upload(self.store, directory, facts)
         ref = manifest_ref(manifest)
         event = CheckpointSaved(
-            checkpoint_id=checkpoint_id(self.model, version),
-            model=self.model,
+            checkpoint_id=checkpoint_id(MODEL, version),
+            model=MODEL,
             version=version,
             digest=manifest.digest,
             manifest=common_pb2.BlobRef(key=ref.key, sha256=ref.sha256, size_bytes=ref.size_bytes),
             run_id="run-x",
         )
         event.saved_at.GetCurrentTime()
-        await self.bus.publish(event, model=self.model, event_id=f"saved/{version}/{self.url}")
+        await self.bus.publish(event, model=MODEL, event_id=f"saved/{version}/{self.url}")
         return manifest
 
     async def promote(self, version: int) -> None:
         request = pb.SetHeadRequest(
-            model=self.model, checkpoint_id=checkpoint_id(self.model, version), actor="test", reason="test"
+            model=MODEL, checkpoint_id=checkpoint_id(MODEL, version), actor="test", reason="test"
         )
         for _ in range(600):
-            listed = await self.registry.ListCheckpoints(pb.ListCheckpointsRequest(model=self.model))
+            listed = await self.registry.ListCheckpoints(pb.ListCheckpointsRequest(model=MODEL))
             if any(checkpoint.version == version for checkpoint in listed.checkpoints):
                 await self.registry.SetHead(request)
                 return
@@ -106,12 +105,13 @@ class Serving:
 
 
 @pytest.fixture
-async def serving(nats_url: str, s3_settings: S3Settings, tmp_path: Path) -> AsyncIterator[Serving]:
+async def serving(own_nats_url: str, s3_settings: S3Settings, tmp_path: Path) -> AsyncIterator[Serving]:
+    """On a bus of its own: ids of facts about head name the model, and another test's registry has promoted
+    versions of that name as well. The session's bus would drop the second ones as repeats.
+    """
     port, nowhere = free_ports(2)
-    # Its facts' ids name the model: those of a second test, or of a second try, would be no news to the bus.
-    model = f"served-{secrets.token_hex(4)}"
     shared: dict[str, Any] = {
-        "bus": BusSettings(url=nats_url),
+        "bus": BusSettings(url=own_nats_url),
         "peers": PeerSettings(registry=f"127.0.0.1:{port}", tasksets=f"127.0.0.1:{nowhere}"),
     }
     sql = SqlSettings(data_dir=tmp_path / "sql")
@@ -123,7 +123,7 @@ async def serving(nats_url: str, s3_settings: S3Settings, tmp_path: Path) -> Asy
     )
     supervisor = build_supervisor(
         PolicyEngineSettings(
-            model=model,
+            model=MODEL,
             channel=Channel.HEAD,
             cache_dir=tmp_path / "cache",
             lease_renew_s=0.3,
@@ -141,8 +141,7 @@ async def serving(nats_url: str, s3_settings: S3Settings, tmp_path: Path) -> Asy
         await bus.start()
         public = next(part for part in gateway._components if isinstance(part, PublicHttp))
         url = f"http://127.0.0.1:{public.port}"
-        registry_stub = RegistryServiceStub(channel)
-        yield Serving(model, registry_stub, store, bus, tmp_path, url, f"127.0.0.1:{port}")
+        yield Serving(RegistryServiceStub(channel), store, bus, tmp_path, url, f"127.0.0.1:{port}")
     finally:
         await channel.close()
         await bus.stop()
@@ -151,17 +150,12 @@ async def serving(nats_url: str, s3_settings: S3Settings, tmp_path: Path) -> Asy
 
 
 async def user(
-    client: openai.AsyncOpenAI,
-    model: str,
-    seen: Counter[tuple[str, str]],
-    stop: asyncio.Event,
-    *,
-    stream: bool,
+    client: openai.AsyncOpenAI, seen: Counter[tuple[str, str]], stop: asyncio.Event, *, stream: bool
 ) -> None:
     """Asks again and again; any failure fails the test."""
     while not stop.is_set():
         raw: Any = await client.chat.completions.with_raw_response.create(
-            model=model, messages=ASK, stream=stream, max_tokens=16, temperature=1.0
+            model=MODEL, messages=ASK, stream=stream, max_tokens=16, temperature=1.0
         )
         if stream:
             assert [chunk async for chunk in raw.parse()]
@@ -177,15 +171,13 @@ async def test_promotions_under_load_fail_no_request_and_each_is_served(serving:
     stop = asyncio.Event()
     async with serving.client() as client:
         # The first request waits for the engine to be there at all.
-        await client.chat.completions.create(model=serving.model, messages=ASK, max_tokens=1)
+        await client.chat.completions.create(model=MODEL, messages=ASK, max_tokens=1)
 
         async def answered(version: int) -> None:
-            await until(lambda: any(one == str(version) for one, _ in seen), timeout_s=60)
+            asked = f"an answer of v{version}"
+            await until(lambda: any(one == str(version) for one, _ in seen), asked, timeout_s=60)
 
-        users = [
-            asyncio.create_task(user(client, serving.model, seen, stop, stream=index % 2 == 0))
-            for index in range(8)
-        ]
+        users = [asyncio.create_task(user(client, seen, stop, stream=index % 2 == 0)) for index in range(8)]
         for version in (1, 2, 3):
             manifests.append(await serving.save(version, manifests[-1]))
             await serving.promote(version)
@@ -193,11 +185,7 @@ async def test_promotions_under_load_fail_no_request_and_each_is_served(serving:
         stop.set()
         await asyncio.gather(*users)
         reply = await client.chat.completions.create(
-            model=serving.model,
-            messages=ASK,
-            max_tokens=4,
-            logprobs=True,
-            extra_body={"return_token_ids": True},
+            model=MODEL, messages=ASK, max_tokens=4, logprobs=True, extra_body={"return_token_ids": True}
         )
         body = reply.model_dump()
         assert body["choices"][0]["prompt_token_ids"] == body["prompt_token_ids"]
@@ -217,7 +205,7 @@ async def test_promotions_under_load_fail_no_request_and_each_is_served(serving:
             return await served() == ([1, 2, 3], 3, 3)
 
         # The gateway reads the leases of engines every two seconds.
-        await until(is_served, "the engine's lease to name v3", timeout_s=60)
+        await until(is_served, "three promotions, head and engine at v3", timeout_s=60)
 
 
 @pytest.mark.slow
@@ -228,7 +216,7 @@ async def test_a_recorded_session_holds_what_was_sampled_and_how_likely(serving:
         said: list[Any] = [*ASK]
         for number in range(3):
             stream: Any = await client.chat.completions.create(
-                model=serving.model,
+                model=MODEL,
                 messages=said,
                 max_tokens=12,
                 temperature=0.8,

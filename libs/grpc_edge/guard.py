@@ -16,6 +16,7 @@ from google.protobuf.unknown_fields import UnknownFieldSet
 
 from grpc_edge.access import Access, Caller, KeyEnded, callers_of, current_caller, set_caller
 from grpc_edge.issued_keys import PLATFORM
+from grpc_edge.open_services import OPEN_SERVICES
 from grpc_edge.status import MalformedRequest, StatusTable, abort, domain_errors_as_status
 from upcycle.api.common.v1.access_pb2 import Role
 from upcycle.errors import Unavailable
@@ -24,8 +25,6 @@ if TYPE_CHECKING:  # generic in the stubs only
     Handler = grpc.RpcMethodHandler[Any, Any]
 Context = grpc.aio.ServicerContext[Any, Any]
 
-OPEN_SERVICES: Final = ("/grpc.health.v1.Health/", "/grpc.reflection.")
-"""Methods that need no key and get no span."""
 _REST_S: Final = 5.0
 """How long the rest of a refused stream is read, and thrown away."""
 _NO_KEY: Final = (

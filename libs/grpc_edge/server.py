@@ -9,12 +9,14 @@ from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
 from grpc_edge.access import Access
+from grpc_edge.admission import Admission
 from grpc_edge.guard import Guard
-from grpc_edge.limits import server_options
+from grpc_edge.limits import RpcLimits, server_options
 from grpc_edge.status import StatusTable
 from grpc_edge.tls import ServerCertificates, ServerTls
 from grpc_edge.tracing import tracing
 from service_kit.deadlines import deadline
+from service_kit.groups import EdgeSettings
 from upcycle.rpc.limits import MAX_MESSAGE_BYTES
 
 T = TypeVar("T")
@@ -49,18 +51,20 @@ class GrpcServer:
         access: Access,
         *,
         tls: ServerTls | None = None,
+        limits: RpcLimits | None = None,
         default_deadline_s: float = 60.0,
         grace_s: float = 10.0,
-        max_message_bytes: int = MAX_MESSAGE_BYTES,
     ) -> None:
         """`port` 0: the system chooses. access: who may call. tls: None: in the clear.
-        `grace_s`: how long calls in flight may go on after stop."""
+        limits: None: the defaults. `grace_s`: how long calls in flight may go on after stop."""
         self.name = "grpc"
         self._host = host
         self._port = port
         self._tls = tls
         self._grace_s = grace_s
-        self._options = server_options(max_message_bytes)
+        bounds = limits or RpcLimits.of(EdgeSettings.model_construct())
+        self._options = server_options(MAX_MESSAGE_BYTES, bounds)
+        self._admission = Admission(bounds)
         self._statuses: dict[str, StatusTable] = {}
         self._guard = Guard(access, default_deadline_s=default_deadline_s, statuses=self._statuses)
         self._registrations: list[Callable[[Any], None]] = []
@@ -93,7 +97,9 @@ class GrpcServer:
     async def start(self) -> None:
         """Listen. Raises CannotListen, TlsFilesUnusable."""
         names = _ServiceNames()
-        server = grpc.aio.server(interceptors=[tracing(), self._guard], options=self._options)
+        server = grpc.aio.server(
+            interceptors=[tracing(), self._admission, self._guard], options=self._options
+        )
         for register in self._registrations:
             register(names)
             register(server)

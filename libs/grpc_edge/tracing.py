@@ -9,7 +9,7 @@ from opentelemetry import context as trace_context
 from opentelemetry import propagate, trace
 from opentelemetry.instrumentation.grpc import aio_server_interceptor
 
-from grpc_edge.guard import OPEN_SERVICES
+from grpc_edge.open_services import OPEN_SERVICES
 from service_kit.unrecorded import Unrecorded, is_recorded
 
 if TYPE_CHECKING:  # generic in the stubs only

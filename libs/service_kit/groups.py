@@ -285,6 +285,45 @@ class TlsSettings(SettingsGroup):
         return self
 
 
+class EdgeSettings(SettingsGroup):
+    """What callers may hold of the ports of a process, and how long they may keep it waiting. A caller beyond
+    a limit is told which one it is."""
+
+    model_config = SettingsConfigDict(env_prefix="UPCYCLE_EDGE_")
+
+    connections: int = Field(8192, ge=1)
+    """Open connections of one port. Where descriptors of files allow fewer, those are the limit."""
+    connections_per_peer: int = Field(4096, ge=1)
+    """Those of one address, HTTP. The one that was silent longest makes room for a new one."""
+    front: str = ""
+    """Addresses, separated by commas, that speak for many callers, such as a proxy in front: the limits of
+    one peer are not theirs."""
+    header_s: float = Field(10.0, gt=0)
+    """Longest that a TLS handshake, or the head of a request, may take to arrive."""
+    body_s: float = Field(120.0, gt=0)
+    """Longest that the body of a request, or a gRPC request, may take to arrive."""
+    stall_s: float = Field(60.0, gt=0)
+    """How long a client may leave what is sent to it unread; then its connection, or its gRPC stream, is
+    ended."""
+    idle_s: float = Field(75.0, gt=0)
+    """How long an HTTP connection may wait for its next request. Longer than a proxy in front keeps
+    its own connections."""
+    rpcs: int = Field(4096, ge=1)
+    """gRPC calls at once, streams among them."""
+    rpcs_per_peer: int = Field(2048, ge=1)
+    """Those of one address."""
+    keyless_rpcs: int = Field(256, ge=1)
+    """gRPC calls at once without a valid key: health, each of whose watchers is one, reflection, and those
+    that are being refused."""
+    keyless_rpcs_per_peer: int = Field(64, ge=1)
+    """Those of one address."""
+
+    @property
+    def fronts(self) -> frozenset[str]:
+        """The addresses of `front`, one by one."""
+        return frozenset(filter(None, (one.strip() for one in self.front.split(","))))
+
+
 class ServerAccessSettings(AccessSettings):
     """The same for a process that serves gRPC: it does not start without keys."""
 
@@ -309,5 +348,6 @@ SHARED_GROUPS: tuple[type[BaseSettings], ...] = (
     SqlSettings,
     AccessSettings,
     TlsSettings,
+    EdgeSettings,
 )
 """Groups whose prefixes are checked in every service, whether it uses the group or not."""

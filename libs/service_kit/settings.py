@@ -18,7 +18,7 @@ from pydantic.fields import FieldInfo
 from pydantic_settings import BaseSettings, SettingsConfigDict
 from pydantic_settings import SettingsError as UnparsableSetting
 
-from service_kit.groups import SHARED_GROUPS, TlsSettings
+from service_kit.groups import SHARED_GROUPS, EdgeSettings, TlsSettings
 from service_kit.redact import Redactor
 
 EXIT_SETTINGS: Final = 2
@@ -57,6 +57,7 @@ class ServiceSettings(BaseSettings):
     drain_s: float = Field(20.0, gt=0)
     """Seconds that each component gets to finish what is in flight at shutdown."""
     tls: TlsSettings = Field(default_factory=TlsSettings)
+    edge: EdgeSettings = Field(default_factory=EdgeSettings)
 
 
 def load_settings(cls: type[S], *, environ: Mapping[str, str] | None = None, program: str | None = None) -> S:

@@ -13,6 +13,7 @@ from event_bus import EventBus
 from grpc_edge import GrpcServer, Peer
 from grpc_edge.audit import AuditServicer
 from grpc_edge.key_follower import access_of
+from grpc_edge.limits import RpcLimits
 from grpc_edge.tls import ServerTls
 from retention import age_of_days
 from retention.loop import SweepLoop as RetentionLoop
@@ -118,7 +119,13 @@ def build_app(settings: ScenarioRunnerSettings, server: GrpcServer | None = None
     leases = Leases(hosts, episodes, ScenarioTranscripts(bodies), rules, now=utc_now, new_id=new_id)
     if server is None:
         access = access_of(service, settings.access, settings.peers.registry)
-        server = GrpcServer(settings.host, settings.grpc_port, access, tls=ServerTls.of(settings.tls))
+        server = GrpcServer(
+            settings.host,
+            settings.grpc_port,
+            access,
+            tls=ServerTls.of(settings.tls),
+            limits=RpcLimits.of(settings.edge),
+        )
     if settings.role != "fleet":
         _add_planner(service, settings, database, environments, leases, server)
         _add_secrets(server, secrets)

@@ -10,8 +10,9 @@ from tests.support.waiting import until
 
 from grpc_edge import GrpcServer
 from grpc_edge.access import OPEN
-from grpc_edge.limits import server_options
+from grpc_edge.limits import RpcLimits, server_options
 from service_kit.deadlines import deadline
+from service_kit.groups import EdgeSettings
 from upcycle.api.taskset.v1 import service_pb2 as pb
 from upcycle.api.taskset.v1 import service_pb2_grpc as rpc
 from upcycle.errors import Unavailable
@@ -116,5 +117,6 @@ async def test_a_stream_from_a_peer_that_fell_silent_ends_unavailable(tasksets: 
 def test_no_client_pings_more_often_than_a_server_allows() -> None:
     """A server resets a connection after three pings that came too early. 0.3.0 allowed one each 10 s."""
     pings = dict(client_options(1))["grpc.keepalive_time_ms"]
-    allowed = dict(server_options(1))["grpc.http2.min_recv_ping_interval_without_data_ms"]
+    limits = RpcLimits.of(EdgeSettings.model_construct())
+    allowed = dict(server_options(1, limits))["grpc.http2.min_recv_ping_interval_without_data_ms"]
     assert int(pings) > max(int(allowed), 10_000)

@@ -5,6 +5,8 @@ from datetime import timedelta
 
 from blob_store import S3BlobStore
 from checkpoint_registry.adapters.announced_versions import KeptAnnouncements
+from checkpoint_registry.adapters.graded_sessions import IDEMPOTENT as SESSIONS_IDEMPOTENT
+from checkpoint_registry.adapters.graded_sessions import GrpcGradedSessions
 from checkpoint_registry.adapters.planner import IDEMPOTENT, GrpcTasksets
 from checkpoint_registry.adapters.policy_store import PolicyUploads
 from checkpoint_registry.adapters.reward_alarms import IDEMPOTENT as ALARMS_IDEMPOTENT
@@ -28,6 +30,7 @@ from checkpoint_registry.loops import (
     HeldReleasesLoop,
     LostFactsLoop,
     RetentionLoop,
+    SessionWatchLoop,
 )
 from checkpoint_registry.servicer import STATUS_OF, KeyServicer, RegistryServicer
 from checkpoint_registry.settings import CheckpointRegistrySettings
@@ -43,6 +46,7 @@ from checkpoint_registry.usecases.pairing import PairPolicy, PlayPairs
 from checkpoint_registry.usecases.references import FindReferences
 from checkpoint_registry.usecases.retention import PruneVersions, RetentionDeps
 from checkpoint_registry.usecases.rollback import RollbackPolicy, WatchHead
+from checkpoint_registry.usecases.session_watching import SessionPolicy, WatchSessions
 from checkpoint_registry.usecases.watching import WatchHeads, WatchPolicy
 from event_bus import EventBus
 from grpc_edge import GrpcServer, Peer
@@ -111,6 +115,9 @@ def build_app(settings: CheckpointRegistrySettings) -> Service:
         Worker("canary releases", HeldReleasesLoop(releases).run),
     ):
         service.add(component)
+    if settings.auto_rollback and settings.watch_sessions_every_s:
+        sessions = _session_watch(settings, database, releases, GrpcGradedSessions(store))
+        service.add(Worker("session watch", sessions.run))
     if settings.retention_every_s:
         service.add(Worker("retention", _retention(settings, database, tasksets, blobs).run))
     return service
@@ -118,10 +125,10 @@ def build_app(settings: CheckpointRegistrySettings) -> Service:
 
 def _peers(settings: CheckpointRegistrySettings) -> tuple[Peer, Peer]:
     """Planner and trajectory store."""
-    key = settings.access.sent
+    key, idempotent = settings.access.sent, ALARMS_IDEMPOTENT + SESSIONS_IDEMPOTENT
     return (
         Peer("tasksets", settings.peers.tasksets, api_key=key, idempotent=IDEMPOTENT),
-        Peer("trajectories", settings.peers.trajectories, api_key=key, idempotent=ALARMS_IDEMPOTENT),
+        Peer("trajectories", settings.peers.trajectories, api_key=key, idempotent=idempotent),
     )
 
 
@@ -219,6 +226,17 @@ def _watch_policy(settings: CheckpointRegistrySettings) -> WatchPolicy:
         trickle_s=settings.watch_trickle_s,
         deadline_s=settings.gate_evaluation_s,
     )
+
+
+def _session_watch(
+    settings: CheckpointRegistrySettings,
+    database: RegistryDatabase,
+    releases: CanaryReleases,
+    sessions: GrpcGradedSessions,
+) -> SessionWatchLoop:
+    policy = SessionPolicy(settings.watch_sessions_share, settings.watch_sessions_pairs)
+    watch = WatchSessions(releases, SqlModelStore(database), sessions, policy, now=utc_now)
+    return SessionWatchLoop(watch, every_s=settings.watch_sessions_every_s)
 
 
 def _pair_policy(settings: CheckpointRegistrySettings) -> PairPolicy:

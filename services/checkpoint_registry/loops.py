@@ -1,5 +1,5 @@
 """The registry's loops: one drives the gate, one removes old versions, one looks for facts that were lost,
-one keeps the versions of canary releases held.
+one keeps the versions of canary releases held, one reads the graded sessions of such releases.
 
 On stop, the transaction in progress commits or rolls back; an abandoned sweep is continued by the next one.
 """
@@ -17,6 +17,7 @@ from checkpoint_registry.usecases.gating import RunGate
 from checkpoint_registry.usecases.lost_facts import TakeLostFacts
 from checkpoint_registry.usecases.retention import PruneVersions
 from checkpoint_registry.usecases.rollback import WatchHead
+from checkpoint_registry.usecases.session_watching import WatchSessions
 from checkpoint_registry.usecases.watching import WatchHeads
 from service_kit.loops import one_piece, pause, until_stopped
 from upcycle.errors import Unavailable
@@ -136,6 +137,18 @@ class HeldReleasesLoop:
         """Until stopped."""
         keep = self._releases.keep_held
         await until_stopped(stop, keep, every_s=HELD_RELEASES_S, waiting="canary_releases_wait")
+
+
+class SessionWatchLoop:
+    """Looks at what production says of the versions between which a canary release divides it."""
+
+    def __init__(self, watch: WatchSessions, *, every_s: float) -> None:
+        self._watch = watch
+        self._every_s = every_s
+
+    async def run(self, stop: asyncio.Event) -> None:
+        """Until stopped."""
+        await until_stopped(stop, self._watch.look, every_s=self._every_s, waiting="sessions_not_read")
 
 
 class RetentionLoop:

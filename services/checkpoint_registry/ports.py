@@ -5,6 +5,7 @@ from datetime import datetime
 from typing import Protocol
 
 from checkpoint_registry.domain.runs import EvaluationOrder, EvaluationRun, TasksetView
+from checkpoint_registry.domain.session_watch import GradedSession
 
 Clock = Callable[[], datetime]
 
@@ -26,6 +27,13 @@ class Tasksets(Protocol):
 
     async def pinned_versions(self) -> set[tuple[str, int]]:
         """(model, version) that runs which are not over are pinned to."""
+
+
+class GradedSessions(Protocol):
+    """Recorded sessions that got their reward. Raises Unavailable."""
+
+    async def since(self, model: str, graded_since: datetime) -> Sequence[GradedSession]:
+        """Those whose reward came at this moment or later, in the order of their rewards."""
 
 
 class RewardAlarms(Protocol):

@@ -38,6 +38,13 @@ class CheckpointRegistrySettings(ServiceSettings):
     """Episodes of a watch in flight at once."""
     watch_trickle_s: float = Field(3600.0, ge=0)
     """Seconds between further runs of 50 pairs, once WATCH_PAIRS were played; 0: no further ones."""
+    watch_sessions_every_s: float = Field(10.0, ge=0, le=3600)
+    """Seconds between two looks at the graded sessions of canary releases; 0: they decide nothing."""
+    watch_sessions_share: float = Field(0.0, ge=0, lt=1)
+    """Share of a model's conversations that the predecessor of a new head answers, for its sessions to be
+    compared with those of head; 0: only operators begin canary releases."""
+    watch_sessions_pairs: int = Field(2000, ge=1)
+    """Pairs of sessions after which such a release ends where they decided nothing."""
     retention_every_s: float = Field(300.0, ge=0)
     """How often published versions that are no longer needed are removed, in seconds; 0: never."""
     retention_keep_versions: int = Field(8, ge=2)

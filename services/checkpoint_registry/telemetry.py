@@ -22,6 +22,11 @@ DECIDED_S: Final = Histogram(
 )
 
 
+SESSION_PAIRS: Final = Gauge(
+    "upcycle_registry_session_pairs",
+    "Pairs of graded sessions of head and of the canary beside it, in the release under way.",
+    ["model"],
+)
 VERSIONS_REMOVED: Final = Counter(
     "upcycle_registry_versions_removed", "Published versions that retention removed.", ["model"]
 )

@@ -2,10 +2,11 @@
 
 import asyncio
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, TextIO
 
 from upcycle.cli.anchor_text import anchor_json, anchor_lines, anchor_of
 from upcycle.cli.best_of import NO_BEST_OF, BestOfFlags, Selector, best_of_json, best_of_lines
@@ -101,8 +102,7 @@ async def _played(chosen: _Chosen, place: Path | None, report: Report) -> int:
     from upcycle.external.sending import PlayedEvaluation, send_to_found
 
     run_id, taskset, model, options = chosen.run_id, chosen.taskset, chosen.model, chosen.options
-    path = _place(place, run_id)
-    with path.open("a", encoding="utf-8") as lines, eval_view() as show:
+    with _opened(place, run_id) as (path, lines), eval_view() as show:
         progress, began_s = ExternalProgress(lines, taskset, chosen.planned), time.monotonic()
 
         def ready() -> None:
@@ -149,11 +149,20 @@ def _interrupted(evaluated: EvaluatedRun, path: Path) -> None:
     human().print(f"\n{said}{where}", markup=False, soft_wrap=True)
 
 
-def _place(asked: Path | None, run_id: str) -> Path:
-    """The file for what is said; its folder is there."""
+@contextmanager
+def _opened(asked: Path | None, run_id: str) -> Iterator[tuple[Path, TextIO]]:
+    """The file for what is said; its folder is there. One that stays empty is removed."""
     path = asked or FOLDER / run_id / NAME
     path.parent.mkdir(parents=True, exist_ok=True)
-    return path
+    is_new = not path.exists()
+    try:
+        with path.open("a", encoding="utf-8") as lines:
+            yield path, lines
+    finally:
+        if is_new and not path.stat().st_size:
+            path.unlink()
+            if asked is None:
+                path.parent.rmdir()
 
 
 def _check_place(path: Path | None) -> None:

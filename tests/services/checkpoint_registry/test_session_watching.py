@@ -84,9 +84,7 @@ def lost(seed: int, number: int, *, share: float, gap: float = 0.0, drift: float
 def test_an_equal_version_loses_its_place_seldom_whatever_changes_meanwhile(
     share: float, drift: float
 ) -> None:
-    assert (
-        sum(lost(seed, 800, share=share, drift=drift) for seed in range(200)) <= 2
-    )  # 0.2
+    assert sum(lost(seed, 800, share=share, drift=drift) for seed in range(200)) <= 2  # 0.2
 
 
 def test_a_version_that_is_worse_by_twenty_points_is_found() -> None:

@@ -16,6 +16,7 @@ from tests.libs.upcycle.test_served_sessions import served
 from tests.support.model_servers import KEY, MODEL, Turn, openai_shaped, serving
 
 import upcycle
+from service_kit.ports import free_ports
 from upcycle import Runtime, Taskset, create_agent
 from upcycle.cli.main import run as upcycle_command
 from upcycle.environment.channel import ChannelClosed
@@ -246,6 +247,11 @@ def test_a_function_plays_in_any_runtime(tasks: Taskset, elsewhere: str) -> None
         assert len(set(answers)) == (1 if runtime in (None, "in-process") else 3)
 
 
+def kept_files() -> set[Path]:
+    """Folders of evaluations and what is in them."""
+    return {*Path(".upcycle/evaluations").rglob("*")}
+
+
 async def test_the_command_takes_a_runtime(
     tasks: Taskset, agent: str, elsewhere: str, folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -260,6 +266,10 @@ async def test_the_command_takes_a_runtime(
     assert (done, f"its environments at {elsewhere}" in said) == (0, True), said
     done, said = await asyncio.to_thread(status, agent, "--runtime", "docker")
     assert (done, "'docker' is no address" in said) == (2, True), said
+    written = kept_files()
+    done, said = await asyncio.to_thread(status, agent, "--runtime", f"tcp://127.0.0.1:{free_ports(1)[0]}")
+    assert done == 4, said
+    assert kept_files() == written  # none that is empty
     done, said = await asyncio.to_thread(status, "incident", "--runtime", "forked")
     assert (done, "plays on the platform's own fleet" in said) == (2, True), said
 

@@ -18,6 +18,7 @@ _PREFIXES: Final = (
     "LC_", "PYTHON", "OMP_", "KMP_", "MKL_", "OPENBLAS_", "NUMEXPR_", "CUDA_", "CUBLAS_", "CUDNN_", "NVIDIA_",
     "NCCL_", "GLOO_", "UCX_", "FI_", "HIP_", "HSA_", "ROCR_", "TORCH", "PYTORCH_", "TRITON_", "VLLM_", "RAY_",
     "HF_", "TRANSFORMERS_", "TOKENIZERS_", "SAFETENSORS_", "MALLOC_", "GOMAXPROCS", "GOMEMLIMIT",
+    "UPCYCLE_EDGE_",
 )  # fmt: skip
 _SECRET_WORDS: Final = frozenset(
     {"KEY", "TOKEN", "SECRET", "PASSWORD", "PASSWD", "CREDENTIALS", "AUTH", "HEADERS"}

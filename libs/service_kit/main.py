@@ -12,6 +12,7 @@ from pydantic.fields import FieldInfo
 from pydantic_core import PydanticUndefined
 from pydantic_settings import BaseSettings
 
+from service_kit.descriptors import raise_descriptor_limit
 from service_kit.logs import setup_logging
 from service_kit.service import Service
 from service_kit.settings import (
@@ -46,6 +47,7 @@ def run_main(
         print(error, file=sys.stderr)
         raise SystemExit(EXIT_SETTINGS) from None
     os.umask(PRIVATE_UMASK)
+    raise_descriptor_limit()
     _use_certificates(settings)
     setup_logging(name, settings.log_level, secrets=_secrets_of(settings))
     telemetry = setup_telemetry(name)

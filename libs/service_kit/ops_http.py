@@ -1,11 +1,17 @@
 """/livez, /readyz and /metrics of one process, on their own port, away from its public interface."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 
 from aiohttp import web
 from prometheus_client import REGISTRY, CollectorRegistry
 from prometheus_client.exposition import choose_encoder
+
+from service_kit.http_limits import PortLimits, error_envelope
+from service_kit.http_port import HttpPort
+from service_kit.request_ids import REQUEST_ID, new_request_id
+
+Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,31 +39,30 @@ class OpsHttp:
         port: int,
         readiness: Callable[[], Readiness],
         *,
+        limits: PortLimits,
         registry: CollectorRegistry = REGISTRY,
     ) -> None:
         self._host = host
         self._port = port
         self._readiness = readiness
         self._registry = registry
-        self._runner: web.AppRunner | None = None
+        self._listening: HttpPort | None = None
+        self._limits = limits
 
     @property
     def port(self) -> int:
         """The port it listens on; the one asked for until it is started."""
-        if self._runner is not None and self._runner.addresses:
-            return int(self._runner.addresses[0][1])
-        return self._port
+        return (self._listening and self._listening.port) or self._port
 
     async def start(self) -> None:
         """Listen."""
-        app = web.Application()
+        app = web.Application(middlewares=[_one_envelope])
         app.router.add_get("/livez", self._livez)
         app.router.add_get("/readyz", self._readyz)
         app.router.add_get("/metrics", self._metrics)
-        self._runner = web.AppRunner(app, access_log=None, shutdown_timeout=1.0)
-        await self._runner.setup()
+        self._listening = HttpPort(app, self._limits, shutdown_timeout=1.0)
         try:
-            await web.TCPSite(self._runner, self._host, self._port).start()
+            await self._listening.start(self._host, self._port)
         except OSError as error:
             where = f"{self._host}:{self._port}"
             raise OSError(
@@ -67,8 +72,8 @@ class OpsHttp:
 
     async def stop(self) -> None:
         """Close the port."""
-        if self._runner is not None:
-            await self._runner.cleanup()
+        if self._listening is not None:
+            await self._listening.stop()
 
     def ready(self) -> str | None:
         """Always, once it listens."""
@@ -90,3 +95,19 @@ class OpsHttp:
     async def _metrics(self, request: web.Request) -> web.Response:
         encode, content_type = choose_encoder(request.headers.get("Accept", ""))
         return web.Response(body=encode(self._registry), headers={"Content-Type": content_type})
+
+
+@web.middleware
+async def _one_envelope(request: web.Request, handler: Handler) -> web.StreamResponse:
+    """What aiohttp refuses by itself: no such path, another method."""
+    try:
+        return await handler(request)
+    except web.HTTPException as error:
+        request_id = new_request_id()
+        where = f"{request.method} {request.path:.200}"
+        message = f"{where}: {error.reason}; there are /livez, /readyz and /metrics"
+        body = error_envelope(error.status, "no_such_route", message, request_id)
+        headers = {REQUEST_ID: request_id}
+        if "allow" in error.headers:
+            headers["allow"] = error.headers["allow"]
+        return web.json_response(body, status=error.status, headers=headers)

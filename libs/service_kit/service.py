@@ -13,6 +13,7 @@ from typing import Final, TypeVar
 from service_kit.background import BackgroundTasks
 from service_kit.component import Component, TaskDied, Watched
 from service_kit.deadlines import deadline
+from service_kit.http_limits import PortLimits
 from service_kit.ops_http import OpsHttp, Readiness
 from service_kit.settings import ServiceSettings
 
@@ -46,7 +47,9 @@ class Service:
         self.name = name
         self._start_s = start_s
         self._drain_s = settings.drain_s
-        self._ops = OpsHttp(settings.host, settings.http_port, self.readiness)
+        self._ops = OpsHttp(
+            settings.host, settings.http_port, self.readiness, limits=PortLimits.of(settings.edge)
+        )
         self._components: list[Component] = [self._ops]
         self._started: list[Component] = []
         self._phase = "created"

@@ -10,16 +10,20 @@ import sys
 from pathlib import Path
 
 import torch
-from aiohttp import web
 
 from embedded_engine.constraints import COMPILE_S
 from embedded_engine.engine import EmbeddedEngine
 from embedded_engine.errors import EngineFault
 from embedded_engine.http.admin_key import ADMIN_KEY_VARIABLE
+from embedded_engine.http.errors import edge_envelope
 from embedded_engine.http.server import build_server
 from embedded_engine.http.text import Text
 from embedded_engine.model_runner import RunnerLimits
 from embedded_engine.weights import CPU, ModelConfig, load_weights
+from service_kit.descriptors import raise_descriptor_limit
+from service_kit.groups import EdgeSettings
+from service_kit.http_limits import PortLimits
+from service_kit.http_port import HttpPort
 
 _SHUTDOWN_S = 5.0
 log = logging.getLogger(__name__)
@@ -30,6 +34,7 @@ def main() -> None:
     arguments = _parse(sys.argv[1:])
     logging.basicConfig(level=logging.INFO, format="%(levelname)s %(name)s %(message)s")
     torch.set_num_threads(arguments.threads)
+    raise_descriptor_limit()
     try:
         asyncio.run(_serve(arguments))
     except (EngineFault, ValueError) as error:
@@ -91,25 +96,24 @@ async def _serve(arguments: argparse.Namespace) -> None:
         arguments.served_model_name, weights, limits_for(weights.config, arguments), text.decode
     )
     engine.start()
-    runner = web.AppRunner(
-        build_server(
-            engine, directory, os.environ.pop(ADMIN_KEY_VARIABLE, ""), compile_s=arguments.grammar_seconds
-        ),
-        access_log=None,
+    app = build_server(
+        engine, directory, os.environ.pop(ADMIN_KEY_VARIABLE, ""), compile_s=arguments.grammar_seconds
+    )
+    http = HttpPort(
+        app,
+        PortLimits.of(EdgeSettings()),
+        envelope=edge_envelope,
         handler_cancellation=True,
         shutdown_timeout=_SHUTDOWN_S,
     )
-    await runner.setup()
-    site = web.TCPSite(runner, arguments.host, arguments.port, backlog=1024)
-    await site.start()
-    port = runner.addresses[0][1]
-    print(json.dumps({"event": "listening", "host": arguments.host, "port": port}), flush=True)
+    await http.start(arguments.host, arguments.port)
+    print(json.dumps({"event": "listening", "host": arguments.host, "port": http.port}), flush=True)
     stopping = asyncio.Event()
     for signum in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(signum, stopping.set)
     await stopping.wait()
     await engine.stop()
-    await runner.cleanup()
+    await http.stop()
 
 
 def limits_for(config: ModelConfig, arguments: argparse.Namespace) -> RunnerLimits:

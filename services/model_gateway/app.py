@@ -52,6 +52,7 @@ from model_gateway.usecases.upstream_tries import UpstreamTries
 from service_kit.background import Worker
 from service_kit.clock import utc_now
 from service_kit.component import Closing
+from service_kit.http_limits import PortLimits
 from service_kit.main import run_main
 from service_kit.service import Service
 from service_kit.settings import SettingsError
@@ -182,9 +183,9 @@ def _public(settings: ModelGatewaySettings, deps: GatewayDeps, others: Sequence[
     return PublicHttp(
         OpenAiHandlers(deps),
         others,
-        settings.public_host,
-        settings.public_port,
+        (settings.public_host, settings.public_port),
         max_body_bytes=settings.max_body_bytes,
+        limits=PortLimits.of(settings.edge),
         drain_s=max(settings.drain_s - 2.0, settings.drain_s / 2),
         certificate=public_certificate(settings),
     )

@@ -25,13 +25,7 @@ from model_gateway.domain.keys import ApiKey
 from model_gateway.domain.routing import ServedWeights
 from model_gateway.domain.sessions import SampledChoice, SessionKey, session_named
 from model_gateway.http_bodies import read_body
-from model_gateway.http_errors import (
-    STREAM_BEGAN,
-    error_response,
-    internal_error,
-    json_response,
-    new_request_id,
-)
+from model_gateway.http_errors import STREAM_BEGAN, error_response, internal_error, json_response
 from model_gateway.http_exchange import HttpExchange
 from model_gateway.ports import Clock
 from model_gateway.usecases.access import KeyAccess
@@ -45,6 +39,7 @@ from model_gateway.usecases.relay import EngineAnswer, OpenStream
 from model_gateway.usecases.shadows import ShadowRequests
 from model_gateway.usecases.streams import error_event
 from model_gateway.usecases.translated import translated
+from service_kit.request_ids import new_request_id
 from upcycle.api.registry.v1 import events_pb2 as registry
 
 log = logging.getLogger(__name__)

@@ -7,15 +7,14 @@ from aiohttp import web
 from aiohttp.http_exceptions import BadHttpMessage
 
 from model_gateway.domain.errors import BadRequest, DeadlineExceeded, TooLarge
-
-_BODY_S = 120.0
-"""Longest that a body may take to arrive."""
+from service_kit.http_limits import BODY_S
 
 
 async def read_body(request: web.Request) -> bytes:
     """All of it. Raises BadRequest, TooLarge, DeadlineExceeded."""
+    seconds = request.app[BODY_S]
     try:
-        async with asyncio.timeout(_BODY_S):
+        async with asyncio.timeout(seconds):
             return await request.read()
     except web.HTTPRequestEntityTooLarge as error:
         raise TooLarge(f"the body is larger than {request.client_max_size} bytes") from error
@@ -23,4 +22,5 @@ async def read_body(request: web.Request) -> bytes:
         # Chunks that are none, or bytes that are not of the named Content-Encoding.
         raise BadRequest(f"the body cannot be read: {type(error).__name__}: {error!s:.200}") from error
     except TimeoutError as error:
-        raise DeadlineExceeded(f"the body did not arrive within {_BODY_S:g} s") from error
+        late = f"the body did not arrive within {seconds:g} s (UPCYCLE_EDGE_BODY_S)"
+        raise DeadlineExceeded(late) from error

@@ -1,11 +1,9 @@
 """One error envelope for every status and every route, with the request's id in it and in a header."""
 
-import itertools
 import json
 import logging
 import math
 import re
-import secrets
 from collections.abc import Awaitable, Callable, Mapping
 
 import orjson
@@ -14,6 +12,7 @@ from aiohttp import web
 from model_gateway.domain.dialects.dialect import Dialect, openai_envelope
 from model_gateway.domain.dialects.table import DIALECTS
 from model_gateway.domain.errors import GatewayError, TooLarge, UnknownRoute, WrongMethod
+from service_kit.request_ids import REQUEST_ID, new_request_id
 
 log = logging.getLogger(__name__)
 
@@ -22,17 +21,7 @@ Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 STREAM_BEGAN = web.RequestKey("stream-began", bool)
 """Key of a request whose answer is on its way: what fails now can only end the connection."""
 _SESSION = re.compile(r"^/s/[^/]+")
-_REQUEST_ID = "x-request-id"
 _JSON = "application/json"
-
-
-def request_ids() -> Callable[[], str]:
-    """Unique: random per process, then counted, as a fresh random number per request is a system call."""
-    process, counter = secrets.token_hex(6), itertools.count()
-    return lambda: f"req-{process}{next(counter):08x}"
-
-
-new_request_id = request_ids()
 
 
 def json_response(body: object, status: int = 200, headers: Mapping[str, str] | None = None) -> web.Response:
@@ -48,7 +37,7 @@ def error_response(
     error: GatewayError, request_id: str, dialect: Dialect | None, headers: Mapping[str, str] | None = None
 ) -> web.Response:
     """The error in the envelope of the dialect."""
-    sent = {_REQUEST_ID: request_id, **(headers or {})}
+    sent = {REQUEST_ID: request_id, **(headers or {})}
     if dialect is not None:
         sent[dialect.request_id_header] = request_id
     if error.retry_after_s is not None:
@@ -82,7 +71,7 @@ async def one_envelope(request: web.Request, handler: Handler) -> web.StreamResp
             raise
         return error_response(internal_error(request_id), request_id, _dialect_at(request.path))
     if not response.prepared:
-        response.headers.setdefault(_REQUEST_ID, new_request_id())
+        response.headers.setdefault(REQUEST_ID, new_request_id())
     return response
 
 

@@ -9,6 +9,8 @@ from aiohttp import web
 from model_gateway.handlers import OpenAiHandlers
 from model_gateway.http_errors import one_envelope
 from model_gateway.public_tls import PublicCertificate
+from service_kit.http_limits import PortLimits
+from service_kit.http_port import HttpPort
 
 _REFRESH_S: Final = 10.0
 """How often the certificate's files are looked at."""
@@ -30,29 +32,27 @@ class PublicHttp:
         self,
         handlers: OpenAiHandlers,
         others: Sequence[Routes],
-        host: str,
-        port: int,
+        address: tuple[str, int],
         *,
         max_body_bytes: int,
+        limits: PortLimits,
         drain_s: float,
         certificate: PublicCertificate | None = None,
     ) -> None:
         self._handlers = handlers
         self._others = others
-        self._host = host
-        self._port = port
+        self._host, self._port = address
         self._max_body_bytes = max_body_bytes
+        self._limits = limits
         self._drain_s = drain_s
         self._certificate = certificate
         self._refreshing: asyncio.Task[None] | None = None
-        self._runner: web.AppRunner | None = None
+        self._listening: HttpPort | None = None
 
     @property
     def port(self) -> int:
         """The port it listens on; the one asked for until it is started."""
-        if self._runner is not None and self._runner.addresses:
-            return int(self._runner.addresses[0][1])
-        return self._port
+        return (self._listening and self._listening.port) or self._port
 
     async def start(self) -> None:
         """Listen."""
@@ -61,14 +61,10 @@ class PublicHttp:
         for routes in self._others:
             routes.register(app)
         # A handler whose client disconnected is cancelled, and with it the engine's request.
-        self._runner = web.AppRunner(
-            app, access_log=None, handler_cancellation=True, shutdown_timeout=1.0, keepalive_timeout=75.0
-        )
-        await self._runner.setup()
+        self._listening = HttpPort(app, self._limits, handler_cancellation=True, shutdown_timeout=1.0)
         try:
             context = None if self._certificate is None else self._certificate.context
-            site = web.TCPSite(self._runner, self._host, self._port, backlog=1024, ssl_context=context)
-            await site.start()
+            await self._listening.start(self._host, self._port, context)
         except OSError as error:
             where = f"{self._host}:{self._port}"
             raise OSError(
@@ -84,18 +80,17 @@ class PublicHttp:
 
     async def stop(self) -> None:
         """Refuse what is new, finish what is in flight within the drain time, close."""
-        if self._runner is None:
+        if self._listening is None:
             return
         if self._refreshing is not None:
             self._refreshing.cancel()
         self._handlers.drain()
-        for site in list(self._runner.sites):
-            await site.stop()
+        await self._listening.close()
         deadline = asyncio.get_running_loop().time() + self._drain_s
         while self._handlers.in_flight and asyncio.get_running_loop().time() < deadline:
             await asyncio.sleep(0.02)
-        await self._runner.cleanup()
+        await self._listening.stop()
 
     def ready(self) -> str | None:
         """It listens from start to stop."""
-        return None if self._runner is not None and self._runner.addresses else "not listening"
+        return None if self._listening is not None and self._listening.port else "not listening"

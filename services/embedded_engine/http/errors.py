@@ -40,6 +40,11 @@ def error_body(status: int, kind: str, message: str, param: str | None = None) -
     return {"error": {"message": message, "type": kind, "param": param, "code": status}}
 
 
+def edge_envelope(status: int, code: str, message: str, request_id: str) -> object:
+    """Of what is refused before it is a request."""
+    return {**error_body(status, code, message), "request_id": request_id}
+
+
 @web.middleware
 async def envelope(request: web.Request, handler: Handler) -> web.StreamResponse:
     """Turn every error of a handler into one response; the engine lives on."""

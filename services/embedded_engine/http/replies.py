@@ -13,6 +13,7 @@ from embedded_engine.errors import BadRequest
 from embedded_engine.http.errors import error_body
 from embedded_engine.http.serving import Served, Serving
 from embedded_engine.sequences import Sequence
+from service_kit.http_limits import BODY_S
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -53,7 +54,10 @@ async def read_body(request: web.Request) -> Any:
     if request.content_type != "application/json":
         raise BadRequest("1 validation error:\n  Unsupported Media Type: Only 'application/json' is allowed")
     try:
-        return orjson.loads(await request.read())
+        async with asyncio.timeout(request.app.get(BODY_S)):
+            return orjson.loads(await request.read())
+    except TimeoutError:
+        raise web.HTTPRequestTimeout(reason="the body did not arrive in time (UPCYCLE_EDGE_BODY_S)") from None
     except orjson.JSONDecodeError as error:
         raise BadRequest(f"1 validation error:\n  JSON decode error: {error}") from error
 

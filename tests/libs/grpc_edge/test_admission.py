@@ -56,8 +56,8 @@ async def test_calls_beyond_the_limit_of_all_are_refused_by_its_name_and_places_
             await stub.GetRun(pb.GetRunRequest(run_id="ok"))
         assert (await health_pb2_grpc.HealthStub(channel).Check(health_pb2.HealthCheckRequest())).status == 1
         held[0].cancel()
-        async with connect(server.address, idempotent=["GetRun"]) as patient:
-            assert await get(rpc.TasksetServiceStub(patient), "ok") == "ok"
+        async with connect(server.address, idempotent=["GetRun"]) as retrying:
+            assert await get(rpc.TasksetServiceStub(retrying), "ok") == "ok"
         held[1].cancel()
 
 
@@ -106,12 +106,12 @@ async def test_watchers_of_health_are_counted_apart_from_calls(tasksets: Taskset
 async def test_a_call_whose_request_does_not_come_gives_its_place_back(tasksets: Tasksets) -> None:
     async with serving(tasksets, rpcs=1, body_s=0.2) as server, connect(server.address) as channel:
         silent: Any = channel.stream_unary("/upcycle.api.taskset.v1.TasksetService/GetRun")()
-        async with connect(server.address, idempotent=["GetRun"]) as patient:
-            assert await get(rpc.TasksetServiceStub(patient), "ok") == "ok"
+        async with connect(server.address, idempotent=["GetRun"]) as retrying:
+            assert await get(rpc.TasksetServiceStub(retrying), "ok") == "ok"
         silent.cancel()
 
 
-async def test_a_health_check_without_a_request_is_counted_and_told(tasksets: Tasksets) -> None:
+async def test_a_health_check_without_a_request_is_counted_and_ended(tasksets: Tasksets) -> None:
     async with (
         serving(tasksets, keyless_rpcs_per_peer=1, body_s=0.3) as server,
         grpc.aio.insecure_channel(server.address) as channel,

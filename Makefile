@@ -45,7 +45,8 @@ demo: $(VENV)/.run $(if $(filter vllm-cpu,$(ENGINE)),.venv-vllm/.ready) ## close
 	upcycle demo --engine $(ENGINE) $(DEMO_ARGS)
 
 FUZZED = $(foreach name,scenario_runner checkpoint_registry trajectory_store,tests/services/$(name)/test_random_rpcs.py) \
-  tests/services/model_gateway/test_random_http.py tests/libs/upcycle/test_channel_random_frames.py
+  tests/services/model_gateway/test_random_http.py tests/services/trajectory_store/test_random_events.py \
+  tests/libs/upcycle/test_channel_random_frames.py
 
 # A wait that runs out (of `tests.support.waiting.until`, a call, a process) is tried once more, on a machine that may have
 # stood still, and printed whole; every other failure counts at once.
@@ -57,7 +58,7 @@ test: $(VENV)/.dev ## every test that needs no Docker engine and no night (make 
 	pytest -q --durations 10 $(RERUN) tests/e2e
 
 .PHONY: fuzz
-fuzz: $(VENV)/.dev ## random requests at every rpc and route, and random frames, far more than `make test` sends (CASES=200 SEED=n)
+fuzz: $(VENV)/.dev ## random requests at every rpc and route, random frames and facts, far more than `make test` sends (CASES=200 SEED=n)
 	FUZZ_CASES=$(or $(CASES),200) FUZZ_SEED=$(or $(SEED),$(shell date +%s)) pytest -q --timeout 1800 $(FUZZED)
 
 .PHONY: mutants

@@ -103,7 +103,7 @@ def random_body(dice: random.Random, kind: Descriptor) -> bytes:
     return bytes(body)
 
 
-def random_message(dice: random.Random, kind: Descriptor, depth: int = 0) -> Message:
+def random_message(dice: random.Random, kind: Any, depth: int = 0) -> Message:
     """Each field is there or not, with a value that its type allows."""
     made = message_factory.GetMessageClass(kind)()
     for field in kind.fields:

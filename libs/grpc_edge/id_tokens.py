@@ -85,7 +85,7 @@ class IdTokens:
             if head.get("alg") not in ALGORITHMS or key.algorithm_name != head["alg"]:
                 return None
             return self._person(self._claims(text, key))
-        except (jwt.PyJWTError, ValueError, TypeError) as error:
+        except (jwt.PyJWTError, ValueError, TypeError, OverflowError, RecursionError) as error:
             log.info("token_refused", extra={"why": type(error).__name__})
             return None
 
@@ -186,10 +186,12 @@ def fetch_from(url: str) -> FetchKeys:
             ):
                 if answer.status != 200:
                     raise Unavailable(f"{url} answers {answer.status}")
-                body = await answer.content.read(_MAX_BYTES + 1)
+                body = bytearray()
+                while len(body) <= _MAX_BYTES and (piece := await answer.content.readany()):
+                    body += piece
         except (aiohttp.ClientError, TimeoutError) as error:
             raise Unavailable(f"{url} does not answer: {error or type(error).__name__}") from error
-        return _document(url, body)
+        return _document(url, bytes(body))
 
     return fetch
 
@@ -197,7 +199,7 @@ def fetch_from(url: str) -> FetchKeys:
 def _document(url: str, body: bytes) -> Mapping[str, Any]:
     try:
         found = json.loads(body) if len(body) <= _MAX_BYTES else None
-    except ValueError:
+    except (ValueError, RecursionError):
         found = None
     if not isinstance(found, dict):
         raise Unavailable(f"{url} answers no JWKS document of at most {_MAX_BYTES} bytes")

@@ -6,6 +6,7 @@ import base64
 import hashlib
 import hmac
 import json
+import math
 import time
 from collections.abc import AsyncIterator, Collection
 from typing import Any
@@ -13,6 +14,7 @@ from typing import Any
 import jwt
 import pytest
 from aiohttp import web
+from aiohttp.test_utils import TestServer
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import ec, rsa
 from pydantic import SecretStr, ValidationError
@@ -157,6 +159,7 @@ def test_every_other_token_is_refused(issuer: Issuer, tokens: IdTokens) -> None:
         "for another audience": issuer.token(aud="other"),
         "without an audience": issuer.token(aud=None),
         "without an end": issuer.token(exp=None),
+        "that never ends": issuer.token(exp=math.inf),
         "without an owner": issuer.token(sub=None),
         "without a role": issuer.token(roles=["strangers"]),
         "with roles that are none": issuer.token(roles={"people": True}),
@@ -274,3 +277,29 @@ async def test_the_gateway_takes_them(issuer: Issuer, tokens: IdTokens) -> None:
 def test_settings_that_admit_no_caller_or_any_are_refused(given: dict[str, Any], said: str) -> None:
     with pytest.raises(ValidationError, match=said):
         settings("https://issuer.example/jwks", **given)
+
+
+async def test_keys_that_arrive_in_several_pieces_are_read_whole() -> None:
+    async def answer(request: web.Request) -> web.StreamResponse:
+        response = web.StreamResponse()
+        await response.prepare(request)
+        for piece in (b'{"keys":', b" []}"):
+            await response.write(piece)
+            await asyncio.sleep(0.05)
+        return response
+
+    app = web.Application()
+    app.router.add_get("/keys", answer)
+    async with TestServer(app) as server:
+        assert await fetch_from(str(server.make_url("/keys")))() == {"keys": []}
+
+
+async def test_keys_nested_too_deep_to_be_read_are_refused_by_name() -> None:
+    async def answer(request: web.Request) -> web.Response:
+        return web.Response(body=b"[" * 50_000)
+
+    app = web.Application()
+    app.router.add_get("/keys", answer)
+    async with TestServer(app) as server:
+        with pytest.raises(Unavailable, match="no JWKS document"):
+            await fetch_from(str(server.make_url("/keys")))()

@@ -11,6 +11,7 @@ from dataclasses import replace
 from checkpoint_registry.adapters.sql_gate import SqlGateStore
 from checkpoint_registry.adapters.sql_models import SqlModelStore
 from checkpoint_registry.adapters.sql_pairs import SqlPairStore
+from checkpoint_registry.domain.bars import bar_of
 from checkpoint_registry.domain.errors import HeadMoved, PeerRefused
 from checkpoint_registry.domain.evidence import SamplingProfile
 from checkpoint_registry.domain.jobs import GateJob, GateSpec, JobPhase, Judgement
@@ -108,6 +109,8 @@ class RunGate:
         await self._queue(job, run.gate, run.profile)
 
     async def _queue(self, job: GateJob, gate: GateSpec, profile: SamplingProfile | None) -> None:
+        if await self._is_barred(job):
+            return
         taskset = await self._tasksets.taskset(gate.taskset)
         if taskset is None or not taskset.is_held_out:
             why = "is not registered" if taskset is None else "is not held out"
@@ -127,6 +130,26 @@ class RunGate:
             taskset_revision=taskset.revision,
         )
         await self._store.save_job(queued, was=JobPhase.NEW)
+
+    async def _is_barred(self, job: GateJob) -> bool:
+        """Holds a candidate that descends from a version which was rolled back."""
+        moves = await self._models.head_moves(job.model)
+        if all(move.is_forward for move in moves):
+            return False
+        parents = {
+            one.checkpoint_id: one.parent_checkpoint_id for one in await self._models.checkpoints(job.model)
+        }
+        move = bar_of(job.checkpoint_id, moves, parents)
+        if move is None:
+            return False
+        when = f"{move.moved_at:%Y-%m-%d %H:%M} UTC"
+        command = f"upcycle models head {job.model} --set {job.checkpoint_id}"
+        reason = (
+            f"held: trained from {move.from_checkpoint_id}, which was rolled back at {when}; a run that is "
+            f"submitted now begins from head, and {command} makes this one head nevertheless"
+        )
+        await self._store.hold(job.checkpoint_id, reason, self._now())
+        return True
 
     async def _read_interactive(self, job: GateJob) -> None:
         newest = await self._store.newest_gate(job.model)
@@ -192,6 +215,8 @@ class RunGate:
         if job.version < model.head_version:
             reason = f"held: older than head v{model.head_version}"
             await self._store.hold(job.checkpoint_id, reason, self._now())
+            return True
+        if await self._is_barred(job):
             return True
         was_tested = job.level is not None and await self._pairs.was_looked_at(job)
         tests = [*await self._levels.tests(job.run_id), *([False] if was_tested else [])]

@@ -27,8 +27,7 @@ _MAX_NAME_CHARS: Final = 512
 _DIGEST: Final = re.compile("[0-9a-f]{64}")
 _OF_TOKENS: Final = ("new_prompt_ids", "sampled_ids", "sampled_logprobs", "sampled_texts", "versions")
 _KEPT: Final = ("stop_reason", "answer", "tools_json", "source_digest")
-_MOMENTS: Final = ("started_at", "ended_at")
-_KEPT_WHOLE: Final = (*_MOMENTS, "failure", "first_state", "last_state")
+_KEPT_WHOLE: Final = ("started_at", "ended_at", "failure", "first_state", "last_state")
 
 
 def imports_from_wire(request: pb.ImportTrajectoriesRequest) -> list[ClientEpisode]:
@@ -146,17 +145,7 @@ def _content(body: TrajectoryBody) -> Iterator[str]:
             f"turn {at} has {name}: what a client graded is kept as messages, without tokens; own tokens "
             "train by an interactive call that brings them"
         )
-    yield from _moments(body)
     yield from _tools(body.tools_json)
-
-
-def _moments(body: TrajectoryBody) -> Iterator[str]:
-    """One that cannot be written as text would fail every export that has it."""
-    for name in _MOMENTS:
-        try:
-            getattr(body, name).ToJsonString()
-        except ValueError as error:
-            yield f"{name} is no moment: {error}"
 
 
 def _tools(text: str) -> Iterator[str]:

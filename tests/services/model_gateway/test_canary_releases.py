@@ -1,6 +1,5 @@
 """A canary release for real: registry, supervisor, embedded engine, gateway, openai client, command line."""
 
-import json
 from collections import defaultdict
 from contextlib import suppress
 from typing import Any
@@ -9,6 +8,7 @@ import openai
 import pytest
 from tests.services.model_gateway.test_canary_routing import canary_at
 from tests.services.model_gateway.test_held_versions import _is_recorded as is_recorded
+from tests.services.model_gateway.test_held_versions import documents
 from tests.services.model_gateway.test_with_engine import ASK, MODEL, Serving, serving
 from tests.support.waiting import until
 
@@ -127,7 +127,7 @@ async def test_a_canary_release_from_its_begin_to_the_promotion_that_ends_it(
     assert not (await serving.registry.ListHolds(pb.ListHoldsRequest())).holds
     capsys.readouterr()
     assert await canary(MODEL, as_json=True) == 0
-    lines = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    lines = documents(capsys)
     shares = [(one.get("share", 0.0), one.get("shadow_share", 0.0)) for one in lines]
     assert shares == [(0.5, 0.0), (0.0, 1.0), (0.0, 0.0), (0.5, 0.0), (0.0, 0.0)]
     assert [one["reason"] for one in lines[::2]][:2] == ["try it", "seen enough"]

@@ -28,7 +28,7 @@ async def cancelled(stack: Stack, platform: Platform, *, after_s: float, trainer
         await stack.kill("grpo_trainer")
     await platform.tasksets.CancelRun(pb.CancelRunRequest(run_id=run_id, reason="enough"), timeout=10)
     if trainer_dies:
-        await stack.wait_ready("grpo_trainer", timeout_s=60)
+        await stack.wait_ready("grpo_trainer", timeout_s=180)
     ends = (RUN_STATE_CANCELLED, RUN_STATE_COMPLETED)
     run = await until(platform, run_id, lambda run: run.state in ends, limit_s=120)
     assert (run.state, run.counts.in_flight) == (RUN_STATE_CANCELLED, 0)

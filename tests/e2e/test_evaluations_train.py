@@ -241,7 +241,7 @@ async def fed_through_kills(stack: Stack, platform: Platform, run_id: str) -> Se
         assert not all(client.done() for client in clients), "nothing is left to be disturbed"
         for victim in ("grpo_trainer", "scenario_runner", "rollout_sampler"):
             await stack.kill(victim)
-            await stack.wait_ready(victim, timeout_s=60)
+            await stack.wait_ready(victim, timeout_s=180)  # a busy machine takes long to import torch
             await goes_on(platform, clients)
         return await asyncio.gather(*clients)
     finally:

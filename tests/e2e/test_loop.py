@@ -109,7 +109,7 @@ async def test_a_run_survives_kill_9(stack: Stack, platform: Platform, victims: 
 
         await until(has_stepped, f"step {step}", timeout_s=RUN_LIMIT_S)
         await stack.kill(victim)
-        await stack.wait_ready(victim, timeout_s=60)
+        await stack.wait_ready(victim, timeout_s=180)
     done = await follow_run(platform, run.run_id, timeout_s=RUN_LIMIT_S)
     assert done.state == RUN_STATE_COMPLETED, done.failure
     assert_conserved(await balanced(platform, run.run_id))

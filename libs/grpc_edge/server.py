@@ -1,7 +1,7 @@
 """A gRPC server as a component: health, reflection, tracing, guard, bounded graceful stop."""
 
 from collections.abc import Callable, Sequence
-from typing import Any, Final, Self, TypeVar
+from typing import Any, Final, Protocol, Self, TypeVar
 
 import grpc
 import grpc.aio
@@ -16,7 +16,7 @@ from grpc_edge.status import StatusTable
 from grpc_edge.tls import ServerCertificates, ServerTls
 from grpc_edge.tracing import tracing
 from service_kit.deadlines import deadline
-from service_kit.groups import EdgeSettings
+from service_kit.groups import EdgeSettings, TlsSettings
 from upcycle.rpc.limits import MAX_MESSAGE_BYTES
 
 T = TypeVar("T")
@@ -39,6 +39,22 @@ class _ServiceNames:
 
     def add_registered_method_handlers(self, service: str, handlers: Any) -> None:
         """The same methods again, for the sync server's fast path."""
+
+
+class ServedSettings(Protocol):
+    """Settings of a service that serves gRPC."""
+
+    @property
+    def host(self) -> str: ...
+
+    @property
+    def grpc_port(self) -> int: ...
+
+    @property
+    def tls(self) -> TlsSettings: ...
+
+    @property
+    def edge(self) -> EdgeSettings: ...
 
 
 class GrpcServer:
@@ -70,6 +86,12 @@ class GrpcServer:
         self._registrations: list[Callable[[Any], None]] = []
         self._server: grpc.aio.Server | None = None
         self._health = health.aio.HealthServicer()
+
+    @classmethod
+    def of(cls, settings: ServedSettings, access: Access) -> Self:
+        """As the settings of a service say."""
+        tls, limits = ServerTls.of(settings.tls), RpcLimits.of(settings.edge)
+        return cls(settings.host, settings.grpc_port, access, tls=tls, limits=limits)
 
     def add(
         self, register: Callable[[T, grpc.aio.Server], None], servicer: T, statuses: StatusTable | None = None

@@ -53,8 +53,6 @@ from grpc_edge import GrpcServer, Peer
 from grpc_edge.access import Access
 from grpc_edge.audit import AuditServicer
 from grpc_edge.key_follower import follow_issuer, follow_keys
-from grpc_edge.limits import RpcLimits
-from grpc_edge.tls import ServerTls
 from retention.servicer import ReferenceServicer
 from retention.up_to_date import UpToDate
 from service_kit.background import Worker
@@ -152,13 +150,7 @@ def _server(service: Service, settings: CheckpointRegistrySettings, database: Re
     issued = follow_keys(service, keys)
     keys.on_change = issued.wake
     access = Access.of(settings.access, issued, follow_issuer(service, settings.access))
-    server = GrpcServer(
-        settings.host,
-        settings.grpc_port,
-        access,
-        tls=ServerTls.of(settings.tls),
-        limits=RpcLimits.of(settings.edge),
-    )
+    server = GrpcServer.of(settings, access)
     server.add(add_AuditServiceServicer_to_server, AuditServicer(database), STATUS_OF)
     return server.add(add_KeyServiceServicer_to_server, KeyServicer(keys), STATUS_OF)
 

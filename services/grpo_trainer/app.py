@@ -7,8 +7,6 @@ from blob_store import S3BlobStore
 from event_bus import EventBus
 from grpc_edge import GrpcServer, Peer
 from grpc_edge.key_follower import access_of
-from grpc_edge.limits import RpcLimits
-from grpc_edge.tls import ServerTls
 from grpo_trainer.adapters.bus_facts import BusFacts
 from grpo_trainer.adapters.policies import BranchPolicies, HeldOutTasks, PolicyCache, RegistryPolicies
 from grpo_trainer.adapters.task_claims import PlannerClaims
@@ -189,13 +187,7 @@ def build_app(settings: GrpoTrainerSettings) -> Service:
     service.add(interactive)
     service.add(Worker("unapplied gradients", interactive.drop_forgotten))
     access = access_of(service, settings.access, settings.peers.registry)
-    server = GrpcServer(
-        settings.host,
-        settings.grpc_port,
-        access,
-        tls=ServerTls.of(settings.tls),
-        limits=RpcLimits.of(settings.edge),
-    )
+    server = GrpcServer.of(settings, access)
     run_deps.holding.address = lambda: settings.advertised_address or server.address
     service.add(server.add(add_TrainingServiceServicer_to_server, servicer, STATUS_OF))
     service.add(Worker("training", reader.run, ready=reader.ready))

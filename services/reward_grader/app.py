@@ -5,8 +5,6 @@ from environment_client import EnvironmentClient, EnvironmentTimeouts
 from event_bus import BusTimings, EventBus
 from grpc_edge import GrpcServer
 from grpc_edge.key_follower import access_of
-from grpc_edge.limits import RpcLimits
-from grpc_edge.tls import ServerTls
 from reward_grader.adapters.extra_graders import load_grader
 from reward_grader.adapters.judges import JudgeServers
 from reward_grader.adapters.recorded_sessions import RecordedSessions
@@ -53,13 +51,7 @@ def build_app(settings: RewardGraderSettings) -> Service:
     service.add(bus)
     servicer = GradingServicer(RecordedSessions(store), bus, now=utc_now)
     access = access_of(service, settings.access, settings.peers.registry)
-    server = GrpcServer(
-        settings.host,
-        settings.grpc_port,
-        access,
-        tls=ServerTls.of(settings.tls),
-        limits=RpcLimits.of(settings.edge),
-    )
+    server = GrpcServer.of(settings, access)
     service.add(server.add(add_GradingServiceServicer_to_server, servicer, STATUS_OF))
     return service
 

@@ -13,8 +13,6 @@ from event_bus import EventBus
 from grpc_edge import GrpcServer, Peer
 from grpc_edge.audit import AuditServicer
 from grpc_edge.key_follower import access_of
-from grpc_edge.limits import RpcLimits
-from grpc_edge.tls import ServerTls
 from retention import age_of_days
 from retention.loop import SweepLoop as RetentionLoop
 from retention.references import IDEMPOTENT as ASKED_AGAIN
@@ -119,13 +117,7 @@ def build_app(settings: ScenarioRunnerSettings, server: GrpcServer | None = None
     leases = Leases(hosts, episodes, ScenarioTranscripts(bodies), rules, now=utc_now, new_id=new_id)
     if server is None:
         access = access_of(service, settings.access, settings.peers.registry)
-        server = GrpcServer(
-            settings.host,
-            settings.grpc_port,
-            access,
-            tls=ServerTls.of(settings.tls),
-            limits=RpcLimits.of(settings.edge),
-        )
+        server = GrpcServer.of(settings, access)
     if settings.role != "fleet":
         _add_planner(service, settings, database, environments, leases, server)
         _add_secrets(server, secrets)

@@ -4,8 +4,6 @@ from blob_store import S3BlobStore
 from event_bus import BusTimings, EventBus
 from grpc_edge import GrpcServer, Peer
 from grpc_edge.key_follower import access_of
-from grpc_edge.limits import RpcLimits
-from grpc_edge.tls import ServerTls
 from retention import age_of_days
 from retention.loop import SweepLoop
 from retention.references import IDEMPOTENT, GrpcReferences
@@ -75,13 +73,7 @@ def build_app(settings: TrajectoryStoreSettings) -> Service:
         index, GetTrajectory(index, read), ListTrajectories(index), watch, export, imports, reviews
     )
     access = access_of(service, settings.access, settings.peers.registry)
-    server = GrpcServer(
-        settings.host,
-        settings.grpc_port,
-        access,
-        tls=ServerTls.of(settings.tls),
-        limits=RpcLimits.of(settings.edge),
-    )
+    server = GrpcServer.of(settings, access)
     server.add(add_TrajectoryServiceServicer_to_server, TrajectoryServicer(used, now=utc_now), STATUS_OF)
     up_to_date = UpToDate("trajectory_store", bus.unread, now=utc_now)
     _add_retention(service, settings, SqlRetention(db), store, server, up_to_date)

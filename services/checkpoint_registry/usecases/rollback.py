@@ -3,6 +3,7 @@
 import asyncio
 import logging
 from dataclasses import dataclass
+from datetime import datetime
 
 from checkpoint_registry.adapters.sql_gate import SqlGateStore
 from checkpoint_registry.adapters.sql_models import SqlModelStore
@@ -11,7 +12,7 @@ from checkpoint_registry.domain.errors import HeadMoved, UnknownModel
 from checkpoint_registry.domain.evidence import Evidence, combine
 from checkpoint_registry.domain.gate import is_significantly_worse
 from checkpoint_registry.domain.jobs import GATE_ACTOR, GateJob
-from checkpoint_registry.domain.models import HeadMove, Model
+from checkpoint_registry.domain.models import Checkpoint, HeadMove, Model
 from checkpoint_registry.domain.pairs import as_head
 from checkpoint_registry.ports import Clock
 
@@ -91,15 +92,22 @@ class WatchHead:
             f"rolled back: v{model.head_version} now succeeds on {_rate(now):.1%}, "
             f"v{target.version} before it on {_rate(before):.1%}; runs {', '.join(now.run_ids)}"
         )
-        try:
-            move = await self._models.move_head(
-                target, expected_revision=model.head_revision, actor=GATE_ACTOR, reason=reason, at=self._now()
-            )
-        except HeadMoved:
-            log.info("rollback_dropped_head_moved", extra={"model": model.model})
-            return None
-        log.warning("head_rolled_back", extra={"model": model.model, "reason": reason})
-        return move
+        return await roll_back(self._models, model, target, reason, at=self._now())
+
+
+async def roll_back(
+    models: SqlModelStore, model: Model, target: Checkpoint, reason: str, *, at: datetime
+) -> HeadMove | None:
+    """Move head back, by the platform's own decision; None: head moved meanwhile, and stays."""
+    try:
+        move = await models.move_head(
+            target, expected_revision=model.head_revision, actor=GATE_ACTOR, reason=reason, at=at
+        )
+    except HeadMoved:
+        log.info("rollback_dropped_head_moved", extra={"model": model.model})
+        return None
+    log.warning("head_rolled_back", extra={"model": model.model, "reason": reason})
+    return move
 
 
 def _rate(evidence: Evidence) -> float:

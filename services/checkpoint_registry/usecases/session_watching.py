@@ -13,12 +13,13 @@ from typing import Final
 
 from checkpoint_registry import telemetry
 from checkpoint_registry.adapters.sql_models import SqlModelStore
-from checkpoint_registry.domain.errors import HeadMoved, NoCanaryRelease, RegistryError
+from checkpoint_registry.domain.errors import NoCanaryRelease, RegistryError
 from checkpoint_registry.domain.jobs import GATE_ACTOR
-from checkpoint_registry.domain.models import CanaryRelease, HeadMove, Model
+from checkpoint_registry.domain.models import CanaryRelease, Model
 from checkpoint_registry.domain.session_watch import ALPHA, FAMILY, GradedSession, SessionWatch, began
 from checkpoint_registry.ports import Clock, GradedSessions
 from checkpoint_registry.usecases.canary_releases import CanaryReleases, ReleaseOrder
+from checkpoint_registry.usecases.rollback import roll_back
 from upcycle.gate.watch import Watch
 
 log = logging.getLogger(__name__)
@@ -115,7 +116,9 @@ class WatchSessions:
             return
         move = await self._models.last_head_move(model.model)
         if move.is_forward and move.from_checkpoint_id == release.checkpoint_id:
-            await self._roll_back(model, move, _evidence(found))
+            predecessor = await self._models.checkpoint(move.from_checkpoint_id)
+            reason = f"rolled back: {_evidence(found)}"
+            await roll_back(self._models, model, predecessor, reason, at=self._now())
 
     async def _end(self, release: CanaryRelease, reason: str) -> None:
         try:
@@ -123,22 +126,6 @@ class WatchSessions:
         except NoCanaryRelease:
             return
         log.warning("canary_release_ended", extra={"model": release.model, "reason": reason})
-
-    async def _roll_back(self, model: Model, move: HeadMove, evidence: str) -> None:
-        predecessor = await self._models.checkpoint(move.from_checkpoint_id)
-        reason = f"rolled back: {evidence}"
-        try:
-            await self._models.move_head(
-                predecessor,
-                expected_revision=model.head_revision,
-                actor=GATE_ACTOR,
-                reason=reason,
-                at=self._now(),
-            )
-        except HeadMoved:
-            log.info("rollback_dropped_head_moved", extra={"model": model.model})
-            return
-        log.warning("head_rolled_back", extra={"model": model.model, "reason": reason})
 
     async def _begin(self, model: Model) -> None:
         """Have the predecessor of a head that moved forward answer its share, once for each such head."""

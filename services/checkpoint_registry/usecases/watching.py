@@ -14,12 +14,13 @@ from itertools import takewhile
 
 from checkpoint_registry.adapters.sql_models import SqlModelStore
 from checkpoint_registry.adapters.sql_watches import SqlWatchStore
-from checkpoint_registry.domain.errors import HeadMoved, PeerRefused, UnknownModel
-from checkpoint_registry.domain.jobs import GATE_ACTOR, RequestState
+from checkpoint_registry.domain.errors import PeerRefused, UnknownModel
+from checkpoint_registry.domain.jobs import RequestState
 from checkpoint_registry.domain.models import HeadMove, Model
 from checkpoint_registry.domain.runs import EvaluationOrder, RunOutcome, exact_name
 from checkpoint_registry.domain.watches import WatchedHead, WatchRun, pairs_of, watch_of
 from checkpoint_registry.ports import Clock, Tasksets
+from checkpoint_registry.usecases.rollback import roll_back
 from identities.entities import watch_request_id
 from upcycle.errors import Unavailable
 from upcycle.gate.watch import Watch
@@ -198,16 +199,4 @@ class WatchHeads:
             f"v{watched.predecessor.version} before it ({watch.cause}: worse in {bet.worse}, better in "
             f"{bet.better}); an equal head is taken back with at most {watch.alpha:.0%}"
         )
-        try:
-            move = await self._models.move_head(
-                watched.predecessor,
-                expected_revision=model.head_revision,
-                actor=GATE_ACTOR,
-                reason=reason,
-                at=self._now(),
-            )
-        except HeadMoved:
-            log.info("rollback_dropped_head_moved", extra={"model": model.model})
-            return None
-        log.warning("head_rolled_back", extra={"model": model.model, "reason": reason})
-        return move
+        return await roll_back(self._models, model, watched.predecessor, reason, at=self._now())

@@ -23,6 +23,9 @@ NAMES: Final = (
     "pipeline",
     "environments",
     "promotion",
+    "reloads",
+    "gateway",
+    "gateways",
     "engine",
     "trainer",
     "checkpoint_stall",
@@ -38,6 +41,8 @@ NAMES: Final = (
     "echo_eval",
     "wall_clock",
     "gpu",
+    "walls",
+    "watch",
 )
 ON_REQUEST: Final = ("gpu",)
 """Only where they are named: they need what few machines have."""

@@ -1,7 +1,7 @@
 """What durable states cost a step: three ways to take the same steps, in turns.
 
 Without states; with each state written beside the next step, as the trainer does; with each state written
-before the next step begins. A state is everything: tensors in the format of torch.distributed.checkpoint, the
+before the next step begins. A state is everything: tensors in safetensors, the
 marker, and the published policy, in a real object store. Rounds of the three ways follow one another, so that
 a busy machine is busy for all of them.
 """

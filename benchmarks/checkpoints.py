@@ -19,10 +19,12 @@ from grpo_trainer.learner.policy_export import export_policy
 from grpo_trainer.learner.torch_learner import canary
 from identities import events
 from identities.entities import checkpoint_id
+from local_stack.signing import operator_settings
 from policy_files import PolicyFacts, load, manifest_ref, upload
+from signed_objects import signed_store
 from upcycle.api.common.v1.common_pb2 import BlobRef
 from upcycle.api.registry.v1.registry_pb2 import Checkpoint
-from upcycle.api.registry.v1.service_pb2 import ListCheckpointsRequest
+from upcycle.api.registry.v1.service_pb2 import ListCheckpointsRequest, SetHeadRequest
 from upcycle.api.training.v1.events_pb2 import CheckpointSaved
 from upcycle.api.training.v1.training_pb2 import CanaryRow, PolicyManifest
 
@@ -35,19 +37,28 @@ _KNOWN_S = 60.0
 async def two_checkpoints(running: Bench, scratch: Path) -> list[Checkpoint]:
     """Version 0 and a version 1 that the registry knows and nothing judges."""
     proofs = await asyncio.to_thread(_write, scratch / "noisy")
-    store = S3BlobStore(running.stack.s3)
-    await store.start()
+    bucket = S3BlobStore(running.stack.s3)
+    store = signed_store(bucket, operator_settings(running.stack.settings.data_dir), "benchmark")
+    await bucket.start()
     facts = PolicyFacts(
         MODEL, VERSION, datetime.now(UTC), parent=await load(store, MODEL, 0), canary=tuple(proofs)
     )
     manifest = await upload(store, scratch / "noisy", facts)
-    await store.stop()
+    await bucket.stop()
     bus = EventBus(running.stack.bus, client_name="benchmark")
     await bus.start()
     saved = _saved(manifest)
     await bus.publish(saved, model=MODEL, event_id=events.of_checkpoint("saved", saved.checkpoint_id))
     await bus.stop()
     return await _known(running, 2)
+
+
+async def set_head(running: Bench, target: Checkpoint) -> None:
+    """Make it the version that production uses."""
+    request = SetHeadRequest(
+        model=MODEL, checkpoint_id=target.checkpoint_id, actor="benchmark", reason="back and forth"
+    )
+    await running.platform.registry.SetHead(request, timeout=10)
 
 
 def _write(directory: Path) -> list[CanaryRow]:

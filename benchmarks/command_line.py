@@ -10,7 +10,7 @@ from pathlib import Path
 from benchmarks.echo import taskset
 from benchmarks.figures import Figure, Limit
 from benchmarks.options import Options
-from benchmarks.stacks import BenchmarkFailed, evaluation, instant_bench
+from benchmarks.stacks import BenchmarkFailed, evaluation, instant_bench, platform_variables
 
 HELP_LIMIT_MS, WHY_LIMIT_MS = 300.0, 1000.0
 FIRST_PLAY_LIMIT_S, PLAY_LIMIT_S = 5.0, 1.0
@@ -26,8 +26,7 @@ async def measure(options: Options) -> list[Figure]:
     async with instant_bench() as bench:
         await bench.register(tasks := taskset(_EPISODES))
         run = await bench.complete(evaluation(tasks.name))
-        peers = {f"UPCYCLE_PEERS_{name.upper()}": where for name, where in bench.stack.peers.items()}
-        explained = await _wall_ms(("why", run.run_id), peers, repeats)
+        explained = await _wall_ms(("why", run.run_id), platform_variables(bench.addresses), repeats)
     return [
         _figure("`upcycle --help`", helped, HELP_LIMIT_MS),
         _figure("`upcycle why RUN`", explained, WHY_LIMIT_MS),

@@ -7,7 +7,6 @@ over HTTP by the same client, as the samplers ask them. The loop has no server, 
 import asyncio
 import json
 import os
-import random
 import sys
 import time
 from collections.abc import AsyncIterator
@@ -17,7 +16,7 @@ from typing import Final, Literal
 
 from benchmarks.figures import Figure, against
 from benchmarks.options import Options
-from benchmarks.stacks import MODEL, POLICY_DIR, REPOSITORY, BenchmarkFailed
+from benchmarks.stacks import MODEL, POLICY_DIR, REPOSITORY, BenchmarkFailed, prompt_of
 from blob_store import BlobRef
 from engine_client import EngineClient, SamplingParams
 from policy_engine.adapters.engine_kinds import EmbeddedKind, EngineOptions, VllmKind
@@ -71,9 +70,7 @@ async def _burst(client: EngineClient, concurrency: int) -> float:
 
 
 async def _one(client: EngineClient, seed: int) -> int:
-    vocabulary = json.loads((POLICY_DIR / "config.json").read_text())["vocab_size"]
-    # Control tokens are the last ones: they stay out.
-    prompt = random.Random(seed).choices(range(vocabulary // 2), k=PROMPT_TOKENS)
+    prompt = prompt_of(seed, PROMPT_TOKENS)
     sampling = SamplingParams(max_tokens=NEW_TOKENS, temperature=1.0, ignore_eos=True)
     generation = await client.generate(MODEL, prompt, sampling, timeout_s=_LOOP_S)
     if len(generation.token_ids) != NEW_TOKENS:

@@ -18,7 +18,7 @@ from typing import Any, Final
 
 from benchmarks.machine import commit, machine_line
 from benchmarks.programs import printed_by
-from benchmarks.stacks import MODEL, POLICY_DIR, REPOSITORY, BenchmarkFailed
+from benchmarks.stacks import MODEL, POLICY_DIR, REPOSITORY, BenchmarkFailed, platform_variables
 from local_stack.engines_on_demand import OnDemandLimits
 from local_stack.importing import import_policy
 from local_stack.stack import Stack, StackSettings
@@ -96,11 +96,11 @@ async def _prompts(benchmark: Benchmark) -> str:
 
 
 async def _row(where: Addresses, benchmark: str, player: str, limit: int | None) -> dict[str, Any]:
-    peers = {f"UPCYCLE_PEERS_{name.upper()}": address for name, address in where.peers.items()}
-    env = {**peers, "UPCYCLE_OPERATOR_KEY": where.platform_key() or ""}
     limited = () if limit is None else ("--limit", str(limit))
     bars = ("--min-coverage", "0", "--timeout-s", f"{_EVAL_S:g}")
-    printed = await _upcycle(env, "eval", "--benchmark", benchmark, player, "--json", *bars, *limited)
+    printed = await _upcycle(
+        platform_variables(where), "eval", "--benchmark", benchmark, player, "--json", *bars, *limited
+    )
     done = json.loads(printed.splitlines()[-1])
     row = row_of(benchmark, player, done)
     print(json.dumps(row), file=sys.stderr)

@@ -16,6 +16,7 @@ from benchmarks.echo import echo, taskset
 from benchmarks.figures import Figure, Limit, against, percentile
 from benchmarks.options import Options
 from benchmarks.stacks import Bench, BenchmarkFailed, evaluation, instant_bench
+from upcycle.api.common.v1.common_pb2 import CHANNEL_LATEST
 from upcycle.api.taskset.v1.taskset_pb2 import Run
 from upcycle.api.trajectory.v1.service_pb2 import GetLedgerRequest, ListTrajectoriesRequest, TrajectoryFilter
 from upcycle.api.trajectory.v1.trajectory_pb2 import TrajectorySummary
@@ -88,7 +89,7 @@ async def _beside_hud(options: Options, concurrency: int) -> Figure:
 @asynccontextmanager
 async def _warm(options: Options, **env: str) -> AsyncIterator[Bench]:
     """A platform that played the echo tasks once."""
-    async with instant_bench(**env) as bench:
+    async with instant_bench(channel=CHANNEL_LATEST, **env) as bench:
         await bench.register(taskset(options.sized(*_EPISODES)))
         await _rate(options, bench)
         yield bench

@@ -19,6 +19,11 @@ def by_process(stack: Stack) -> dict[str, float]:
     return {one.name: _with_descendants(one.pid, table) for one in stack.processes if one.pid}
 
 
+def of_process(pid: int) -> float:
+    """Seconds of one process so far, with all that it started."""
+    return _with_descendants(pid, _table())
+
+
 def spent(before: Mapping[str, float], after: Mapping[str, float], episodes: int) -> dict[str, float]:
     """Milliseconds per episode, the largest first."""
     each = {name: (after[name] - before[name]) * 1e3 / episodes for name in after if name in before}

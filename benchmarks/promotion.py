@@ -13,17 +13,16 @@ from typing import Any
 
 from openai import APIError, AsyncOpenAI
 
-from benchmarks.checkpoints import two_checkpoints
+from benchmarks.checkpoints import set_head, two_checkpoints
 from benchmarks.figures import Figure, Limit, percentile
 from benchmarks.options import Options
 from benchmarks.stacks import MODEL, Bench, BenchmarkFailed, bench
 from upcycle.api.registry.v1.registry_pb2 import Checkpoint
-from upcycle.api.registry.v1.service_pb2 import SetHeadRequest
 
 CLIENTS = 8
 MAX_TOKENS = 32
 _SERVED_S = 60.0
-_PAUSE_S = 0.5
+_PAUSE_S = 0.9
 _PROMPT = "Alert: amber-cart is failing. Find the service at fault and the cause."
 
 
@@ -59,7 +58,7 @@ async def measure(options: Options) -> list[Figure]:
     async with bench(model=MODEL) as running:
         checkpoints = await two_checkpoints(running, options.scratch)
         async with _traffic(running, CLIENTS) as traffic:
-            waits = await _promote(running, traffic, checkpoints, options.sized(40, 4))
+            waits = await _promote(running, traffic, checkpoints, options.sized(100, 4))
     if traffic.failures:
         raise BenchmarkFailed(f"{len(traffic.failures)} requests failed, first: {traffic.failures[0]}")
     load = f"{CLIENTS} clients streaming, {traffic.requests} requests"
@@ -92,12 +91,9 @@ async def _promote(
     waits = []
     for number in range(count + 1):
         target = checkpoints[(number + 1) % 2]
-        request = SetHeadRequest(
-            model=MODEL, checkpoint_id=target.checkpoint_id, actor="benchmark", reason="back and forth"
-        )
         traffic.first_token_at.pop(target.version, None)
         began = time.perf_counter()
-        await running.platform.registry.SetHead(request, timeout=10)
+        await set_head(running, target)
         waits.append(await traffic.of(target.version) - began)
         await asyncio.sleep(_PAUSE_S)
     return waits[1:]

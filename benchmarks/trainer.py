@@ -1,6 +1,6 @@
 """Seconds of one optimizer step on a recorded batch, by the trainer's own learner.
 
-The batch is recorded here: the incident policy plays P tasks G times each. Rewards are set by hand so that no
+The batch is recorded here: the incident policy plays P tasks G times each. Rewards are set here so that no
 group ties (a tied group trains nothing).
 """
 

@@ -6,16 +6,13 @@ from benchmarks.peer_environment import PeerEnvironment
 from benchmarks.stacks import REPOSITORY
 
 VERSION: Final = "1.16"
+_LOCK: Final = (REPOSITORY / "requirements" / "torch.txt").read_text()
+_TORCH: Final = next(line.split()[0] for line in _LOCK.splitlines() if line.startswith("torch=="))
 _TRL: Final = PeerEnvironment(
     "trl",
     VERSION,
     # On our torch and transformers: what is compared is the trainer.
-    requirements=(
-        "-c",
-        str(REPOSITORY / "requirements" / "torch.txt"),
-        f"trl=={VERSION}.*",
-        "transformers>=5.20,<6",
-    ),
+    requirements=(_TORCH, f"trl=={VERSION}.*", "transformers>=5.20,<6"),
     variables={
         "HF_HUB_OFFLINE": "1",
         "PYTHONPATH": str(REPOSITORY),  # the repository's examples

@@ -18,6 +18,7 @@ from prometheus_client.metrics import MetricWrapperBase
 from pydantic_settings import BaseSettings
 
 from episodes import ATTRIBUTABLE, MISSING, EpisodeFailure
+from identities.tenants import ONLY_TENANT, VARIABLE
 from service_kit.main import shown_default
 from service_kit.settings import variables
 
@@ -27,6 +28,11 @@ SERVICES: Final = tuple(
     sorted(path.name for path in (ROOT / "services").iterdir() if (path / "app.py").exists())
 )
 _PROGRAMS: Final = {"event_bus": "upcycle-provision --watch"}
+_TENANT: Final = (
+    "| variable | default | meaning |\n|---|---|---|",
+    f"| `{VARIABLE}` | `{ONLY_TENANT}` | The tenant that the process works for. From the environment alone: "
+    "the names of durables, subjects and objects are made with it before settings are read. |",
+)
 _NOTE: Final = "<!-- Written by docs/generate.py. Edit the code, then run `make reference`. -->\n"
 
 
@@ -40,6 +46,7 @@ def settings() -> str:
         valid variable.
         """
     ), ""]  # fmt: skip
+    lines += ["## every process\n", *_TENANT, ""]
     for service in (*SERVICES, "event_bus"):
         for cls in _settings_classes(service):
             lines += [

@@ -2,6 +2,7 @@
 
 import ssl
 from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import trustme
@@ -37,9 +38,15 @@ class Authority:
         """Certificate of the authority."""
         return self.folder / "ca.pem"
 
-    def issue(self, name: str, *identities: str) -> Pair:
-        """For these hosts (default 127.0.0.1), into files of that name; those of before are replaced."""
-        issued = self._ca.issue_cert(*(identities or ("127.0.0.1",)))
+    def issue(self, name: str, *identities: str, expired: bool = False) -> Pair:
+        """For these hosts (default 127.0.0.1), into files of that name; those of before are replaced.
+        expired: since yesterday."""
+        end = datetime.now(UTC) - timedelta(days=1)
+        issued = self._ca.issue_cert(
+            *(identities or ("127.0.0.1",)),
+            not_before=end - timedelta(days=1) if expired else None,
+            not_after=end if expired else None,
+        )
         pair = Pair(self.folder / f"{name}.pem", self.folder / f"{name}.key")
         issued.private_key_pem.write_to_path(pair.key)
         pair.certificate.write_bytes(b"".join(pem.bytes() for pem in issued.cert_chain_pems))

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 from tests.local_servers import NatsServer, S3Server
+from tests.long_tests import listed, name_of
 from tests.postgres import BACKENDS, PROGRAMS, PostgresServer
 
 from service_kit.groups import S3Settings
@@ -24,6 +25,24 @@ os.environ["XDG_CONFIG_HOME"] = f"{tempfile.gettempdir()}/upcycle-tests-without-
 
 # A service that a test starts alone serves it without a key; stacks make keys of their own, and drop this.
 os.environ["UPCYCLE_ACCESS_OPEN"] = "true"
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """`--long`: which of the tests in long_tests.txt are meant."""
+    said = "the tests that long_tests.txt lists: run them like all others, skip them, or run only them"
+    parser.addoption("--long", choices=("all", "skip", "only"), default="all", help=said)
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Leave out what `--long` says."""
+    chosen = config.getoption("--long")
+    if chosen == "all":
+        return
+    by_meant: dict[bool, list[pytest.Item]] = {True: [], False: []}
+    for item in items:
+        by_meant[(name_of(item) in listed()) == (chosen == "only")].append(item)
+    config.hook.pytest_deselected(items=by_meant[False])
+    items[:] = by_meant[True]
 
 
 def pytest_report_header() -> str:

@@ -15,6 +15,7 @@ from typing import IO, ClassVar, Final, Self
 
 from pydantic import SecretStr
 
+from blob_store.keys import StoreKey
 from blob_store.provision import provision_bucket
 from local_stack.nats import NatsLogin, NatsMember, NatsServerError, nats_command
 from local_stack.s3 import S3Ports, S3ServerError, make_bucket_durable, s3_command, takes_a_write
@@ -219,9 +220,16 @@ class S3Server(LocalServer):
     ready_timeout_s = 30.0
 
     def __init__(
-        self, data_dir: Path, port: int = 0, *, bucket: str = "upcycle", extra_args: Sequence[str] = ()
+        self,
+        data_dir: Path,
+        port: int = 0,
+        *,
+        bucket: str = "upcycle",
+        keys: Mapping[str, StoreKey] | None = None,
+        extra_args: Sequence[str] = (),
     ) -> None:
-        """`port` 0: a free one. `extra_args`: further flags of `weed mini`."""
+        """`port` 0: a free one. keys: of services, beside the operator's. `extra_args`: further flags of
+        `weed mini`."""
         super().__init__(data_dir)
         self.ports = S3Ports.pick(port)
         self.settings = S3Settings(
@@ -230,17 +238,25 @@ class S3Server(LocalServer):
             secret_key=SecretStr("upcycle-secret"),
             bucket=bucket,
         )
+        self._keys = keys or {}
         self._extra_args = tuple(extra_args)
+
+    @property
+    def home(self) -> Path:
+        """Where its programs find what opens its inner ports."""
+        return self._data_dir / "home"
 
     def settings_for(self, bucket: str) -> S3Settings:
         """Settings for another bucket of this server, which is created when it is missing."""
         settings = self.settings.model_copy(update={"bucket": bucket})
         if provision_bucket(settings):
-            make_bucket_durable(self.ports, bucket)
+            make_bucket_durable(self._data_dir, self.ports, bucket)
         return settings
 
     def _command(self) -> tuple[Sequence[str], Mapping[str, str]]:
-        command = s3_command(self._data_dir, self.ports, self.settings, extra_args=self._extra_args)
+        command = s3_command(
+            self._data_dir, self.ports, self.settings, keys=self._keys, extra_args=self._extra_args
+        )
         return command.argv, command.env
 
     def _await_ready(self, give_up_at: float) -> None:
@@ -248,7 +264,7 @@ class S3Server(LocalServer):
         while not self._accepts(self.ports.s3):
             self._wait_a_little(give_up_at, "listening")
         if provision_bucket(self.settings, wait_s=max(give_up_at - time.monotonic(), 0.1)):
-            make_bucket_durable(self.ports, self.settings.bucket)
+            make_bucket_durable(self._data_dir, self.ports, self.settings.bucket)
         while not takes_a_write(self.settings):
             self._wait_a_little(give_up_at, "taking writes")
 

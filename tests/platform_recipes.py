@@ -21,16 +21,21 @@ POLICY_DIR = EXAMPLE / "policy"
 
 
 def small_stack(
-    data_dir: Path, *, model: str = MODEL, extra_env: Mapping[str, str] = MappingProxyType({})
+    data_dir: Path,
+    *,
+    model: str = MODEL,
+    extra_env: Mapping[str, str] = MappingProxyType({}),
+    roots: tuple[Path, ...] = (REPOSITORY,),
 ) -> Stack:
-    """A platform of its own, with the incident policy as version 0 of `model`. Start it with `async with`."""
+    """A platform of its own, with the incident policy as version 0 of `model`. Start it with `async with`.
+    Its heads are not watched unless extra_env says so: a test counts the runs that it ordered itself."""
     settings = StackSettings(
         data_dir=data_dir,
         model=model,
         model_dir=POLICY_DIR,
-        environment_roots=(REPOSITORY,),
+        environment_roots=roots,
         ephemeral_ports=True,
-        extra_env=extra_env,
+        extra_env={"CHECKPOINT_REGISTRY_WATCH_PAIRS": "0", **extra_env},
     )
     return Stack(settings)
 

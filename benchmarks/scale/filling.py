@@ -12,6 +12,10 @@ import sqlalchemy as sa
 _NEUTRAL: Final = {str: "''", bool: "FALSE", int: "0", float: "0", dict: "'{}'"}
 
 
+_LEFT_TO_DATABASE: Final = ("id", "new_task")
+"""A number that it gives, and one that refers to a row where it is not null."""
+
+
 class Filler(ABC):
     """One database, with the few functions that the two dialects spell differently."""
 
@@ -70,7 +74,7 @@ class Filler(ABC):
     def _neutral(self, table: sa.Table) -> dict[str, str]:
         """For each text and number, also where it may be null."""
         kinds = {column.name: getattr(column.type, "impl_instance", column.type) for column in table.columns}
-        of_type = {name: kind.python_type for name, kind in kinds.items() if name != "id"}
+        of_type = {name: kind.python_type for name, kind in kinds.items() if name not in _LEFT_TO_DATABASE}
         return {name: _NEUTRAL[kind] for name, kind in of_type.items() if kind in _NEUTRAL}
 
 

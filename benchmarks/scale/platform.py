@@ -65,6 +65,10 @@ class SilentPeers:
         """None could be read."""
         return ()
 
+    async def waiting_candidates(self, model: str, run_id: str) -> Sequence[str]:
+        """None could be read."""
+        return ()
+
     async def num_confirmed(self, run_id: str, top: int) -> None:
         """Not in time."""
 

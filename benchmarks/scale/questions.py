@@ -189,8 +189,10 @@ PLANNER: Final = (
     Question("planner: runs that are not over", lambda on: on.plan.read(lambda unit: unit.active_runs())),
     Question("planner: 32 grades", lambda on: grade(on, open_run(on))),
     Question("planner: GetRun", lambda on: on.runs.get(on.a_run())),
-    Question("planner: list of 50 runs", lambda on: on.runs.list(50, ""), 0.5),
-    Question("planner: list of 10 runs of a model", lambda on: on.runs.list(10, on.a_model())),
+    Question("planner: list of 50 runs", lambda on: on.runs.list(50, "", asked_for=True), 0.5),
+    Question(
+        "planner: list of 10 runs of a model", lambda on: on.runs.list(10, on.a_model(), asked_for=False)
+    ),
     Question("planner: why", lambda on: on.explain(on.a_run())),
     Question("planner: results of a run", lambda on: on.runs.results(on.a_run()), 0.25),
     Question("planner: what retention may remove", finished_runs),

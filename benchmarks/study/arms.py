@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from benchmarks.study.corridor import Group, Kinds, Table
+from benchmarks.study.curriculum import Curriculum, turns_of
 from grpo_trainer.domain.signal import why_no_signal
 from grpo_trainer.domain.spec import TrainingSpec, training_spec
 from grpo_trainer.domain.trajectories import GradedTrajectory
@@ -55,21 +56,26 @@ def spec_of(**options: Any) -> TrainingSpec:
     return training_spec(run_id="run-study", model="corridor", group_size=8, **given)
 
 
-def draw(table: Table, past: list[TaskPast]) -> list[Group]:
-    """A batch of groups that have a signal, of tasks that the run's sampler draws; shorter where none comes
-    any more. past: of each kind, which grows."""
+def draw(table: Table, past: list[TaskPast], curriculum: Curriculum | None = None) -> list[Group]:
+    """A batch of groups that have a signal, of tasks that the run's sampler draws, or new ones; shorter where
+    none comes any more. past: of each kind, which grows."""
     found: list[Group] = []
     failed: list[int] = []
     for _ in range(_MOST_DRAWN * table.spec.prompts_per_step):
         at = table.drawn
         table.drawn += 1
+        new = None if failed or curriculum is None else curriculum.drawn(at)
         if failed:
             group = _guided(table, failed.pop())
+        elif new is not None:
+            group = table.play(new.task_position, turns=turns_of(new))
         else:
             kind = _drawn_kind(table, past, at)
             group = table.play(kind)
-        has_signal = why_no_signal(table.spec, _members(group)) is None
-        if not group.hint:
+        has_signal = why_no_signal(table.spec, members_of(group)) is None
+        if curriculum is not None and not group.hint:
+            curriculum.ended(group, new, at, has_signal=has_signal)
+        if not group.hint and new is None:
             past[kind] = added(
                 dict(enumerate(past)), kind, trained=int(has_signal), flat=int(not has_signal), newest=at
             )
@@ -101,16 +107,25 @@ def _drawn_kind(table: Table, past: Sequence[TaskPast], at: int) -> int:
 
 
 def trained(
-    kinds: Kinds, seed: int, *, before: Callable[[Table], None] = lambda table: None, **options: Any
+    kinds: Kinds,
+    seed: int,
+    *,
+    before: Callable[[Table], None] = lambda table: None,
+    transformer: bool = False,
+    **options: Any,
 ) -> Measures:
-    """A plain run: success and reward at its end, mean success along it, and steps to 80 %. before: what
-    comes ahead of it."""
-    table = Table(kinds, spec_of(**options), seed)
+    """A plain run. before: what comes ahead of it; transformer: the policy is one, not a table of logits."""
+    return ran(Table(kinds, spec_of(**options), seed, transformer=transformer), before)
+
+
+def ran(table: Table, before: Callable[[Table], None] = lambda table: None) -> Measures:
+    """A run of this policy: success and reward at its end, mean success along it, and steps to 80 %."""
+    curriculum = None if table.spec.new_tasks == "off" else Curriculum(table.kinds, table.spec, table.seed)
     before(table)
     curve = [table.success()]
-    past = [TaskPast() for _ in kinds.turns]
+    past = [TaskPast() for _ in table.kinds.turns]
     for _ in range(table.spec.steps):
-        if groups := draw(table, past):
+        if groups := draw(table, past, curriculum):
             table.learn(groups)
         curve.append(table.success())
     return measures_of(curve, table)
@@ -118,7 +133,7 @@ def trained(
 
 def measures_of(curve: Sequence[float], table: Table) -> Measures:
     """success: at the end; area: mean over the run; to_80: steps until 80 %, the run's length where never;
-    drawn: groups that a step played."""
+    drawn: groups that a step played; drift: KL of the policy from the first one, nats a turn."""
     to_80 = next((step for step, success in enumerate(curve) if success >= 0.8), len(curve))
     return {
         "success": curve[-1],
@@ -126,6 +141,7 @@ def measures_of(curve: Sequence[float], table: Table) -> Measures:
         "to_80": float(to_80),
         "reward": table.reward(),
         "drawn": table.drawn / len(curve),
+        "drift": table.drift(),
     }
 
 
@@ -137,7 +153,8 @@ def interval(values: Sequence[float]) -> tuple[float, float]:
     return statistics.fmean(values), _T95[len(values) - 1] * spread
 
 
-def _members(group: Group) -> list[GradedTrajectory]:
+def members_of(group: Group) -> list[GradedTrajectory]:
+    """Of a group, as the trainer sees them."""
     return [
         GradedTrajectory(
             trajectory_id="t",
@@ -156,6 +173,7 @@ def _members(group: Group) -> list[GradedTrajectory]:
             sequence=0,
             trace_headers={},
             turn_rewards=turns,
+            cut_off=bool(group.cut_off) and group.cut_off[number],
         )
         for number, (reward, success, turns) in enumerate(
             zip(group.rewards, group.successes, group.turn_rewards, strict=True)

@@ -35,9 +35,12 @@ _RATE: Final = 3e-3
 _LENGTH: Final = 128
 
 
-def measured(seed: int, *, num_tasks: int, shuffled: bool = False) -> dict[str, float]:
-    """What choosing by a reward model of so many tasks gives; 0 tasks: a choice by chance."""
-    found = _report(seed, num_tasks, shuffled)
+def measured(
+    seed: int, *, num_tasks: int, shuffled: bool = False, epochs: int = 0, learning_rate: float = _RATE
+) -> dict[str, float]:
+    """What choosing by a reward model of so many tasks gives; 0 tasks: a choice by chance. epochs: of its
+    training; 0: as many as read _READ episodes."""
+    found = _report(seed, num_tasks, shuffled, epochs, learning_rate)
     within = found.within.value if found.within is not None else 0.5
     return {
         "chosen": found.chosen.value,
@@ -49,7 +52,7 @@ def measured(seed: int, *, num_tasks: int, shuffled: bool = False) -> dict[str, 
 
 
 @cache
-def _report(seed: int, num_tasks: int, shuffled: bool) -> BestOfReport:
+def _report(seed: int, num_tasks: int, shuffled: bool, epochs: int, learning_rate: float) -> BestOfReport:
     evaluated = _episodes(NUM_EVALUATED, f"evaluated-{seed}", 2 * seed)
     if num_tasks == 0:
         rng = random.Random(seed)
@@ -62,8 +65,12 @@ def _report(seed: int, num_tasks: int, shuffled: bool) -> BestOfReport:
         training = [GradedConversation(one.conversation, one.task, outcome) for one, outcome in pairs]
     with tempfile.TemporaryDirectory() as folder:
         base = write_small_policy(Path(folder), ["where", *WORDS], max_length=_LENGTH, seed=seed)
-        epochs = max(1, _READ // (ATTEMPTS * num_tasks))
-        options = RewardModelOptions(learning_rate=_RATE, epochs=epochs, kept_apart=0.05, seed=seed)
+        options = RewardModelOptions(
+            learning_rate=learning_rate,
+            epochs=epochs or max(1, _READ // (ATTEMPTS * num_tasks)),
+            kept_apart=0.05,
+            seed=seed,
+        )
         model = train_reward_model(base, training, options).model
     return _chosen(evaluated, model.score([one.conversation for one in evaluated]))
 

@@ -5,7 +5,7 @@
 set -eu
 cd "$(dirname "$0")/../.."
 file=$1
-image=$(sed -n 's|^ *image: \(nats:.*\)$|\1|p' docker-compose.yml)
+image=$(deploy/images/others.sh | sed -n 's/^UPCYCLE_NATS_IMAGE //p')
 folder=$(mktemp -d)
 mkdir -p "$(dirname "$file")"
 made=""
@@ -27,6 +27,7 @@ clean() {
 
 from_wheel() { # the server is one static program, so nothing else is needed
     program=$(command -v nats-server) || return 1
+    image=${image%@*} # what is made here has no digest
     mkdir -p "$folder/root/tmp"
     cp -L "$program" "$folder/root/nats-server"
     tar -C "$folder/root" -c . | docker import -c 'LABEL upcycle.stand-in=nats' -c 'ENTRYPOINT ["/nats-server"]' - "$image" >/dev/null
@@ -44,7 +45,7 @@ eval "$started"
 docker image inspect "$image" >/dev/null 2>&1 || docker pull -q "$image" >/dev/null 2>&1 || from_wheel ||
     not_checked "$image cannot be pulled, and there is no nats-server on PATH"
 ran=$(docker run --rm "$image" --version 2>&1) || not_checked "the engine cannot run a container: $(echo "$ran" | tail -1)"
-pytest -q -m docker tests/docker/test_nats_image.py || {
+UPCYCLE_NATS_IMAGE=$image pytest -q -m docker tests/docker/test_nats_image.py || {
     say "FAILED on $ran"
     exit 1
 }

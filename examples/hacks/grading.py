@@ -62,7 +62,7 @@ def from_row(ended: Ended) -> EvaluationResult:
 
 
 def crashes_on_junk(ended: Ended) -> EvaluationResult:
-    """h6: a cause that nobody knows raises KeyError, and the episode has no reward. A wrong one costs."""
+    """h6: an unknown cause raises KeyError, and the episode has no reward. A wrong one costs."""
     match = re.search(r"cause: (\w+)", ended.answer)
     ERROR_CLASS[match.group(1) if match else ""]
     return clean(ended)

@@ -65,6 +65,7 @@ class StoreFailure:
 _BY_CODE: Final = {
     "PreconditionFailed": Kind.PRECONDITION,
     "ConditionalRequestConflict": Kind.PASSING,
+    "BadDigest": Kind.PASSING,  # the body was damaged on its way
     "NoSuchKey": Kind.MISSING,
     "ResourceNotFound": Kind.MISSING,
     "NoSuchBucket": Kind.NO_BUCKET,

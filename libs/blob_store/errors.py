@@ -4,7 +4,7 @@ A store that did not do it within the retry budget raises upcycle.errors.Unavail
 service_kit.StoreFull, which is an Unavailable too.
 """
 
-from upcycle.errors import Unavailable
+from upcycle.errors import Unavailable, UpcycleError
 
 
 class BlobError(Exception):
@@ -33,3 +33,9 @@ class BucketMissing(BlobError, Unavailable):
 
 class UnknownStoreError(BlobError, Unavailable):
     """The store answered with an error that this package does not know. Work waits for an operator."""
+
+
+class StoreKeyRefused(UpcycleError):
+    """A file with a key of the object store cannot be used."""
+
+    kind = "store_key_refused"

@@ -56,7 +56,10 @@ class MemoryBlobStore:
     async def stat(self, key: str) -> BlobStat | None:
         """See BlobStore."""
         data = self.objects.get(check_key(key))
-        return None if data is None else BlobStat(self.written[key], len(data))
+        if data is None:
+            return None
+        written = self.written.setdefault(key, datetime.now(UTC))  # a test may have put it into `objects`
+        return BlobStat(written, len(data))
 
     async def list(self, prefix: str) -> tuple[str, ...]:
         """See BlobStore."""

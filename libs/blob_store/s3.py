@@ -5,6 +5,8 @@ retries nothing itself: there is one retry loop, here, with one budget that outl
 """
 
 import asyncio
+import base64
+import hashlib
 import io
 import logging
 import os
@@ -20,6 +22,7 @@ from blob_store.classify import CAUGHT, TRANSIENT, Kind, StoreFailure, classify
 from blob_store.client import make_client
 from blob_store.errors import BlobError, BucketMissing, MissingBlob, StoreDenied, UnknownStoreError
 from blob_store.ref import BlobRef, BlobStat, check_key, ref_of_bytes, ref_of_file
+from blob_store.rights import PROBE
 from service_kit.errors import StoreFull
 from service_kit.groups import S3Settings
 from upcycle.errors import Unavailable
@@ -32,6 +35,7 @@ _FIRST_DELAY_S: Final = 0.05
 _MAX_DELAY_S: Final = 1.0
 _RECHECK_S: Final = 1.0
 _PROVISION: Final = "create it first: python -m blob_store.provision"
+_CHECK_KEY: Final = "check UPCYCLE_S3_KEY_FILE, or UPCYCLE_S3_ACCESS_KEY and UPCYCLE_S3_SECRET_KEY"
 _IF_ABSENT: Final = {"If-None-Match": "*"}
 
 
@@ -119,7 +123,7 @@ class S3BlobStore:
 
     async def start(self) -> None:
         """Wait for the store and check the bucket. Raises BucketMissing, Unavailable, StoreDenied."""
-        if not await self._request("find the bucket", lambda: self._client.bucket_exists(self.bucket)):
+        if not await self._request("find the bucket", self._has_bucket):
             raise BucketMissing(f"bucket {self.bucket!r} does not exist at {self._endpoint}; {_PROVISION}")
 
     async def stop(self) -> None:
@@ -133,10 +137,31 @@ class S3BlobStore:
         """What the last request found."""
         return self._away
 
+    def _has_bucket(self) -> bool:
+        """A key of a service may not ask for the bucket itself; the answer about an object that is not there
+        shows as well whether there is a bucket."""
+        try:
+            return bool(self._client.bucket_exists(self.bucket))
+        except CAUGHT as error:
+            if classify(error).kind is not Kind.DENIED:
+                raise
+        try:
+            self._get(PROBE)
+        except CAUGHT as error:
+            found = classify(error).kind
+            if found is Kind.NO_BUCKET:
+                return False
+            if found is not Kind.MISSING:
+                raise
+        return True
+
     def _put(self, key: str, data: bytes, headers: dict[str, str]) -> None:
         # One PUT whatever the size: multipart uploads cannot be conditional everywhere, and the public method
-        # has no argument for headers of this kind.
-        self._client._put_object(self.bucket, key, data, dict(headers))
+        # has no argument for headers of this kind. Without the digest SeaweedFS keeps an empty object where
+        # the writer is killed, or cut off, between the head and the body of its request; that object would
+        # hold the key, or replace the one that was there.
+        digest = base64.b64encode(hashlib.md5(data, usedforsecurity=False).digest()).decode()
+        self._client._put_object(self.bucket, key, data, {**headers, "Content-MD5": digest})
 
     def _won(self, key: str, data: bytes) -> bool:
         try:
@@ -148,12 +173,16 @@ class S3BlobStore:
         return True
 
     def _put_parts(self, key: str, path: Path) -> None:
+        size_bytes = path.stat().st_size
+        if size_bytes <= self._part_bytes:  # one request: its body needs the digest, too
+            self._put(key, path.read_bytes(), {})
+            return
         with path.open("rb") as file:
             self._client.put_object(
                 self.bucket,
                 key,
                 file,
-                path.stat().st_size,
+                size_bytes,
                 part_size=self._part_bytes,
                 num_parallel_uploads=_PARALLEL_PARTS,
             )
@@ -207,7 +236,7 @@ class S3BlobStore:
     async def _answers(self) -> bool:
         loop = asyncio.get_running_loop()
         try:
-            return bool(await loop.run_in_executor(self._threads, self._client.bucket_exists, self.bucket))
+            return await loop.run_in_executor(self._threads, self._has_bucket)
         except CAUGHT:
             return False
 
@@ -253,7 +282,7 @@ class S3BlobStore:
             case Kind.NO_BUCKET:
                 return BucketMissing(f"{where}; {_PROVISION}")
             case Kind.DENIED:
-                return StoreDenied(f"{where}; check UPCYCLE_S3_ACCESS_KEY and UPCYCLE_S3_SECRET_KEY")
+                return StoreDenied(f"{where}; {_CHECK_KEY}")
             case Kind.FULL:
                 return StoreFull(where)
             case Kind.PASSING | Kind.SERVER_ERROR:

@@ -60,9 +60,16 @@ def _text(index: int, content: Any) -> str:
         return content
     if isinstance(content, list) and all(isinstance(p, Mapping) and p.get("type") == "text" for p in content):
         return "".join(str(part.get("text", "")) for part in content)
-    raise InvalidMessages(
-        f"messages[{index}].content is {type(content).__name__}; send a string or a list of text parts"
-    )
+    raise InvalidMessages(f"messages[{index}].content{_other_than_text(content)}; text alone is read here")
+
+
+def _other_than_text(content: Any) -> str:
+    """Which part of a content is none, and what it is."""
+    for number, part in enumerate(content if isinstance(content, list) else ()):
+        kind = part.get("type") if isinstance(part, Mapping) else None
+        if kind != "text":
+            return f"[{number}] is of type {kind!r:.40}"
+    return f" is {type(content).__name__}"
 
 
 def _call(index: int, call: Any) -> dict[str, Any]:

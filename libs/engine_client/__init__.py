@@ -18,6 +18,7 @@ from engine_client.labels import (
     unproven_label,
     version_of_label,
 )
+from engine_client.load import EngineLoad, parse_load
 from engine_client.states import SERVING_STATES, STATE_NUMBERS, EngineState, state_from_wire
 from engine_client.types import Completion, FinishReason, SamplingParams, TokenSpan, continued
 
@@ -28,6 +29,7 @@ __all__ = [
     "ContextOverflow",
     "EngineClient",
     "EngineError",
+    "EngineLoad",
     "EngineRejected",
     "EngineState",
     "EngineUnavailable",
@@ -39,6 +41,7 @@ __all__ = [
     "WeightLabel",
     "continued",
     "parse_label",
+    "parse_load",
     "pinned_name",
     "pinned_version",
     "proven_label",

@@ -14,6 +14,7 @@ from typing import Any, Final, Literal, Self
 from engine_client import replies
 from engine_client.errors import EngineRejected, EngineUnavailable
 from engine_client.labels import parse_label, pinned_version
+from engine_client.load import EngineLoad, parse_load
 from engine_client.transport import Transport
 from engine_client.types import Completion, SamplingParams
 
@@ -29,12 +30,18 @@ class EngineClient:
     """Client of one engine process. Create it anywhere, use it in one event loop, `close` it."""
 
     def __init__(
-        self, base_url: str, *, new_seed: Callable[[], int] | None = None, admin_key: str = ""
+        self,
+        base_url: str,
+        *,
+        new_seed: Callable[[], int] | None = None,
+        admin_key: str = "",
+        only_https: bool = False,
     ) -> None:
         """`base_url`: origin without /v1. `new_seed`: seeds for requests without one, 0 .. 2**63 - 1.
-        `admin_key`: of an engine that lets its supervisor alone steer it."""
+        `admin_key`: of an engine that lets its supervisor alone steer it. `only_https`: an engine at http://
+        is unavailable."""
         self.base_url = base_url.rstrip("/")
-        self._http = Transport(base_url, admin_key)
+        self._http = Transport(base_url, admin_key, only_https=only_https)
         self._new_seed = new_seed or (lambda: secrets.randbelow(_MAX_SEED))
         self._has_generate = True
 
@@ -95,11 +102,29 @@ class EngineClient:
 
     async def health(self, *, timeout_s: float = 5.0) -> bool:
         """Whether the engine says that it is alive; False also when it cannot be reached."""
+        return not await self.why_unwell(timeout_s=timeout_s)
+
+    async def why_unwell(self, *, timeout_s: float = 5.0) -> str:
+        """Why it does not count as alive, such as a certificate that is not trusted; "" where it does."""
         try:
             await self._http.get("/health", timeout_s=timeout_s)
-        except (EngineUnavailable, EngineRejected):
-            return False
-        return True
+        except (EngineUnavailable, EngineRejected) as error:
+            return str(error)
+        return ""
+
+    async def load(self, *, timeout_s: float = 5.0) -> EngineLoad:
+        """How busy the engine is."""
+        return parse_load(await self._http.text("/metrics", timeout_s=timeout_s))
+
+    async def is_paused(self, *, timeout_s: float = 5.0) -> bool:
+        """Whether `pause` is in force."""
+        return replies.is_paused(await self._http.get("/is_paused", timeout_s=timeout_s))
+
+    async def ask_for_a_token(self, *, timeout_s: float) -> None:
+        """Have the first of its models sample one token: only an engine that computes answers."""
+        model = replies.first_model(await self._http.get("/v1/models", timeout_s=timeout_s))
+        body = {"model": model, "prompt": [1], "max_tokens": 1, "temperature": 0.0}
+        await self._http.order("/v1/completions", body, timeout_s=timeout_s)
 
     async def pause(self, mode: PauseMode = "keep", *, timeout_s: float = _ADMIN_S) -> None:
         """Stop sampling. keep: requests in flight freeze and go on after `resume`; new ones wait."""
@@ -127,9 +152,18 @@ class EngineClient:
     async def reset_prefix_cache(
         self, *, recompute_running: bool = False, timeout_s: float = _ADMIN_S
     ) -> None:
-        """Forget cached prompt prefixes; `recompute_running`: those of frozen requests too."""
-        query = "?reset_running_requests=true" if recompute_running else ""
-        await self._http.order(f"/reset_prefix_cache{query}", None, timeout_s=timeout_s)
+        """Forget cached prompt prefixes; `recompute_running`: those of frozen requests too.
+
+        An engine that can forget none while frozen requests hold some (vLLM says so in its answer) is told to
+        have these compute theirs again: no later request may find keys and values of older weights.
+        """
+        path, running = "/reset_prefix_cache", "?reset_running_requests=true"
+        if not recompute_running:
+            reply = await self._http.post(path, None, timeout_s=timeout_s)
+            if not replies.was_refused(reply):
+                return
+        if replies.was_refused(await self._http.post(path + running, None, timeout_s=timeout_s)):
+            raise EngineUnavailable(f"engine {self.base_url} keeps prefixes that older weights computed")
 
     async def load_adapter(self, name: str, directory: Path, *, timeout_s: float = _ADMIN_S) -> None:
         """Serve another policy under `name` beside the main one."""
@@ -157,7 +191,11 @@ class EngineClient:
             "sampling_params": {**self._sampling(sampling), "skip_special_tokens": False, "logprobs": 0},
         }
         reply = await self._http.post("/inference/v1/generate", body, timeout_s=timeout_s)
-        versions = {label: await self._proven_version(label) for label in replies.weight_labels(reply)}
+        labels, pinned = replies.weight_labels(reply), pinned_version(model)
+        if pinned is None:
+            versions = {label: await self._proven_version(label) for label in labels}
+        else:  # vLLM stamps what an adapter sampled with the label of the weights below it
+            versions = dict.fromkeys(labels, pinned)
         return replies.generated(reply, versions)
 
     async def _generate_by_completions(

@@ -133,6 +133,24 @@ def weight_label(reply: Any) -> str:
     return label
 
 
+def is_paused(reply: Any) -> bool:
+    """The answer of /is_paused."""
+    return mapping(reply, "/is_paused").get("is_paused") is True
+
+
+def was_refused(reply: Any) -> bool:
+    """Whether an order was answered with `{"success": false}`; an empty answer is none."""
+    return isinstance(reply, dict) and reply.get("success") is False
+
+
+def first_model(reply: Any) -> str:
+    """The name of the first model of /v1/models."""
+    try:
+        return str(reply["data"][0]["id"])
+    except (KeyError, TypeError, IndexError) as error:
+        raise MalformedReply(f"/v1/models names no model: {error}") from error
+
+
 def _first_choice(reply: Any, path: str) -> dict[str, Any]:
     choices = mapping(reply, path).get("choices")
     if not isinstance(choices, list) or not choices or not isinstance(choices[0], dict):

@@ -10,6 +10,7 @@ import orjson
 from opentelemetry import propagate
 
 from engine_client.errors import ContextOverflow, EngineRejected, EngineUnavailable, MalformedReply
+from engine_client.tls import EngineTls
 
 _CONNECT_S: Final = 5.0
 _OVERFLOW = re.compile(
@@ -17,15 +18,17 @@ _OVERFLOW = re.compile(
     r"max_tokens must be at least 1, got (0|-\d+)"
 )
 _RETRIABLE = frozenset({408, 425, 429})
+_REDIRECTS: Final = range(300, 400)
 
 
 class Transport:
     """Owns the connection pool. Not safe to share between event loops."""
 
-    def __init__(self, base_url: str, key: str = "") -> None:
-        """key: sent with each request, where there is one."""
+    def __init__(self, base_url: str, key: str = "", *, only_https: bool = False) -> None:
+        """key: sent with each request, where there is one. only_https: as of EngineTls."""
         self.base_url = base_url.rstrip("/")
         self._key = {"authorization": f"Bearer {key}"} if key else {}
+        self._tls = EngineTls(only_https=only_https)
         self._session: aiohttp.ClientSession | None = None
 
     async def close(self) -> None:
@@ -37,6 +40,10 @@ class Transport:
     async def get(self, path: str, *, timeout_s: float) -> Any:
         """Parsed JSON of a GET; None where the body is empty."""
         return await self._call("GET", path, None, timeout_s)
+
+    async def text(self, path: str, *, timeout_s: float) -> str:
+        """The text of a GET."""
+        return (await self._exchange("GET", path, None, timeout_s)).decode("utf-8", "replace")
 
     async def post(self, path: str, body: Mapping[str, Any] | None, *, timeout_s: float) -> Any:
         """Parsed JSON of a POST; None where the body is empty."""
@@ -56,11 +63,9 @@ class Transport:
         timeout = aiohttp.ClientTimeout(total=timeout_s, connect=_CONNECT_S)
         try:
             status, content = await self._send(method, path, data, timeout)
-        except aiohttp.ServerDisconnectedError:
-            # A kept connection that the engine closed just now (uvicorn does so after 5 s). Nothing was
-            # answered on it, and everything that we send may be sent twice.
-            return await self._exchange_anew(method, path, data, timeout)
         except (aiohttp.ClientError, TimeoutError, OSError) as error:
+            if _was_dropped(error):
+                return await self._exchange_anew(method, path, data, timeout)
             raise self._unavailable(f"{method} {path}", error, timeout_s) from error
         return _accepted(status, content, path)
 
@@ -76,9 +81,22 @@ class Transport:
     async def _send(
         self, method: str, path: str, data: bytes | None, timeout: aiohttp.ClientTimeout
     ) -> tuple[int, bytes]:
+        context = self._tls.context_for(self.base_url)
         async with self._open().request(
-            method, self.base_url + path, data=data, headers={**_headers(), **self._key}, timeout=timeout
+            method,
+            self.base_url + path,
+            data=data,
+            headers={**_headers(), **self._key},
+            timeout=timeout,
+            ssl=True if context is None else context,
+            allow_redirects=False,  # it could lead to http://, and what engines are asked is no one else's
         ) as reply:
+            if reply.status in _REDIRECTS:
+                to = reply.headers.get("location", "")
+                raise EngineUnavailable(
+                    f"engine {self.base_url} redirects {method} {path} to {to!r:.200}, and that is not "
+                    "followed: let its address be the one where it answers"
+                )
             return reply.status, await reply.read()
 
     def _open(self) -> aiohttp.ClientSession:
@@ -96,6 +114,13 @@ class Transport:
             limit = "" if timeout_s is None else f" within {timeout_s:g} s"
             return EngineUnavailable(f"engine {self.base_url} did not answer {what}{limit}")
         return EngineUnavailable(f"engine {self.base_url} cannot be reached for {what}: {error}")
+
+
+def _was_dropped(error: Exception) -> bool:
+    """Whether the engine closed a kept connection just now (uvicorn does so after 5 s): seen as the answer is
+    read, or as a request is written. Nothing was answered on it, and all that we send may be sent twice."""
+    is_of_a_connection = isinstance(error, aiohttp.ServerDisconnectedError | aiohttp.ClientOSError)
+    return is_of_a_connection and not isinstance(error, aiohttp.ClientConnectorError)
 
 
 def _headers() -> dict[str, str]:

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-from upcycle.api.trajectory.v1.trajectory_pb2 import Message, StateSnapshot
+from upcycle.api.trajectory.v1.trajectory_pb2 import GuidancePart, Message, StateSnapshot
 from upcycle.judge_calls import JudgeQuestion, JudgeReply
 
 
@@ -36,6 +36,8 @@ class OpenedEnvironment:
     """Of the environment at the prompt; None where it declares none."""
     guidance: str = ""
     """The end of the prompt of a guided episode."""
+    guidance_parts: tuple[GuidancePart, ...] = ()
+    """The parts of that guidance with their kinds; empty where an older fleet does not send them."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -44,6 +44,7 @@ def opened_from_wire(message: service_pb2.OpenResponse, default_address: str) ->
         tool_limits={tool.name: tool.timeout_s for tool in message.tools if tool.HasField("timeout_s")},
         first_state=message.first_state if message.HasField("first_state") else None,
         guidance=message.guidance,
+        guidance_parts=tuple(message.guidance_parts),
     )
 
 
@@ -133,4 +134,7 @@ def _broken(error: grpc.aio.AioRpcError, what: str, kinds: Mapping[grpc.StatusCo
 
 
 def _text(error: grpc.aio.AioRpcError, what: str) -> str:
+    """The fleet's own sentence, which an author reads, where the fleet says whose failure it was."""
+    if failure_kind(error) is not None and error.details():
+        return str(error.details())
     return f"{what}: {error.code().name}: {error.details()}"

@@ -5,10 +5,11 @@ from enum import StrEnum
 from typing import Final
 
 from identities.entities import trajectory_id
-from identities.tenants import DEFAULT_TENANT
+from identities.tenants import OWN_TENANT
 from upcycle.api.common.v1 import common_pb2
 from upcycle.run_config import Channel as Channel
 from upcycle.run_config import Purpose as Purpose
+from upcycle.session_labels import Labels, checked
 
 
 class Split(StrEnum):
@@ -50,7 +51,7 @@ CHANNEL_NUMBERS: Final = {channel: number for number, channel in CHANNELS.items(
 class EpisodeIdentity:
     """See upcycle.api.common.v1.EpisodeIdentity. member: 0 .. group_size - 1. guided_after: the failed
     episode whose task it attempts again with guidance in its prompt; empty: no guidance. taskset: that
-    its task is of, with the revision; empty: not known."""
+    its task is of, with the revision; empty: not known. labels: of a recorded session."""
 
     episode_id: str
     run_id: str
@@ -63,9 +64,10 @@ class EpisodeIdentity:
     task_slug: str
     task_digest: str
     family: str
-    tenant: str = DEFAULT_TENANT
+    tenant: str = OWN_TENANT
     guided_after: str = ""
     taskset: str = ""
+    labels: Labels = ()
 
     @property
     def trajectory_id(self) -> str:
@@ -91,11 +93,33 @@ def identity_to_wire(identity: EpisodeIdentity) -> common_pb2.EpisodeIdentity:
         family=identity.family,
         guided_after=identity.guided_after,
         taskset=identity.taskset,
+        labels=identity.labels,
     )
 
 
 def identity_from_wire(message: common_pb2.EpisodeIdentity) -> EpisodeIdentity:
     """Raises MalformedIdentity, naming the field and the value that cannot be."""
+    _refuse_malformed(message)
+    return EpisodeIdentity(
+        episode_id=message.episode_id,
+        run_id=message.run_id,
+        group_id=message.group_id,
+        member=message.member,
+        group_size=message.group_size,
+        model=message.model,
+        purpose=PURPOSES[message.purpose],
+        split=SPLITS[message.split],
+        task_slug=message.task_slug,
+        task_digest=message.task_digest,
+        family=message.family or "default",
+        tenant=message.tenant,
+        guided_after=message.guided_after,
+        taskset=message.taskset,
+        labels=_labels(message),
+    )
+
+
+def _refuse_malformed(message: common_pb2.EpisodeIdentity) -> None:
     for field in ("tenant", "episode_id", "run_id", "group_id", "model", "task_slug", "task_digest"):
         if not getattr(message, field):
             raise MalformedIdentity(f"the message of episode {message.episode_id!r} has no {field}")
@@ -118,19 +142,10 @@ def identity_from_wire(message: common_pb2.EpisodeIdentity) -> EpisodeIdentity:
             f"episode {message.episode_id} of an evaluation is guided, after {message.guided_after}: "
             "guidance is for training alone"
         )
-    return EpisodeIdentity(
-        episode_id=message.episode_id,
-        run_id=message.run_id,
-        group_id=message.group_id,
-        member=message.member,
-        group_size=message.group_size,
-        model=message.model,
-        purpose=PURPOSES[message.purpose],
-        split=SPLITS[message.split],
-        task_slug=message.task_slug,
-        task_digest=message.task_digest,
-        family=message.family or "default",
-        tenant=message.tenant,
-        guided_after=message.guided_after,
-        taskset=message.taskset,
-    )
+
+
+def _labels(message: common_pb2.EpisodeIdentity) -> Labels:
+    try:
+        return checked(message.labels)
+    except ValueError as error:
+        raise MalformedIdentity(f"labels of episode {message.episode_id}: {error}") from error

@@ -7,7 +7,6 @@ message under the subject of a grade, for example.
 """
 
 import json
-import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
@@ -25,8 +24,16 @@ from event_bus.rights import (
 )
 from event_bus.topology import UPCYCLE, Topology
 from identities import subjects
+from identities.tenants import ONLY_TENANT, OWN_TENANT
+from service_kit.private_files import write_private
 
-STREAMS_ACCOUNT: Final = "upcycle"
+
+def account(name: str) -> str:
+    """The account of a service of this tenant, or of its streams; tenants share no account."""
+    return name if OWN_TENANT == ONLY_TENANT else f"{OWN_TENANT}-{name}"
+
+
+STREAMS_ACCOUNT: Final = account("upcycle")
 _EXPORTS: Final = (
     subjects.everything(),
     "$JS.ACK.>",
@@ -46,25 +53,39 @@ def accounts_config(
 
     login: a user with a password who may do everything, for services of 0.3 while they are upgraded.
     """
-    accounts = {STREAMS_ACCOUNT: _streams(public_keys, login)}
-    accounts |= {name: _service(rights_of(name, topology), public_keys[name]) for name in SERVICES}
-    # Its parser knows no \uXXXX.
-    return f"accounts: {json.dumps(accounts, ensure_ascii=False)}"
+    return f"accounts: {_json(_accounts(public_keys, login, topology))}"
 
 
 def write_accounts(folder: Path, *, login: tuple[str, str] | None = None) -> Path:
     """Make the keys that `folder` lacks, and the file that a server's configuration includes; returns it. It
-    holds public keys, and where there is a login, its password. Raises BusKeyRefused."""
-    config = accounts_config(load_or_make(folder, IDENTITIES), login=login)
+    holds public keys, and where there is a login, its password. Beside it lies what a server of several
+    tenants includes between the braces of its `accounts`. Raises BusKeyRefused."""
+    keys = load_or_make(folder, IDENTITIES)
+    accounts = _accounts(keys, login, UPCYCLE)
+    entries = "\n".join(f"{_json(name)}: {_json(one)}" for name, one in accounts.items())
+    _write(folder / "nats" / f"{OWN_TENANT}.accounts", entries, is_secret=login is not None)
     path = folder / "nats" / "accounts.conf"
-    path.parent.mkdir(parents=True, exist_ok=True)
-    partial = path.with_name(f"{path.name}.partial")
-    partial.unlink(missing_ok=True)
-    mode = 0o644 if login is None else 0o640
-    with open(os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode), "w", encoding="utf-8") as file:
-        file.write(f"{config}\n")
-    partial.replace(path)
+    _write(path, accounts_config(keys, login=login), is_secret=login is not None)
     return path
+
+
+def _accounts(
+    public_keys: Mapping[str, str], login: tuple[str, str] | None, topology: Topology
+) -> dict[str, Any]:
+    accounts = {STREAMS_ACCOUNT: _streams(public_keys, login)}
+    return accounts | {
+        account(name): _service(rights_of(name, topology), public_keys[name]) for name in SERVICES
+    }
+
+
+def _json(value: Any) -> str:
+    """For the server's parser, which knows no \\uXXXX."""
+    return json.dumps(value, ensure_ascii=False)
+
+
+def _write(path: Path, text: str, *, is_secret: bool) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    write_private(path, f"{text}\n".encode(), 0o640 if is_secret else 0o644)
 
 
 def _streams(public_keys: Mapping[str, str], login: tuple[str, str] | None) -> dict[str, Any]:

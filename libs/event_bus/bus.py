@@ -31,7 +31,7 @@ from event_bus.router import Ephemeral, EventRouter, Projection
 from event_bus.topology import DECISIONS, EVENTS, TASKS, UPCYCLE, ConsumerSpec, Topology
 from event_bus.watch import StreamWatch
 from identities import subjects
-from identities.tenants import DEFAULT_TENANT
+from identities.tenants import OWN_TENANT
 from service_kit.component import ALARM
 from service_kit.errors import as_errors
 from service_kit.groups import BusSettings
@@ -145,7 +145,7 @@ class EventBus:
         *,
         model: str,
         event_id: str,
-        tenant: str = DEFAULT_TENANT,
+        tenant: str = OWN_TENANT,
         author: str = "",
         again: bool = False,
     ) -> PubAck:
@@ -179,7 +179,7 @@ class EventBus:
         return await self._decisions.repeat(decision)
 
     async def command(
-        self, command: Message, *, pool: str, model: str, event_id: str, tenant: str = DEFAULT_TENANT
+        self, command: Message, *, pool: str, model: str, event_id: str, tenant: str = OWN_TENANT
     ) -> PubAck:
         """Queue a command for one worker of `pool`. Raises QueueFull at once; else like `publish`."""
         subject = self._topology.command_subject(type(command), pool, model, tenant)
@@ -249,6 +249,12 @@ class EventBus:
             return why
         jetstream = self._connection.jetstream()
         return await unread.unread(jetstream, self._topology, self._durables, before, self._given_up)
+
+    async def behind(self, before: datetime) -> str | None:
+        """What the readers of this service are yet to handle of what was stored before a moment; None: all is
+        handled, or given up. Raises Unavailable."""
+        jetstream = self._connection.jetstream()
+        return await unread.behind(jetstream, self._topology, self._durables, before)
 
     def ready(self) -> str | None:
         """`unable`; else what the server lacks; else the alarms, with which it works all the same."""
@@ -321,7 +327,7 @@ class EventBus:
         if not events:
             raise UnknownEvent("replay needs at least one event type")
         # A model is known by its slug within a tenant; without one, all facts of all tenants are read.
-        tenant = None if model is None else DEFAULT_TENANT
+        tenant = None if model is None else OWN_TENANT
         types = {subjects.fact(self._topology.verb_of(event), model, tenant): event for event in events}
         name = replays.name_of(self._client_name)
         again = (subjects.again(EVENTS, name, subject) for subject in types)

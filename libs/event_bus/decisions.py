@@ -27,7 +27,7 @@ from event_bus.readers import ProvisionClient
 from event_bus.rights import Rights
 from event_bus.topology import DECISIONS, EVENTS, Topology
 from identities import subjects
-from identities.tenants import DEFAULT_TENANT
+from identities.tenants import OWN_TENANT
 from upcycle.errors import Unavailable
 
 _LOG = logging.getLogger(__name__)
@@ -44,7 +44,7 @@ class Decision:
     model: str
     event_id: str
     author: str = ""
-    tenant: str = DEFAULT_TENANT
+    tenant: str = OWN_TENANT
 
 
 async def decide_each(

@@ -8,12 +8,11 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Final
 
+from service_kit.private_files import read_private, write_private
 from upcycle.errors import UpcycleError
 
 _SEED_BYTES: Final = 32
 
-_STRANGERS: Final = 0o007
-"""A group may read it: secrets that are mounted into a container often belong to one."""
 _OF_A_USER: Final = "U"
 _WAY_OUT: Final = "upcycle bus keys FOLDER makes one"
 
@@ -44,13 +43,7 @@ def public_key(path: Path) -> str:
     """Of the seed in a file. Raises BusKeyRefused."""
     import nkeys
 
-    try:
-        is_open = path.stat().st_mode & _STRANGERS
-        seed = path.read_bytes().strip()
-    except OSError as error:
-        raise BusKeyRefused(f"the key {path} cannot be read: {error.strerror}") from error
-    if is_open:
-        raise BusKeyRefused(f"other users can open the key {path}", f"chmod 600 {path}")
+    seed = read_private(path, "the key", BusKeyRefused).strip()
     try:
         key = str(nkeys.from_seed(bytearray(seed)).public_key.decode())
     except (nkeys.NkeysError, ValueError, IndexError) as error:
@@ -66,11 +59,6 @@ def _made(path: Path) -> Path:
     import nkeys
 
     if not path.exists():
-        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         seed = nkeys.encode_seed(os.urandom(_SEED_BYTES), nkeys.PREFIX_BYTE_USER)
-        partial = path.with_name(f"{path.name}.partial")
-        partial.unlink(missing_ok=True)
-        with open(os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
-            file.write(bytes(seed) + b"\n")
-        partial.replace(path)
+        write_private(path, bytes(seed) + b"\n")
     return path

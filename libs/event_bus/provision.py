@@ -42,6 +42,7 @@ from event_bus.topology import (
     StreamSpec,
     Topology,
 )
+from identities.tenants import ONLY_TENANT, OWN_TENANT, VARIABLE
 from service_kit.clock import utc_now
 from service_kit.groups import BusSettings
 from upcycle.errors import Unavailable
@@ -52,6 +53,8 @@ _CONNECT_TIMEOUT_S: Final = 30.0
 _LEADER_POLL_S: Final = 1.0
 _NO_LEADER: Final = 10_008
 _OLDEST_SERVER: Final = (2, 12)
+_TENANT: Final = "upcycle.tenant"
+"""In the metadata of a stream whose tenant has a name; a platform without one writes none."""
 
 
 @dataclass(slots=True)
@@ -86,6 +89,7 @@ def stream_config(spec: StreamSpec, replicas: int = 1) -> StreamConfig:
         num_replicas=replicas,
         allow_direct=True,
         allow_atomic=spec.is_atomic,
+        metadata=None if OWN_TENANT == ONLY_TENANT else {_TENANT: OWN_TENANT},
         sources=[_source(spec)] if spec.copies_from else None,
     )
 
@@ -229,10 +233,22 @@ async def _apply_stream(
         await jetstream.add_stream(wanted, first_seq=copied + 1 if copied else None)
         done.created.append(name)
         return
-    changes = _differences(wanted.as_dict(), info.config.as_dict())
+    _refuse_of_another(name, info)
+    same = {"metadata": info.config.metadata}  # the server notes more in it
+    changes = _differences({**wanted.as_dict(), **same}, info.config.as_dict())
     if update:
         await _refuse_loss(jetstream, wanted, info)
     await _update(name, changes, (lambda: jetstream.update_stream(wanted)) if update else None, done)
+
+
+def _refuse_of_another(name: str, info: StreamInfo) -> None:
+    """Raise ProvisionRefused where the stream is another tenant's."""
+    owner = (info.config.metadata or {}).get(_TENANT, ONLY_TENANT)
+    if owner != OWN_TENANT:
+        raise ProvisionRefused(
+            f"stream {name} belongs to tenant {owner!r}, and this process provisions for {OWN_TENANT!r}: "
+            f"give each tenant an account of NATS of its own (`upcycle bus keys`), or set {VARIABLE}={owner}"
+        )
 
 
 async def _refuse_loss(jetstream: JetStreamContext, wanted: StreamConfig, info: StreamInfo) -> None:

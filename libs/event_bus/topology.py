@@ -13,7 +13,7 @@ from event_bus.decision_specs import DECISION_SPECS, DecisionSpec, copies
 from event_bus.errors import UnknownEvent
 from identities import durables, subjects
 from identities.durables import durable
-from identities.tenants import DEFAULT_TENANT
+from identities.tenants import OWN_TENANT
 from upcycle.api.registry.v1 import events_pb2 as registry
 from upcycle.api.taskset.v1 import events_pb2 as taskset
 from upcycle.api.training.v1 import events_pb2 as training
@@ -142,7 +142,7 @@ class Topology:
         """(subject filter, type) of everything that a durable reads."""
         for event in spec.events:
             if spec.stream == TASKS:
-                tenant = None if spec.model is None else DEFAULT_TENANT
+                tenant = None if spec.model is None else OWN_TENANT
                 for pool in spec.pools:
                     yield subjects.command(self.kind_of(event), pool, spec.model, tenant=tenant), event
             else:
@@ -153,18 +153,12 @@ class Topology:
         of_types = [subject for subject, _ in self.bound_by(spec)]
         return (*of_types, subjects.all_again(spec.stream, spec.durable))
 
-    def fact_subject(self, event: type[Message], model: str, tenant: str = DEFAULT_TENANT) -> str:
+    def fact_subject(self, event: type[Message], model: str, tenant: str = OWN_TENANT) -> str:
         """Where a fact about `model` is read. Raises UnknownEvent, InvalidIdentity."""
         return subjects.fact(self.verb_of(event), model, tenant)
 
     def address(
-        self,
-        event: type[Message],
-        model: str,
-        event_id: str,
-        *,
-        tenant: str = DEFAULT_TENANT,
-        author: str = "",
+        self, event: type[Message], model: str, event_id: str, *, tenant: str = OWN_TENANT, author: str = ""
     ) -> tuple[str, str]:
         """(stream, subject) on which a fact about `model` is published. author: of a decision whose type has
         several.
@@ -183,9 +177,7 @@ class Topology:
                 return event
         raise UnknownEvent(f"{subject!r} carries no decision of this topology")
 
-    def command_subject(
-        self, command: type[Message], pool: str, model: str, tenant: str = DEFAULT_TENANT
-    ) -> str:
+    def command_subject(self, command: type[Message], pool: str, model: str, tenant: str = OWN_TENANT) -> str:
         """Where a command for a worker of `pool` is published. Raises UnknownEvent, InvalidIdentity."""
         return subjects.command(self.kind_of(command), pool, model, tenant)
 

@@ -1,6 +1,7 @@
 """What durables have not read, or gave up: asked before an answer about what is not there is believed."""
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterator, Sequence
+from contextlib import contextmanager
 from datetime import datetime
 from typing import Final
 
@@ -52,13 +53,30 @@ async def unread(
     before: datetime,
     given_up: GivenUp,
 ) -> str | None:
-    """What some durable has not handled of what was stored before a moment; None: everything is. Raises
+    """What some durable has not handled of what was stored before a moment, or gave up; None: nothing. Raises
     Unavailable."""
-    try:
+    if (why := await behind(jetstream, topology, durables, before)) is not None:
+        return why
+    with _asking():
+        return await given_up.by(jetstream, {spec.durable for spec in durables})
+
+
+async def behind(
+    jetstream: JetStreamContext, topology: Topology, durables: Collection[ConsumerSpec], before: datetime
+) -> str | None:
+    """What some durable is yet to handle of what was stored before a moment; None: nothing. What was given up
+    is handled. Raises Unavailable."""
+    with _asking():
         for spec in durables:
             if (why := await _behind(jetstream, topology, spec, before)) is not None:
                 return why
-        return await given_up.by(jetstream, {spec.durable for spec in durables})
+    return None
+
+
+@contextmanager
+def _asking() -> Iterator[None]:
+    try:
+        yield
     except (NatsError, TimeoutError) as error:
         raise Unavailable(f"NATS does not say what is unread: {error!r}") from error
 

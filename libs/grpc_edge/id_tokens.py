@@ -6,6 +6,7 @@ and the time of every token.
 """
 
 import asyncio
+import hashlib
 import json
 import logging
 import time
@@ -16,6 +17,7 @@ from typing import Any, Final
 import aiohttp
 import jwt
 
+from identities.tenants import OWN_TENANT
 from service_kit.component import ALARM
 from service_kit.groups import AccessSettings
 from service_kit.loops import pause
@@ -36,6 +38,7 @@ LEEWAY_S: Final = 5.0
 _FETCH_S: Final = 5.0
 _MAX_BYTES: Final = 256 * 1024
 _MAX_NAME_CHARS: Final = 64
+_DIGEST_CHARS: Final = 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,18 +136,19 @@ class IdTokens:
         return claims
 
     def _person(self, claims: Mapping[str, Any]) -> Person | None:
-        role = self._role(claims)
-        name = str(claims.get(self._settings.oidc_name_claim) or claims["sub"])[:_MAX_NAME_CHARS]
-        if role is None or not name.isprintable():
+        role = self._role(claims) if self._is_of_our_tenant(claims) else None
+        name = claims.get(self._settings.oidc_name_claim) or claims["sub"]
+        if role is None or not isinstance(name, str) or not name.isprintable():
             return None
-        return Person(f"oidc:{name}", role, float(claims["exp"]) + LEEWAY_S)
+        return Person(f"oidc:{_shortened(name)}", role, float(claims["exp"]) + LEEWAY_S)
+
+    def _is_of_our_tenant(self, claims: Mapping[str, Any]) -> bool:
+        wanted = self._settings.oidc_tenant_claim
+        return not wanted or OWN_TENANT in _values(claims, wanted)
 
     def _role(self, claims: Mapping[str, Any]) -> Role.ValueType | None:
         """The highest one that the claim's values stand for."""
-        found: Any = claims
-        for part in self._settings.oidc_role_claim.split("."):
-            found = found.get(part) if isinstance(found, Mapping) else None
-        held = {found} if isinstance(found, str) else set(_texts(found))
+        held = _values(claims, self._settings.oidc_role_claim)
         if held & set(self._settings.oidc_operator_roles):
             return Role.ROLE_OPERATOR
         return Role.ROLE_USER if held & set(self._settings.oidc_user_roles) else None
@@ -154,8 +158,24 @@ class IdTokens:
             raise Unavailable(f"the keys of issuer {self._settings.oidc_issuer}: {self._trouble}")
 
 
+def _shortened(name: str) -> str:
+    """Two people have two names, however long they begin alike: what is of one is not of the other."""
+    if len(name) <= _MAX_NAME_CHARS:
+        return name
+    digest = hashlib.sha256(name.encode("utf-8", "surrogatepass")).hexdigest()[:_DIGEST_CHARS]
+    return f"{name[: _MAX_NAME_CHARS - 1 - _DIGEST_CHARS]}-{digest}"
+
+
 def _texts(found: Any) -> Iterable[str]:
     return (one for one in found if isinstance(one, str)) if isinstance(found, list | tuple) else ()
+
+
+def _values(claims: Mapping[str, Any], path: str) -> set[str]:
+    """Of a claim that is a text or a list of texts; dots lead into objects."""
+    found: Any = claims
+    for part in path.split("."):
+        found = found.get(part) if isinstance(found, Mapping) else None
+    return {found} if isinstance(found, str) else set(_texts(found))
 
 
 def _keys_of(document: Mapping[str, Any]) -> dict[str, jwt.PyJWK]:

@@ -146,8 +146,24 @@ def normalize_then_sum(parts: Tensor, weights: Tensor, *, epsilon: float = STD_E
     return torch.where(informative, normalized, 0.0)
 
 
+def hierarchical(rewards: Tensor, proposes: Tensor) -> Tensor:
+    """Of a policy that plays against itself: reward - mean of the group where it solves, so each attempt is
+    compared with others at the same proposed task; reward - mean of all proposals of the batch where it
+    proposes, whatever tasks they were made for. [P, G], [P] of which groups propose -> [P, G]. Where all
+    proposals are paid alike it is exactly 0."""
+    if proposes.shape != rewards.shape[:1]:
+        raise GrpoMathError(f"proposes must be [P] for rewards [P, G], got {tuple(proposes.shape)}")
+    solvers = dr_grpo(rewards)
+    missing = torch.full_like(rewards, torch.nan, dtype=torch.float64)
+    proposals = torch.where(proposes[:, None], rewards.double(), missing)
+    compared = dr_grpo(proposals.reshape(1, -1)).reshape(rewards.shape)
+    return torch.where(proposes[:, None], compared, solvers)
+
+
 OF_PARTS: Final = ("normalize_then_sum",)
 """Advantages that need the parts of the rewards."""
+OF_ROLES: Final = ("hierarchical",)
+"""Advantages that need to know which groups propose."""
 
 ADVANTAGES: Final[dict[str, AdvantageFunction]] = {
     "dr_grpo": dr_grpo,

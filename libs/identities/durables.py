@@ -1,10 +1,10 @@
 """Names of durable consumers on the bus: `<tenant>_<service>_<what>`, `_<model>` for a model's queue."""
 
 from identities.subjects import name_of, token
-from identities.tenants import DEFAULT_TENANT
+from identities.tenants import OWN_TENANT
 
 
-def durable(service: str, what: str = "", tenant: str = DEFAULT_TENANT) -> str:
+def durable(service: str, what: str = "", tenant: str = OWN_TENANT) -> str:
     """Name of a service's durable. service, what: words of lower-case letters, digits and hyphens."""
     return "_".join(part for part in (tenant, service, what) if part)
 

@@ -9,7 +9,7 @@ choose (models, request ids) carry the tenant.
 import re
 from typing import Final
 
-from identities.tenants import DEFAULT_TENANT
+from identities.tenants import OWN_TENANT
 
 _REQUESTED: Final = re.compile(r"episode\.requested/[^/]+(?:/(\d+))?")
 
@@ -94,22 +94,22 @@ def session_failed(run_id: str) -> str:
     return f"session.failed/{run_id}"
 
 
-def policy_published(model: str, version: int, tenant: str = DEFAULT_TENANT) -> str:
+def policy_published(model: str, version: int, tenant: str = OWN_TENANT) -> str:
     """Id of policy.published: a version is published once, whichever session does it."""
     return f"policy.published/{tenant}/{model}/{version}"
 
 
-def of_checkpoint(verb: str, checkpoint_id: str, tenant: str = DEFAULT_TENANT) -> str:
+def of_checkpoint(verb: str, checkpoint_id: str, tenant: str = OWN_TENANT) -> str:
     """Id of checkpoint.saved, checkpoint.evaluated or checkpoint.held, by its verb."""
     return f"checkpoint.{verb}/{tenant}/{checkpoint_id}"
 
 
-def head_moved(verb: str, model: str, head_revision: int, tenant: str = DEFAULT_TENANT) -> str:
+def head_moved(verb: str, model: str, head_revision: int, tenant: str = OWN_TENANT) -> str:
     """Id of checkpoint.promoted or checkpoint.rolled_back: each revision of a head is one move."""
     return f"checkpoint.{verb}/{tenant}/{model}/{head_revision}"
 
 
-def canary_release_changed(model: str, revision: int, tenant: str = DEFAULT_TENANT) -> str:
+def canary_release_changed(model: str, revision: int, tenant: str = OWN_TENANT) -> str:
     """Id of canary_release.changed: each revision of a model's canary releases is one change."""
     return f"canary_release.changed/{tenant}/{model}/{revision}"
 

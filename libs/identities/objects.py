@@ -7,6 +7,9 @@
 <tenant>/trainers/processes/<name>.json           what each trainer process says of itself
 <tenant>/trainers/models/<model>/<8 digits>.json  which trainer took the model with that token
 <tenant>/sources/<digest>.zip                     sources of environments, packed when a run is submitted
+
+Beside what leads to weights and states, a manifest, a fact of a version, a marker of a step, lies its
+signature: <key>.<first 16 digits of its sha256>.sig
 """
 
 import re
@@ -14,7 +17,7 @@ from typing import Final, NamedTuple
 from urllib.parse import quote, unquote
 
 from identities.errors import InvalidIdentity
-from identities.tenants import DEFAULT_TENANT
+from identities.tenants import OWN_TENANT
 
 MANIFEST: Final = "manifest.json"
 """Last part of a version's manifest key."""
@@ -27,6 +30,9 @@ SAVED: Final = "checkpoint.json"
 _VERSION: Final = re.compile(r"v(\d{8,18})")
 _TOKEN: Final = re.compile(r"(\d{8,18})\.json")
 _STEP: Final = re.compile(r"(.*/step-(\d{8,18}))/")
+_MARKER: Final = re.compile(r"state(?:-(\d{1,9}))?\.json")
+_CONVERTED: Final = re.compile(r"(.*/state(?:-\d{1,9})?)\.converted\.json")
+_SIGNATURE: Final = re.compile(r"(.+)\.[0-9a-f]{16}\.sig")
 
 
 class PolicyFolder(NamedTuple):
@@ -41,6 +47,13 @@ class TrainingStep(NamedTuple):
 
     folder: str
     step: int
+
+
+class StepMarker(NamedTuple):
+    """What the key of a marker says: of the step's markers it is the one with this number, from 0."""
+
+    step: int
+    number: int
 
 
 class ModelToken(NamedTuple):
@@ -63,40 +76,45 @@ def _part(name: str, what: str) -> str:
     return quote(name, safe="")
 
 
-def trajectory_body(run_id: str, episode_id: str, tenant: str = DEFAULT_TENANT) -> str:
+def trajectories(tenant: str = OWN_TENANT) -> str:
+    """Prefix of the bodies of all episodes, with the slash."""
+    return f"{_part(tenant, 'tenant')}/trajectories/"
+
+
+def trajectory_body(run_id: str, episode_id: str, tenant: str = OWN_TENANT) -> str:
     """Where the body of an episode is stored, written at most once."""
     run, episode = _part(run_id, "run id"), _part(episode_id, "episode id")
-    return f"{_part(tenant, 'tenant')}/trajectories/{run}/{episode}.pb.zst"
+    return f"{trajectories(tenant)}{run}/{episode}.pb.zst"
 
 
-def packed_sources(tenant: str = DEFAULT_TENANT) -> str:
+def packed_sources(tenant: str = OWN_TENANT) -> str:
     """Prefix of all kept sources, with the slash."""
     return f"{_part(tenant, 'tenant')}/sources/"
 
 
-def packed_source(digest: str, tenant: str = DEFAULT_TENANT) -> str:
+def packed_source(digest: str, tenant: str = OWN_TENANT) -> str:
     """Where the source of an environment with this digest is kept."""
     return f"{_part(tenant, 'tenant')}/sources/{_part(digest, 'source digest')}.zip"
 
 
-def policies(tenant: str = DEFAULT_TENANT) -> str:
+def policies(tenant: str = OWN_TENANT) -> str:
     """Prefix of the published versions of all models, with the slash."""
     return f"{_part(tenant, 'tenant')}/policies/"
 
 
-def policy_versions(model: str, tenant: str = DEFAULT_TENANT) -> str:
+def policy_versions(model: str, tenant: str = OWN_TENANT) -> str:
     """Prefix of all versions of a model, with the slash."""
     return f"{policies(tenant)}{_part(model, 'model slug')}/"
 
 
-def policy_version(model: str, version: int, tenant: str = DEFAULT_TENANT) -> str:
+def policy_version(model: str, version: int, tenant: str = OWN_TENANT) -> str:
     """Prefix of everything that a version owns, without a slash at its end. Raises InvalidIdentity."""
     if version < 0:
         raise InvalidIdentity(f"version is {version}; versions count from 0, the base model")
     return f"{policy_versions(model, tenant)}v{version:08d}"
 
 
-def policy_manifest(model: str, version: int, tenant: str = DEFAULT_TENANT) -> str:
+def policy_manifest(model: str, version: int, tenant: str = OWN_TENANT) -> str:
     """Where the manifest of a version lies: that it is there means that the version is complete."""
     return f"{policy_version(model, version, tenant)}/{MANIFEST}"
 
@@ -116,7 +134,7 @@ def parse_policy_manifest(key: str) -> PolicyFolder | None:
     return folder if key.split("/")[4:] == [MANIFEST] else None
 
 
-def policy_fact(model: str, version: int, name: str, tenant: str = DEFAULT_TENANT) -> str:
+def policy_fact(model: str, version: int, name: str, tenant: str = OWN_TENANT) -> str:
     """Where a fact that announced a version is kept. name: PUBLISHED or SAVED."""
     return f"{policy_version(model, version, tenant)}/{name}"
 
@@ -127,12 +145,12 @@ def parse_policy_fact(key: str, name: str) -> PolicyFolder | None:
     return folder if key.split("/")[4:] == [name] else None
 
 
-def training_states(tenant: str = DEFAULT_TENANT) -> str:
+def training_states(tenant: str = OWN_TENANT) -> str:
     """Prefix of the states of all training runs, with the slash."""
     return f"{_part(tenant, 'tenant')}/training/"
 
 
-def training_run(model: str, run_id: str, tenant: str = DEFAULT_TENANT) -> str:
+def training_run(model: str, run_id: str, tenant: str = OWN_TENANT) -> str:
     """Folder of one training run, without a slash at its end."""
     return f"{training_states(tenant)}{_part(model, 'model slug')}/{_part(run_id, 'run id')}"
 
@@ -156,17 +174,42 @@ def parse_training_step(key: str) -> TrainingStep | None:
     return None if found is None else TrainingStep(found[1], int(found[2]))
 
 
-def interactive_states(tenant: str = DEFAULT_TENANT) -> str:
+def step_marker(folder: str, number: int) -> str:
+    """Where a marker of a step lies. folder: that of the step."""
+    return f"{folder}/state.json" if number == 0 else f"{folder}/state-{number}.json"
+
+
+def parse_step_marker(key: str) -> StepMarker | None:
+    """Step and number of a marker; None for every other key."""
+    found, name = parse_training_step(key), _MARKER.fullmatch(key.rpartition("/")[2])
+    if found is None or name is None or f"{found.folder}/{name[0]}" != key:
+        return None
+    return StepMarker(found.step, int(name[1] or 0))
+
+
+def converted_state(marker: str) -> str:
+    """Where it says that the state of a marker is in files without a pickle, too. marker: its key."""
+    return f"{marker.removesuffix('.json')}.converted.json"
+
+
+def parse_converted_state(key: str) -> str | None:
+    """The key of the marker whose conversion is said at `key`; None for every other key."""
+    found = _CONVERTED.fullmatch(key)
+    marker = "" if found is None else f"{found[1]}.json"
+    return marker if parse_step_marker(marker) is not None else None
+
+
+def interactive_states(tenant: str = OWN_TENANT) -> str:
     """Prefix of the states of all interactive sessions, with the slash."""
     return f"{_part(tenant, 'tenant')}/interactive/"
 
 
-def interactive_session(model: str, tenant: str = DEFAULT_TENANT) -> str:
+def interactive_session(model: str, tenant: str = OWN_TENANT) -> str:
     """Folder of a model's interactive session, without a slash at its end."""
     return f"{interactive_states(tenant)}{_part(model, 'model slug')}"
 
 
-def interactive_unsaved(model: str, tenant: str = DEFAULT_TENANT) -> str:
+def interactive_unsaved(model: str, tenant: str = OWN_TENANT) -> str:
     """Where a trainer notes which steps of a model's interactive session are in its memory only."""
     return f"{interactive_session(model, tenant)}/unsaved.json"
 
@@ -179,17 +222,17 @@ def parse_interactive_session(key: str) -> str:
     raise InvalidIdentity(f"{key!r} is no key of an interactive session")
 
 
-def trainers(tenant: str = DEFAULT_TENANT) -> str:
+def trainers(tenant: str = OWN_TENANT) -> str:
     """Prefix of what trainer processes say of themselves and of the models that they took, with the slash."""
     return f"{_part(tenant, 'tenant')}/trainers/"
 
 
-def trainer_process(name: str, tenant: str = DEFAULT_TENANT) -> str:
+def trainer_process(name: str, tenant: str = OWN_TENANT) -> str:
     """Where a trainer process says that it lives."""
     return f"{trainers(tenant)}processes/{_part(name, 'name of the trainer')}.json"
 
 
-def trainer_lease(model: str, token: int, tenant: str = DEFAULT_TENANT) -> str:
+def trainer_lease(model: str, token: int, tenant: str = OWN_TENANT) -> str:
     """Where the trainer that took a model with this token is named, written at most once."""
     return f"{trainers(tenant)}models/{_part(model, 'model slug')}/{token:08d}.json"
 
@@ -208,3 +251,38 @@ def parse_trainer_lease(key: str) -> ModelToken | None:
         case [_, "trainers", "models", model, name] if found := _TOKEN.fullmatch(name):
             return ModelToken(unquote(model), int(found[1]))
     return None
+
+
+SIGNED_KINDS: Final = frozenset({"bases", "versions", "states", "conversions"})
+"""What a signing key may be limited to: manifests of imported and forked models; manifests of trained
+versions, and what was announced of them; markers of training states; records that say that one was
+converted."""
+
+
+def signed_kind(key: str) -> str:
+    """The kind of the signed object at `key`; empty for one that is not signed."""
+    if parse_step_marker(key) is not None:
+        return "states"
+    if parse_converted_state(key) is not None:
+        return "conversions"
+    if (manifest := parse_policy_manifest(key)) is not None:
+        return "bases" if manifest.version == 0 else "versions"
+    return "versions" if any(parse_policy_fact(key, name) for name in (PUBLISHED, SAVED)) else ""
+
+
+def is_signed(key: str) -> bool:
+    """Whether what lies at `key` is signed: everything else that weights and states are made of is named by
+    it, with a digest."""
+    return signed_kind(key) != ""
+
+
+def signature(key: str, sha256: str) -> str:
+    """Where the signature of the bytes with this digest at `key` lies. Writers that race for a key write
+    other bytes, so none replaces the signature of the one that wins."""
+    return f"{key}.{sha256[:16]}.sig"
+
+
+def parse_signature(key: str) -> str | None:
+    """The key of the object whose signature lies at `key`; None for every other key."""
+    found = _SIGNATURE.fullmatch(key)
+    return found[1] if found is not None and is_signed(found[1]) else None

@@ -15,7 +15,7 @@ from typing import Final, NamedTuple
 from urllib.parse import quote, unquote
 
 from identities.errors import InvalidIdentity
-from identities.tenants import DEFAULT_TENANT
+from identities.tenants import OWN_TENANT
 
 MAX_TOKEN_LENGTH: Final = 200
 _ROOT: Final = "up"
@@ -61,12 +61,12 @@ def _token_or_any(name: str | None) -> str:
     return ANY if name is None else token(name)
 
 
-def fact(verb: str, model: str | None, tenant: str | None = DEFAULT_TENANT) -> str:
+def fact(verb: str, model: str | None, tenant: str | None = OWN_TENANT) -> str:
     """Subject of a fact. verb: `entity.verb`; model, tenant: None for a filter over all."""
     return f"{_ROOT}.{_token_or_any(tenant)}.{_EVENT}.{verb}.{_token_or_any(model)}"
 
 
-def command(kind: str, pool: str, model: str | None, tenant: str | None = DEFAULT_TENANT) -> str:
+def command(kind: str, pool: str, model: str | None, tenant: str | None = OWN_TENANT) -> str:
     """Subject of a command. model, tenant: None for a filter over all."""
     return f"{_ROOT}.{_token_or_any(tenant)}.{_TASK}.{kind}.{token(pool)}.{_token_or_any(model)}"
 
@@ -109,7 +109,7 @@ def dead_letter(subject: str) -> str:
     """Where a message that had `subject` is parked; the tenant stays in its place."""
     tenant, _, rest = subject.removeprefix(f"{_ROOT}.").partition(".")
     if not subject.startswith(f"{_ROOT}.") or not rest:
-        return f"{_ROOT}.{DEFAULT_TENANT}.{_DEAD}.{subject}"
+        return f"{_ROOT}.{OWN_TENANT}.{_DEAD}.{subject}"
     return f"{_ROOT}.{tenant}.{_DEAD}.{_ROOT}.{tenant}.{rest}"
 
 
@@ -124,7 +124,7 @@ def original(dead: str) -> str:
     return dead.split(".", 3)[3]
 
 
-def gap(reader: str | None, stream: str | None, tenant: str | None = DEFAULT_TENANT) -> str:
+def gap(reader: str | None, stream: str | None, tenant: str | None = OWN_TENANT) -> str:
     """The dead letter that says that a reader lost messages. None for a filter over all."""
     names = (_token_or_any(reader), _token_or_any(stream))
     return ".".join((_ROOT, _token_or_any(tenant), _DEAD, _GAP, *names))
@@ -145,7 +145,7 @@ def stream_of_gap(subject: str) -> str:
     return name_of(subject.rpartition(".")[2])
 
 
-def handled(number: int | None, tenant: str | None = DEFAULT_TENANT) -> str:
+def handled(number: int | None, tenant: str | None = OWN_TENANT) -> str:
     """Where it is noted that a dead letter was replayed or accepted. number, tenant: None for a filter over
     all.
     """
@@ -161,7 +161,7 @@ def handled_number(subject: str) -> int | None:
 def again(stream: str, reader: str, subject: str) -> str:
     """Where a message that had `subject` comes to one reader of a stream again; also of a filter."""
     root, _, rest = subject.partition(".")
-    tenant = rest.partition(".")[0] if root == _ROOT and rest else DEFAULT_TENANT
+    tenant = rest.partition(".")[0] if root == _ROOT and rest else OWN_TENANT
     return f"{_ROOT}.{tenant}.{_AGAIN}.{stream}.{token(reader)}.{subject}"
 
 
@@ -182,7 +182,7 @@ def first_time(subject: str) -> str:
     return subject.split(".", 5)[5] if is_again(subject) else subject
 
 
-def attempt(durable: str, stream: str, sequence: int, tenant: str = DEFAULT_TENANT) -> str:
+def attempt(durable: str, stream: str, sequence: int, tenant: str = OWN_TENANT) -> str:
     """Where the attempts of one message by one durable are counted. durable: its name, which is one token."""
     return f"{_ROOT}.{token(tenant)}.{_ATTEMPT}.{durable}.{stream}.{sequence}"
 
@@ -192,7 +192,7 @@ def all_attempts_of(durable: str, stream: str) -> str:
     return f"{_ROOT}.{ANY}.{_ATTEMPT}.{durable}.{stream}.{ANY}"
 
 
-def place(reader: str, stream: str, tenant: str = DEFAULT_TENANT) -> str:
+def place(reader: str, stream: str, tenant: str = OWN_TENANT) -> str:
     """Where it is noted how far a reader has read a stream."""
     return f"{_ROOT}.{token(tenant)}.{_ATTEMPT}.{token(reader)}.{stream}.place"
 
@@ -266,7 +266,7 @@ def parse(subject: str) -> Address:
 def tenant_of(subject: str) -> str:
     """The tenant in any of our subjects; the default tenant for a subject that is not ours."""
     root, _, rest = subject.partition(".")
-    return name_of(rest.partition(".")[0]) if root == _ROOT and rest else DEFAULT_TENANT
+    return name_of(rest.partition(".")[0]) if root == _ROOT and rest else OWN_TENANT
 
 
 def template_of(subject: str) -> str:

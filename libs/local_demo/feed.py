@@ -40,6 +40,7 @@ class LoopState:
     checkpoints: Counter[str] = field(default_factory=Counter)
     reloads: list[registry.EngineReloaded] = field(default_factory=list)
     promotions: list[registry.CheckpointPromoted] = field(default_factory=list)
+    rollbacks: list[registry.CheckpointRolledBack] = field(default_factory=list)
     failed_reloads: list[registry.EngineReloadFailed] = field(default_factory=list)
     log: deque[str] = field(default_factory=lambda: deque(maxlen=12))
 
@@ -136,6 +137,7 @@ def _held(state: LoopState, event: registry.CheckpointHeld) -> str:
 
 def _rolled_back(state: LoopState, event: registry.CheckpointRolledBack) -> str:
     state.head_version = event.version
+    state.rollbacks.append(event)
     return f"ROLLED BACK to v{event.version}: {event.reason}"
 
 

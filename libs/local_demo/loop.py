@@ -3,7 +3,7 @@
 import asyncio
 import shutil
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -13,6 +13,7 @@ from rich.console import Console
 
 from event_bus import EventBus
 from local_demo.feed import FACTS, LoopState, apply
+from local_demo.head_watch import WATCH_SETTINGS, WatchedHead, is_watch_over, pairs_played, watch_runs
 from local_demo.plan import AUDIT_TASKSET, FIRST_TASKSET, MODEL, PRACTICE_TASKSET, DemoPlan
 from local_demo.production import Production
 from local_demo.report import DemoReport, Fed, Ledger, Reloads, Selected, Served, Walls, parts_of
@@ -36,6 +37,7 @@ from upcycle.usage import total_usage
 from upcycle.wire import usage_of
 
 EVAL_TIMEOUT_S, TRAIN_TIMEOUT_S, SETTLE_TIMEOUT_S = 300.0, 900.0, 180.0
+WATCH_TIMEOUT_S = 300.0
 
 
 class RunDidNotComplete(Failed):
@@ -80,6 +82,7 @@ class Demo:
                 model=MODEL,
                 model_dir=self.plan.policy_dir,
                 environment_roots=(self.plan.repository,),
+                extra_env=WATCH_SETTINGS,
                 on_event=self._view.event,
             )
             self.stack = await self._open.enter_async_context(Stack(settings))
@@ -107,7 +110,7 @@ class Demo:
         self._walls[name] = time.monotonic() - began
 
     async def run(self) -> DemoReport:
-        """Baseline, training with promotions under production traffic, the audit."""
+        """Baseline, training with promotions under production traffic, the audit, the watch of head."""
         await load_source(str(self.plan.tasks_file), PRACTICE_TASKSET).register(self.platform)
         async with self._phase("baseline", "measuring the base policy on train tasks"):
             first = await self._first_batch()
@@ -124,6 +127,8 @@ class Demo:
                 await self._candidates_judged()
             async with self._phase("audit", "playing base and head side by side on the audit tasks"):
                 audited = await self._audit()
+            async with self._phase("watch", "watching head: pairs of it and the version before it"):
+                await self._head_watched()
         finally:
             await production.stop()
         return await self._report(audited, trained, (first, beside), production)
@@ -189,6 +194,18 @@ class Demo:
         async with deadline("the gate's judgement of the last candidate", SETTLE_TIMEOUT_S):
             await wait_for_verdicts(self.platform, MODEL)
 
+    async def _head_watched(self) -> None:
+        """The rest of what the registry plays by itself; part of it was played beside the audit."""
+        if not self.state.promotions:
+            return
+        version = self.state.promotions[-1].version
+        async with deadline("the watch of head", WATCH_TIMEOUT_S):
+            while not self.state.rollbacks and not is_watch_over(watch_runs(await self._runs(), version)):
+                await asyncio.sleep(1)
+
+    async def _runs(self) -> Sequence[Run]:
+        return (await self.platform.tasksets.ListRuns(ListRunsRequest(limit=1000), timeout=10)).runs
+
     async def _report(
         self, audited: Audit, trained: Run, evaluations: tuple[Run, Run], production: Production
     ) -> DemoReport:
@@ -196,7 +213,7 @@ class Demo:
         head = await self.platform.registry.GetModel(GetModelRequest(model=MODEL), timeout=10)
         served = await self._served(production)
         counts = self.state.checkpoints
-        listed = await self.platform.tasksets.ListRuns(ListRunsRequest(limit=1000), timeout=10)
+        runs = await self._runs()
         return DemoReport(
             audit=audited,
             gate=self._selected(),
@@ -216,8 +233,9 @@ class Demo:
             trace_id=trained.trace_id,
             seed=self.plan.seed,
             wall_s=self._walls_so_far(),
-            usage=total_usage(usage_of(run.usage) for run in listed.runs),
-            parts=parts_of(listed.runs),
+            usage=total_usage(usage_of(run.usage) for run in runs),
+            parts=parts_of(runs),
+            watched=self._watched(runs),
         )
 
     def _selected(self) -> Selected | None:
@@ -227,6 +245,13 @@ class Demo:
             return None
         report = reports[-1].report
         return Selected(reports[-1].version, report.candidate_rate, report.head_rate, report.attempts)
+
+    def _watched(self, runs: Sequence[Run]) -> WatchedHead | None:
+        if not self.state.promotions:
+            return None
+        version = self.state.promotions[-1].version
+        reason = self.state.rollbacks[-1].reason if self.state.rollbacks else ""
+        return WatchedHead(version, pairs_played(watch_runs(runs, version)), reason)
 
     def _fed(self, evaluations: tuple[Run, Run]) -> Fed:
         groups = {run.run_id: self.state.groups_from[run.run_id] for run in evaluations}
@@ -247,7 +272,9 @@ class Demo:
     def _walls_so_far(self) -> Walls:
         walls = self._walls
         total = time.monotonic() - self._began
-        return Walls(walls["setup"], walls["baseline"], walls["training"], walls["audit"], total)
+        return Walls(
+            walls["setup"], walls["baseline"], walls["training"], walls["audit"], walls["watch"], total
+        )
 
     async def _balanced_ledger(self) -> GetLedgerResponse:
         """The ledger once no episode is in flight, or as it is at the deadline; the report shows the

@@ -5,6 +5,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from local_demo.head_watch import WATCH, WatchedHead
 from upcycle.api.common.v1.common_pb2 import PURPOSE_TRAIN
 from upcycle.api.taskset.v1.taskset_pb2 import Run
 from upcycle.audits import LABEL, Audit
@@ -80,6 +81,7 @@ class Walls:
     baseline: float
     training: float
     audit: float
+    watch: float
     total: float
 
 
@@ -124,13 +126,16 @@ class DemoReport:
     usage: Usage
     """Of all runs."""
     parts: Mapping[str, Part]
-    """Of it: training, gate, audit, evaluations."""
+    """Of it: training, gate, audit, watch, evaluations."""
+    watched: WatchedHead | None
+    """None: nothing was promoted."""
 
     def to_json(self) -> dict[str, Any]:
         """The document written to `.upcycle/demo/report.json`."""
         return {
             "audit": self.audit.to_json(),
             "gate_selecting": None if self.gate is None else asdict(self.gate),
+            "watch": None if self.watched is None else self.watched.to_json(),
             "ledger": {**asdict(self.ledger), "by_state": dict(self.ledger.by_state)},
             "evaluations_trained": self.fed.to_json(),
             "policy_versions": self.policy_versions,
@@ -176,14 +181,17 @@ class DemoReport:
             (self.served.digest == self.promoted_digest, "the gateway does not serve the promoted digest"),
         )
         unfed = [run_id for run_id, groups in self.fed.groups.items() if not groups]
-        return [message for passed, message in checks if not passed] + [
-            f"no group of the evaluation {run_id} was trained" for run_id in unfed
+        watch = "" if self.watched is None else self.watched.shortfall
+        return [
+            *(message for passed, message in checks if not passed),
+            *(f"no group of the evaluation {run_id} was trained" for run_id in unfed),
+            *([watch] if watch else []),
         ]
 
 
 def parts_of(runs: Iterable[Run]) -> dict[str, Part]:
     """Episodes and seconds by part of the demo."""
-    found: dict[str, list[Run]] = {"training": [], "gate": [], "audit": [], "evaluations": []}
+    found: dict[str, list[Run]] = {"training": [], "gate": [], LABEL: [], WATCH: [], "evaluations": []}
     for run in runs:
         found[_part(run)].append(run)
     return {
@@ -196,7 +204,7 @@ def _part(run: Run) -> str:
     if run.spec.purpose == PURPOSE_TRAIN:
         return "training"
     first = run.spec.label.partition(" ")[0]
-    return first if first in ("gate", LABEL) else "evaluations"
+    return first if first in ("gate", LABEL, WATCH) else "evaluations"
 
 
 def _rounded(usage: Usage) -> dict[str, float]:

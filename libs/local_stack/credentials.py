@@ -2,11 +2,12 @@
 
 import base64
 import json
-import os
 import secrets
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Final
+
+from service_kit.private_files import write_private
 
 _FILE: Final = "credentials.json"
 _GATEWAY_KEY_FILE: Final = "gateway.key"
@@ -38,7 +39,7 @@ def load_or_make(folder: Path) -> Credentials:
         s3_access_key="upcycle",
         s3_secret_key=secrets.token_urlsafe(_KEY_BYTES),
     )
-    write_private(path, json.dumps(asdict(made), indent=2))
+    write_private(path, json.dumps(asdict(made), indent=2).encode())
     return made
 
 
@@ -71,21 +72,16 @@ def secrets_key_file(folder: Path) -> Path:
     """Where the key is that secrets of MCP servers are encrypted with; made at the stack's first start."""
     path = folder / _SECRETS_KEY_FILE
     if not path.exists():
-        write_private(path, f"{base64.b64encode(secrets.token_bytes(_SECRETS_KEY_BYTES)).decode()}\n")
+        write_private(path, base64.b64encode(secrets.token_bytes(_SECRETS_KEY_BYTES)) + b"\n")
     return path
+
+
+def old_secrets_key_files(folder: Path) -> list[Path]:
+    """Keys that a person replaced, as `secrets.key.old` or with more behind it."""
+    return sorted(folder.glob(f"{_SECRETS_KEY_FILE}.old*"))
 
 
 def _load_or_make(path: Path) -> str:
     if not path.exists():
-        write_private(path, f"{secrets.token_urlsafe(_KEY_BYTES)}\n")
+        write_private(path, f"{secrets.token_urlsafe(_KEY_BYTES)}\n".encode())
     return path.read_text().strip()
-
-
-def write_private(path: Path, text: str) -> None:
-    """Write a file that is never readable by others, not even for a moment; appears whole."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    partial = path.with_name(f"{path.name}.partial")
-    partial.unlink(missing_ok=True)
-    with open(os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
-        file.write(text)
-    partial.replace(path)

@@ -12,7 +12,7 @@ _FOLDER_MODE: Final = 0o700
 _OTHERS: Final = 0o077
 _OURS: Final = frozenset({
     ".lock", "bus", "cache", "credentials.json", "gateway.key", "logs", "nats", "operator.key", "report.json",
-    "s3", "sql", "state", "state.json",
+    "s3", "signing", "sql", "state", "state.json",
 })  # fmt: skip
 """What stacks write into their folder, each perhaps as NAME.partial."""
 

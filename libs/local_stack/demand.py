@@ -53,7 +53,7 @@ class Demand:
         return frozenset(await self._of_runs() | await self._of_requests(recent_s))
 
     async def is_served(self, key: EngineKey) -> bool:
-        """Whether an engine holds a lease for it, whoever started that."""
+        """Whether an engine holds a lease for it, by whichever program that was started."""
         channel = common_pb2.Channel.Value(f"CHANNEL_{key.channel.upper()}")
         request = ListEnginesRequest(model=key.model, channel=channel)
         async with connect(self._peers["registry"], api_key=self._operator_key) as connection:

@@ -1,4 +1,4 @@
-"""Starts policy engines when they are asked for, and stops those that nobody uses any more."""
+"""Starts policy engines when they are asked for, and stops those that are not used any more."""
 
 import asyncio
 import time
@@ -45,7 +45,7 @@ class Needs(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class OnDemandLimits:
-    """idle_s: an engine that nobody used for so long stops. max_engines: of those started here, at once; the
+    """idle_s: an engine that was not used for so long stops. max_engines: of those started here, at once; the
     one idle longest gives way. again_s: pause after an engine that could not be started."""
 
     idle_s: float = 600.0
@@ -118,7 +118,7 @@ class EnginesOnDemand:
     async def _stop_idle(self, now: float) -> None:
         for key, kept in list(self._kept.items()):
             if now - kept.used_at > self.limits.idle_s:
-                await self._stop(key, f"nobody used it for {self.limits.idle_s:g} s: stopped")
+                await self._stop(key, f"not used for {self.limits.idle_s:g} s: stopped")
 
     async def _has_room(self, wanted: frozenset[EngineKey]) -> bool:
         if len(self._kept) < self.limits.max_engines:

@@ -5,7 +5,6 @@ Volume data is fsynced before an answer (`fs.configure -fsync`).
 
 import asyncio
 import io
-import json
 import shutil
 import socket
 import subprocess
@@ -14,11 +13,15 @@ from collections.abc import Collection, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, fields
 from pathlib import Path
+from types import MappingProxyType
 from typing import Final
 
 from blob_store.classify import CAUGHT
 from blob_store.client import PROBE_TIMEOUT, make_client
+from blob_store.inner_ports import write_security
+from blob_store.keys import StoreKey, key_of
 from blob_store.provision import provision_bucket
+from blob_store.rights import PROBE, write_rights
 from local_stack.spec import Probe
 from service_kit.child_environment import child_environment
 from service_kit.groups import S3Settings
@@ -28,9 +31,11 @@ from upcycle.errors import Unavailable, UpcycleError
 _SHELL_TIMEOUT_S: Final = 30.0
 _ADMIN_GRPC_OFFSET: Final = 10_000
 """Its own worker looks for the admin's gRPC there, whatever the flags say."""
-_PROBE_KEY: Final = ".ready"
 _MEMORY_LIMIT: Final = "512MiB"
 """Go's soft limit; without it the process was seen at 2.7 GB after a bulk load, with it at 364 MB."""
+
+
+_NO_KEYS: Final[Mapping[str, StoreKey]] = MappingProxyType({})
 
 
 class S3ServerError(UpcycleError):
@@ -80,42 +85,51 @@ class S3Command:
 
 
 def s3_command(
-    data_dir: Path, ports: S3Ports, settings: S3Settings, *, extra_args: Sequence[str] = ()
+    data_dir: Path,
+    ports: S3Ports,
+    settings: S3Settings,
+    *,
+    keys: Mapping[str, StoreKey] = _NO_KEYS,
+    extra_args: Sequence[str] = (),
 ) -> S3Command:
-    """Write `s3.json` (the one identity) into `data_dir` and return how to run the server; starts nothing."""
+    """Write `s3.json`, who may do what, into `data_dir` and return how to run the server; starts nothing.
+
+    settings: with the key of the operator, who may do everything. keys: of services, by identity.
+    """
     objects = data_dir / "objects"
     objects.mkdir(parents=True, exist_ok=True)
     identities = data_dir / "s3.json"
-    identities.touch(mode=0o600)
-    identities.write_text(json.dumps(_identities(settings)))
+    write_rights(identities, key_of(settings), keys, settings.bucket)
     argv = (
         weed_binary(),
         "-logtostderr",
         "mini",
-        "-dir",
-        str(objects),
-        "-ip",
-        LOOPBACK,
-        "-ip.bind",
-        LOOPBACK,
-        "-s3.config",
-        str(identities),
-        "-s3.port.iceberg",
-        "0",
-        "-s3.port.lance",
-        "0",
+        f"-dir={objects}",
+        f"-ip={LOOPBACK}",
+        f"-ip.bind={LOOPBACK}",
+        f"-s3.config={identities}",
+        "-s3.port.iceberg=0",
+        "-s3.port.lance=0",
         "-s3.autoCreateBucket=false",
         "-master.telemetry=false",
         "-webdav=false",
+        "-disableHttp",  # of master and filer, which know no keys: their parts speak gRPC
         "-admin.ui=false",
         *ports.flags(),
         *extra_args,
     )
-    return S3Command(argv, {"GOMEMLIMIT": _MEMORY_LIMIT})
+    return S3Command(argv, {"GOMEMLIMIT": _MEMORY_LIMIT, **_home(data_dir)})
 
 
-def make_bucket_durable(ports: S3Ports, bucket: str) -> None:
-    """Make the server fsync what it stores in the bucket; kept across restarts. Raises S3ServerError."""
+def _home(data_dir: Path) -> dict[str, str]:
+    """Where the server's programs find what opens its inner ports to them, and to them alone."""
+    write_security(data_dir / "home" / ".seaweedfs")
+    return {"HOME": str(data_dir.absolute() / "home")}
+
+
+def make_bucket_durable(data_dir: Path, ports: S3Ports, bucket: str) -> None:
+    """Make the server of `data_dir` fsync what it stores in the bucket; kept across restarts. Raises
+    S3ServerError."""
     script = f"lock\nfs.configure -locationPrefix=/buckets/{bucket}/ -fsync -apply\nunlock\nexit\n"
     master = f"-master={LOOPBACK}:{ports.master}.{ports.master_grpc}"
     filer = f"-filer={LOOPBACK}:{ports.filer}.{ports.filer_grpc}"
@@ -126,7 +140,7 @@ def make_bucket_durable(ports: S3Ports, bucket: str) -> None:
         text=True,
         timeout=_SHELL_TIMEOUT_S,
         check=False,
-        env=child_environment(),
+        env=child_environment() | _home(data_dir),
     )
     if done.returncode != 0 or '"fsync":true' not in "".join(done.stdout.split()):
         said = (done.stdout + done.stderr)[-800:]
@@ -142,15 +156,6 @@ def weed_binary() -> str:
     return found
 
 
-def _identities(settings: S3Settings) -> dict[str, object]:
-    credentials = {
-        "accessKey": settings.access_key.get_secret_value(),
-        "secretKey": settings.secret_key.get_secret_value(),
-    }
-    actions = ["Admin", "Read", "Write", "List", "Tagging"]
-    return {"identities": [{"name": "upcycle", "credentials": [credentials], "actions": actions}]}
-
-
 def _admin_ports(avoid: AbstractSet[int]) -> tuple[int, int]:
     for port in sorted(free_ports(64)):  # the lowest, so that the neighbour is no port of the kernel's choice
         neighbour = port + _ADMIN_GRPC_OFFSET
@@ -163,8 +168,8 @@ def takes_a_write(settings: S3Settings) -> bool:
     """Whether an authenticated write into the bucket works now."""
     client, pool = make_client(settings, timeout=PROBE_TIMEOUT)
     try:
-        client.put_object(settings.bucket, _PROBE_KEY, io.BytesIO(b"ready"), 5)
-        client.remove_object(settings.bucket, _PROBE_KEY)
+        client.put_object(settings.bucket, PROBE, io.BytesIO(b"ready"), 5)
+        client.remove_object(settings.bucket, PROBE)
     except CAUGHT:
         return False
     finally:
@@ -172,7 +177,7 @@ def takes_a_write(settings: S3Settings) -> bool:
     return True
 
 
-def s3_probe(settings: S3Settings, ports: S3Ports) -> Probe:
+def s3_probe(data_dir: Path, settings: S3Settings, ports: S3Ports) -> Probe:
     """Ready when the bucket exists, is durable and takes a write; makes it so at the first start."""
 
     def check() -> str | None:
@@ -182,7 +187,7 @@ def s3_probe(settings: S3Settings, ports: S3Ports) -> Probe:
                 return f"nothing listens on {settings.endpoint}"
         try:
             if provision_bucket(settings, wait_s=5.0):
-                make_bucket_durable(ports, settings.bucket)
+                make_bucket_durable(data_dir, ports, settings.bucket)
         except (Unavailable, S3ServerError) as error:
             return str(error)
         return None if takes_a_write(settings) else "does not take writes yet"

@@ -9,6 +9,9 @@ from typing import Final, Literal
 
 from pydantic import SecretStr
 
+from blob_store.keys import key_file as store_key_file
+from blob_store.keys import load_or_make as load_or_make_store_keys
+from blob_store.rights import rights
 from event_bus.accounts import accounts_config
 from event_bus.keys import load_or_make as load_or_make_keys
 from event_bus.keys import seed_file
@@ -19,11 +22,14 @@ from local_stack.credentials import (
     gateway_key_file,
     load_or_make_operator_key,
     load_or_make_service_key,
+    old_secrets_key_files,
     secrets_key_file,
 )
 from local_stack.health import health_url, http_probe
 from local_stack.nats import NatsLogin, nats_command
 from local_stack.s3 import S3Ports, s3_command, s3_probe
+from local_stack.signing import make_keys as make_signing_keys
+from local_stack.signing import signing_env
 from local_stack.spec import ProcessSpec
 from service_kit.groups import BusSettings, PeerSettings, S3Settings, SettingsGroup
 from service_kit.ports import LAST_PORT, LOOPBACK, free_ports, pick_ports
@@ -36,6 +42,7 @@ CHANNELS: Final[Mapping[Engine, tuple[str, ...]]] = {
 """The embedded engine of channel `latest` also holds pinned versions; vLLM needs a third one for them."""
 
 PROVISION: Final = "provision"
+STORE_RIGHTS: Final = rights()
 _INFRASTRUCTURE: Final = ("nats", "s3")
 _ENGINE_START_S: Final[Mapping[Engine, float]] = {"embedded": 120.0, "vllm-cpu": 420.0}
 
@@ -109,8 +116,8 @@ class Plan:
     on_demand: bool = False
     """Engines are started when they are asked for, so a request may wait for one to start."""
 
-    single_bus_user: bool = False
-    """All processes share one login of NATS, as in 0.3, and none has a key of its own."""
+    single_login: bool = False
+    """All processes share one login of NATS and one key of the object store, as in 0.3: none has its own."""
 
     @property
     def bus(self) -> BusSettings:
@@ -132,33 +139,46 @@ class Plan:
     @property
     def nats_login(self) -> NatsLogin | None:
         """The one user of all, where they share one."""
-        if not self.single_bus_user:
+        if not self.single_login:
             return None
         return NatsLogin(self.credentials.bus_user, self.credentials.bus_password)
 
     def nats_accounts(self) -> str:
         """What the server's configuration says of the keys, which are made where there are none; "" where all
         share a user."""
-        if self.single_bus_user:
+        if self.single_login:
             return ""
         return accounts_config(load_or_make_keys(self.bus_keys, IDENTITIES))
 
     @property
     def s3(self) -> S3Settings:
-        """How to reach this stack's object store."""
-        return S3Settings(
-            endpoint=f"{LOOPBACK}:{self.ports.s3}",
-            access_key=SecretStr(self.credentials.s3_access_key),
-            secret_key=SecretStr(self.credentials.s3_secret_key),
-            bucket="upcycle",
-            secure=False,
-            region="us-east-1",
+        """How the operator reaches this stack's object store."""
+        login = {"access_key": self.credentials.s3_access_key, "secret_key": self.credentials.s3_secret_key}
+        return S3Settings.model_validate({**self._s3_place, **login})
+
+    def s3_of(self, identity: str) -> S3Settings:
+        """How a service reaches it."""
+        if self.single_login:
+            return self.s3
+        return S3Settings.model_validate(
+            {**self._s3_place, "key_file": store_key_file(self.store_keys, identity)}
         )
+
+    @property
+    def store_keys(self) -> Path:
+        """Folder of the keys of the object store."""
+        return self.data_dir.absolute() / "store"
+
+    @property
+    def _s3_place(self) -> dict[str, object]:
+        endpoint = f"{LOOPBACK}:{self.ports.s3}"
+        return {"endpoint": endpoint, "bucket": "upcycle", "secure": False, "region": "us-east-1"}
 
 
 def process_specs(plan: Plan) -> list[ProcessSpec]:
     """Every process of the stack, in starting order. Writes the configuration of NATS and S3, and at
-    the first start the keys of operator and services."""
+    the first start the keys of operator and services, and those of signatures."""
+    make_signing_keys(plan.data_dir)  # before the configuration of S3: it shows whether there was one
     engines = [] if plan.model is None else [(plan.model, channel) for channel in CHANNELS[plan.engine]]
     return [
         *server_specs(plan),
@@ -184,15 +204,21 @@ def sql_folder(data_dir: Path) -> Path:
     return data_dir / "sql"
 
 
+def database(data_dir: Path, service: str) -> Path:
+    """Of one service of a stack."""
+    return sql_folder(data_dir) / f"{service}.sqlite"
+
+
 def shared_env(plan: Plan, identity: str) -> dict[str, str]:
-    """Settings that mean the same in every process of the stack, but for the key of NATS: each identity has
-    its own."""
+    """Settings that mean the same in every process of the stack, but for keys of NATS and of the object
+    store: each identity has its own."""
     return {
         **_as_env(plan.bus_of(identity)),
-        **_as_env(plan.s3),
+        **(_as_env(plan.s3_of(identity)) if identity in STORE_RIGHTS else {}),
         **_as_env(PeerSettings.model_validate(plan.ports.peers())),
         "UPCYCLE_SQL_DATA_DIR": str(sql_folder(plan.data_dir)),
         "UPCYCLE_ACCESS_SERVICE_KEY": load_or_make_service_key(plan.data_dir),
+        **signing_env(plan.data_dir.absolute(), identity),
         **plan.extra_env,
     }
 
@@ -229,13 +255,15 @@ def _nats(plan: Plan) -> ProcessSpec:
 
 def _s3(plan: Plan) -> ProcessSpec:
     ports = S3Ports.pick(plan.ports.s3, avoid=set(astuple(plan.ports)))
-    command = s3_command(plan.data_dir / "s3", ports, plan.s3)
+    keys = load_or_make_store_keys(plan.store_keys, STORE_RIGHTS)
+    folder = plan.data_dir / "s3"
+    command = s3_command(folder, ports, plan.s3, keys=keys)
     return ProcessSpec(
         "s3",
         command.argv,
         env=command.env,
         is_foreign=True,
-        ready=s3_probe(plan.s3, ports),
+        ready=s3_probe(folder, plan.s3, ports),
         url=f"http://{plan.s3.endpoint}",
         http_port=plan.ports.s3,
         start_s=45,
@@ -263,7 +291,7 @@ def _service(
         env={
             **shared_env(plan, name),
             f"{prefix}_HOST": LOOPBACK,
-            "UPCYCLE_SQL_URL": f"sqlite:///{sql_folder(plan.data_dir) / name}.sqlite",
+            "UPCYCLE_SQL_URL": f"sqlite:///{database(plan.data_dir, name)}",
             **{variable: str(port) for variable, port in ports.items() if port is not None},
             **({} if grpc_port is None else _operator_key(plan)),
             **env,
@@ -296,6 +324,9 @@ def _runner(plan: Plan) -> ProcessSpec:
         uses=uses,
         SCENARIO_RUNNER_ENVIRONMENT_ROOTS=roots,
         SCENARIO_RUNNER_SECRETS_KEY_FILE=str(secrets_key_file(plan.data_dir).absolute()),
+        SCENARIO_RUNNER_SECRETS_OLD_KEY_FILES=json.dumps(
+            [str(path.absolute()) for path in old_secrets_key_files(plan.data_dir)]
+        ),
         SCENARIO_RUNNER_CELL_HIDDEN=json.dumps([str(plan.data_dir.absolute())]),
     )
 

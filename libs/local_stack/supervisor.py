@@ -15,13 +15,13 @@ from pathlib import Path
 from types import TracebackType
 from typing import IO, Any, Final, Self
 
-from local_stack.credentials import write_private
 from local_stack.logfile import rotate
 from local_stack.managed import Managed, ProcessPhase
 from local_stack.orphans import MARKER, end_marked
 from local_stack.spec import ProcessSpec, RestartPolicy, StepSpec
 from service_kit.background import BackgroundTasks
 from service_kit.deadlines import DeadlineExceeded, deadline
+from service_kit.private_files import write_private
 from upcycle.errors import UpcycleError
 
 _HOUSEKEEPING_S: Final = 2.0
@@ -270,7 +270,7 @@ class Supervisor:
 
     def _write_state(self) -> None:
         path = self.folder / STATE_FILE
-        write_private(path, json.dumps(self.state(), indent=2))
+        write_private(path, json.dumps(self.state(), indent=2).encode())
 
     def _report(self, name: str, what: str) -> None:
         if self._on_event is not None:

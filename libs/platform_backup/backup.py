@@ -17,6 +17,7 @@ from blob_store.provision import refuse_unfinished_restore
 from blob_store.ref import ref_of_file
 from event_bus.connection import connected
 from event_bus.topology import STREAMS
+from identities.tenants import OWN_TENANT
 from platform_backup import manifest, objects, quiet, streams, tables
 from platform_backup.errors import BackupFailed, BackupRefused, written_to
 from platform_backup.manifest import (
@@ -75,6 +76,7 @@ def _described(
     return Manifest(
         made_at=utc_now().isoformat(timespec="seconds"),
         version=version("upcycle-platform"),
+        tenant=OWN_TENANT,
         files=_digests(folder),
         streams=parts,
         databases=databases,

@@ -9,9 +9,10 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any, Final
 
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from blob_store.ref import ref_of_file
+from identities.tenants import ONLY_TENANT
 from platform_backup.errors import BackupDamaged, BackupRefused
 
 FILE: Final = "backup.json"
@@ -73,6 +74,8 @@ class Manifest(_Part):
     made_at: str
     version: str
     """Of the platform that wrote it."""
+    tenant: str = Field(default=ONLY_TENANT, exclude_if=lambda name: name == ONLY_TENANT)
+    """Whose platform it is; left out where it has no name, as in backups that know no tenants."""
     files: dict[str, FileDigest]
     """Path in the backup -> content; objects have an index of their own."""
     streams: dict[str, StreamPart]

@@ -15,6 +15,7 @@ from blob_store.provision import RESTORE_MARKER, provision_bucket
 from blob_store.s3 import S3BlobStore
 from event_bus.connection import connected
 from event_bus.topology import STREAMS
+from identities.tenants import OWN_TENANT, VARIABLE
 from platform_backup import manifest, objects, quiet, streams, tables
 from platform_backup.errors import BackupRefused
 from platform_backup.manifest import DATABASES, SNAPSHOTS, Manifest
@@ -60,7 +61,12 @@ async def restore(places: Places, folder: Path, *, say: Say = lambda _: None) ->
 
 
 def _refuse_foreign(places: Places, kept: Manifest) -> None:
-    """A backup that this version, or these places, cannot take."""
+    """A backup that this version, this tenant, or these places, cannot take."""
+    if kept.tenant != OWN_TENANT:  # its rows, keys and subjects would belong to no tenant that runs
+        raise BackupRefused(
+            f"the backup is of tenant {kept.tenant!r:.60}, and this command works for {OWN_TENANT!r}",
+            f"set {VARIABLE}={kept.tenant:.60}",
+        )
     for what, names, known in (
         ("stream", kept.streams.keys(), {spec.name for spec in STREAMS}),
         ("database of service", kept.databases.keys(), places.databases.keys()),

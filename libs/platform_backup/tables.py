@@ -12,8 +12,9 @@ from typing import Any, Final
 
 import zstandard
 from pydantic import SecretStr
-from sqlalchemy import Connection, MetaData, make_url, text
+from sqlalchemy import Connection, MetaData, Table, make_url, select, text
 
+from identities.tenants import ONLY_TENANT, OWN_TENANT, VARIABLE
 from platform_backup.errors import BackupFailed, BackupRefused, refused_below, written_to
 from platform_backup.manifest import SQLITE, DatabasePart
 from sql_store.database import Database, wait_for_ever
@@ -29,7 +30,7 @@ def backend_of(url: SecretStr) -> str:
 
 async def save(service: str, url: SecretStr, folder: Path) -> DatabasePart:
     """Write the tables of a service below `folder`, as they were at one instant. Raises BackupRefused where
-    there are none, BackupFailed.
+    there are none, or they are another tenant's, BackupFailed.
     """
     if backend_of(url) == SQLITE:
         return await asyncio.to_thread(_save_sqlite, service, _file_of(url), folder / f"{service}.sqlite")
@@ -100,6 +101,7 @@ def _save_sqlite(service: str, path: Path, target: Path) -> DatabasePart:
     _sync(target)
     with closing(sqlite3.connect(target)) as copy:
         revision = _sqlite_revision(copy, service)
+        _refuse_of_another(service, _sqlite_tenant(copy, service))
     return DatabasePart(backend=SQLITE, revision=revision, rows=_sqlite_rows(target))
 
 
@@ -111,6 +113,28 @@ def _sqlite_revision(copy: sqlite3.Connection, service: str) -> str:
     if row is None:
         raise _unmigrated(service)
     return str(row[0])
+
+
+def _sqlite_tenant(copy: sqlite3.Connection, service: str) -> str:
+    try:
+        return str(copy.execute(f"SELECT tenant FROM {service}_version").fetchone()[0])  # noqa: S608
+    except sqlite3.OperationalError:
+        return ONLY_TENANT
+
+
+def _postgres_tenant(connection: Connection, version: Table) -> str:
+    if "tenant" not in version.columns:
+        return ONLY_TENANT
+    return str(connection.execute(select(version.c.tenant)).scalar_one())
+
+
+def _refuse_of_another(service: str, tenant: str) -> None:
+    """Tables of before there were tenants say no name: they are of the only one."""
+    if tenant != OWN_TENANT:
+        raise BackupRefused(
+            f"the tables of {service} belong to tenant {tenant!r}, and this command works for {OWN_TENANT!r}",
+            f"set {VARIABLE}={tenant}",
+        )
 
 
 def _unmigrated(service: str) -> BackupRefused:
@@ -158,6 +182,7 @@ def _save_postgres(connection: Connection, service: str, folder: Path) -> Databa
     revision = connection.exec_driver_sql(f"SELECT version_num FROM {version}").scalar()  # noqa: S608
     if revision is None:
         raise _unmigrated(service)
+    _refuse_of_another(service, _postgres_tenant(connection, metadata.tables[version]))
     columns = {
         table.name: [column.name for column in table.columns if column.computed is None]
         for table in metadata.sorted_tables  # a table comes after those that it refers to

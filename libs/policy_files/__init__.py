@@ -1,5 +1,6 @@
 """Policy versions as files: uploaded with a manifest last, fetched by digest, never half-visible."""
 
+from policy_files.adapters import ADAPTER_FOLDER, AdapterInfo, adapter_of
 from policy_files.announcements import Announcement
 from policy_files.cache import fetch, prune, verify
 from policy_files.errors import (
@@ -24,6 +25,8 @@ from policy_files.uploading import PolicyFacts, load, upload
 from policy_files.weights import TensorInfo, read_tensors, tensors_of_directory
 
 __all__ = [
+    "ADAPTER_FOLDER",
+    "AdapterInfo",
     "AnnouncedVersions",
     "Announcement",
     "CorruptPolicy",
@@ -37,6 +40,7 @@ __all__ = [
     "TensorInfo",
     "UnknownPolicy",
     "VersionTaken",
+    "adapter_of",
     "check_manifest",
     "fetch",
     "load",

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from policy_files.adapters import ADAPTER_FOLDER
 from policy_files.errors import InvalidPolicyDir
 
 _MAX_HEADER_BYTES = 100_000_000  # the format's own limit
@@ -25,9 +26,13 @@ class TensorInfo:
 
 
 def tensors_of_directory(directory: Path) -> dict[str, TensorInfo]:
-    """Name -> dtype and shape over every .safetensors file of the directory. Raises InvalidPolicyDir."""
+    """Name -> dtype and shape over every .safetensors file of the directory, but for those of its adapter.
+    Raises InvalidPolicyDir."""
     found: dict[str, TensorInfo] = {}
     for path in sorted(directory.rglob("*.safetensors")):
+        if path.relative_to(directory).parts[0] == ADAPTER_FOLDER:
+            read_tensors(path)  # whole, too
+            continue
         tensors = read_tensors(path)
         if twice := sorted(found.keys() & tensors.keys()):
             raise InvalidPolicyDir(f"{directory}: tensors stored in two files: {', '.join(twice[:5])}")

@@ -77,7 +77,7 @@ def _facts(folder: Path) -> RewardModelFacts:
     try:
         row: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
         written = row.pop("format", None)
-    except (OSError, ValueError, AttributeError, TypeError) as error:
+    except (OSError, ValueError, AttributeError, TypeError, RecursionError) as error:
         raise RewardModelRefused(f"{path} cannot be read: {error}", _MAKE_ONE) from error
     if written != FORMAT:
         raise RewardModelRefused(
@@ -86,6 +86,12 @@ def _facts(folder: Path) -> RewardModelFacts:
     known = {one.name for one in fields(RewardModelFacts)}
     try:
         values = {name: value for name, value in row.items() if name in known}
-        return RewardModelFacts(**{**values, "tasks": tuple(values["tasks"])})
+        facts = RewardModelFacts(**{**values, "tasks": tuple(values["tasks"])})
     except (TypeError, KeyError) as error:
         raise RewardModelRefused(f"{path} is not whole: {error}", "train it again") from error
+    if type(facts.max_tokens) is not int or facts.max_tokens < 1:
+        raise RewardModelRefused(f"{path}: max_tokens is {facts.max_tokens!r:.80}", "train it again")
+    texts = (facts.base, facts.tokenizer, *facts.tasks)
+    if not isinstance(row["tasks"], list) or not all(isinstance(one, str) for one in texts):
+        raise RewardModelRefused(f"{path}: base, tokenizer and tasks are not all texts", "train it again")
+    return facts

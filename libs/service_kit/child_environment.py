@@ -12,7 +12,7 @@ STACK_MARKER: Final = "UPCYCLE_STACK_DIR"
 """By it a stack finds processes that it left behind."""
 _NAMES: Final = frozenset({
     "PATH", "HOME", "USER", "LOGNAME", "SHELL", "LANG", "LANGUAGE", "TZ", "TMPDIR", "VIRTUAL_ENV",
-    "XDG_CACHE_HOME", "LD_LIBRARY_PATH", "LD_PRELOAD", "CC", "CXX", STACK_MARKER,
+    "XDG_CACHE_HOME", "LD_LIBRARY_PATH", "LD_PRELOAD", "CC", "CXX", "UPCYCLE_TENANT", STACK_MARKER,
 })  # fmt: skip
 _PREFIXES: Final = (
     "LC_", "PYTHON", "OMP_", "KMP_", "MKL_", "OPENBLAS_", "NUMEXPR_", "CUDA_", "CUBLAS_", "CUDNN_", "NVIDIA_",

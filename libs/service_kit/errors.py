@@ -13,7 +13,7 @@ class InvalidRequest(ValueError):
 
 
 class StoreFull(Unavailable):
-    """A database or the object store answers, but takes no more bytes. Nothing was written; make room."""
+    """A database, the object store or a local disk takes no more bytes. Nothing was written; make room."""
 
     kind = "store_full"
 

@@ -4,7 +4,7 @@ Equal names mean equal things in every process of a stack, so one exported varia
 """
 
 from pathlib import Path
-from typing import Final, Self
+from typing import Final, Literal, Self
 from urllib.parse import urlsplit
 
 from pydantic import Field, SecretStr, ValidationInfo, field_validator, model_validator
@@ -93,6 +93,9 @@ class S3Settings(SettingsGroup):
     """Access key id."""
     secret_key: SecretStr = SecretStr("upcycle-secret")
     """Secret key; the default is what `upcycle up` gives its own loopback-only store."""
+    key_file: Path | None = None
+    """JSON file with `access_key` and `secret_key`, in their place; only its user may open it.
+    `upcycle store keys` makes one for each service."""
     bucket: str = Field("upcycle", min_length=3, max_length=63)
     """Bucket that holds everything this deployment stores."""
     secure: bool = False
@@ -114,10 +117,61 @@ class S3Settings(SettingsGroup):
             )
         return endpoint
 
+    @field_validator("key_file", mode="before")
+    @classmethod
+    def _names_a_file(cls, path: object) -> object:
+        """An empty variable is how a container of a list of containers goes without."""
+        return None if path == "" else path
+
+    @model_validator(mode="after")
+    def _has_one_key(self) -> Self:
+        named = self.model_fields_set & {"access_key", "secret_key"}
+        if self.key_file is not None and any(getattr(self, name).get_secret_value() for name in named):
+            raise ValueError(
+                "UPCYCLE_S3_KEY_FILE and UPCYCLE_S3_ACCESS_KEY are two keys: name the file or give the key; "
+                "unset one"
+            )
+        return self
+
     @model_validator(mode="after")
     def _uses_its_ca(self) -> Self:
         if self.ca is not None and not self.secure:
             raise ValueError("UPCYCLE_S3_CA without UPCYCLE_S3_SECURE=true: requests would go in the clear")
+        return self
+
+
+class SigningSettings(SettingsGroup):
+    """Signatures of manifests and training states in the object store. Files of keys are read at the start;
+    `upcycle signing keys` makes them."""
+
+    model_config = SettingsConfigDict(env_prefix="UPCYCLE_SIGNING_")
+
+    key: Path | None = None
+    """Private key, in PEM form, with which this process signs what it writes; only its user may open it."""
+    trusted: Path | None = None
+    """Public keys whose signatures count, each a line as OpenSSH writes it. Set: manifests and states are
+    proven before they are used. Unset: what lies in the store is believed."""
+    unsigned: Literal["refuse", "accept"] = "refuse"
+    """What no key of TRUSTED has signed: `accept` uses it, with a warning in the log, while some processes do
+    not sign yet. A false signature of a trusted key is refused either way."""
+
+    @model_validator(mode="after")
+    def _proves_what_it_accepts(self) -> Self:
+        if self.trusted is None and self.unsigned == "accept":
+            raise ValueError("UPCYCLE_SIGNING_UNSIGNED=accept without UPCYCLE_SIGNING_TRUSTED says nothing")
+        return self
+
+
+class WriterSigningSettings(SigningSettings):
+    """The same for a process that writes manifests or states."""
+
+    @model_validator(mode="after")
+    def _signs_what_it_reads_again(self) -> Self:
+        if self.trusted is not None and self.key is None and self.unsigned == "refuse":
+            raise ValueError(
+                "UPCYCLE_SIGNING_TRUSTED without UPCYCLE_SIGNING_KEY: this process would refuse what it "
+                "wrote itself; name its key"
+            )
         return self
 
 
@@ -191,6 +245,9 @@ class AccessSettings(SettingsGroup):
     """The same that make a user. A person with none of either is refused."""
     oidc_name_claim: str = "sub"
     """Claim that names a person in records, as oidc:NAME; one that a person cannot change."""
+    oidc_tenant_claim: str = ""
+    """Claim that must hold the tenant of this platform (UPCYCLE_TENANT), a text or a list; dots lead into
+    objects. Empty: the issuer is of one tenant."""
 
     @field_validator("service_key", "operator_key", "user_keys")
     @classmethod
@@ -224,7 +281,7 @@ class AccessSettings(SettingsGroup):
             )
         if not self.oidc_operator_roles and not self.oidc_user_roles:
             raise ValueError(
-                "UPCYCLE_ACCESS_OIDC_USER_ROLES and _OPERATOR_ROLES are empty: nobody has a role"
+                "UPCYCLE_ACCESS_OIDC_USER_ROLES and _OPERATOR_ROLES are empty: no person has a role"
             )
         url = urlsplit(self.oidc_jwks_url)
         if url.scheme != "https" and url.hostname not in _THIS_MACHINE:
@@ -256,7 +313,7 @@ class AccessSettings(SettingsGroup):
 
 
 class TlsSettings(SettingsGroup):
-    """Certificates of the gRPC calls, files in PEM form; replaced files hold for the next connection."""
+    """Certificates of gRPC and engines, files in PEM form; replaced files hold for the next connection."""
 
     model_config = SettingsConfigDict(env_prefix="UPCYCLE_TLS_")
 
@@ -270,6 +327,8 @@ class TlsSettings(SettingsGroup):
     """Private key of the certificate."""
     clients: bool = False
     """Admit only callers that show a certificate which one of CA signed (mutual TLS)."""
+    engines: bool = False
+    """Engines speak https: supervisors start them with the above, sampler and gateway call no others."""
 
     @model_validator(mode="after")
     def _is_whole(self) -> Self:
@@ -277,11 +336,11 @@ class TlsSettings(SettingsGroup):
             raise ValueError("UPCYCLE_TLS_CERTIFICATE and UPCYCLE_TLS_KEY go together: set both or neither")
         if self.clients and (self.ca is None or self.certificate is None):
             raise ValueError("UPCYCLE_TLS_CLIENTS needs UPCYCLE_TLS_CA, _CERTIFICATE and _KEY")
+        if self.engines and self.ca is None:
+            raise ValueError("UPCYCLE_TLS_ENGINES needs UPCYCLE_TLS_CA: which engines are trusted")
         if self.certificate is not None and self.ca is None:
-            raise ValueError(
-                "UPCYCLE_TLS_CERTIFICATE without UPCYCLE_TLS_CA: this process would listen in TLS and call "
-                "others in the clear; name the CA"
-            )
+            what = "this process would listen in TLS and call others in the clear; name the CA"
+            raise ValueError(f"UPCYCLE_TLS_CERTIFICATE without UPCYCLE_TLS_CA: {what}")
         return self
 
 
@@ -339,15 +398,3 @@ class ServerAccessSettings(AccessSettings):
 
 def _listed(keys: SecretStr) -> tuple[str, ...]:
     return tuple(filter(None, (key.strip() for key in keys.get_secret_value().split(","))))
-
-
-SHARED_GROUPS: tuple[type[BaseSettings], ...] = (
-    BusSettings,
-    S3Settings,
-    PeerSettings,
-    SqlSettings,
-    AccessSettings,
-    TlsSettings,
-    EdgeSettings,
-)
-"""Groups whose prefixes are checked in every service, whether it uses the group or not."""

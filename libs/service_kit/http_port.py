@@ -48,7 +48,8 @@ class HttpPort:
 
 
 async def _identified(_: web.Request, response: web.StreamResponse) -> None:
-    response.headers.setdefault(REQUEST_ID, new_request_id())
+    if REQUEST_ID not in response.headers:
+        response.headers[REQUEST_ID] = new_request_id()
 
 
 class _Site(web.TCPSite):

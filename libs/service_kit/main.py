@@ -32,12 +32,17 @@ PRIVATE_UMASK: Final = 0o077
 
 
 def run_main(
-    name: str, settings_cls: type[S], build_app: Callable[[S], Service], *, argv: Sequence[str] | None = None
+    name: str,
+    settings_cls: type[S],
+    build_app: Callable[[S], Service],
+    *,
+    argv: Sequence[str] | None = None,
+    loop_factory: Callable[[], asyncio.AbstractEventLoop] | None = None,
 ) -> None:
     """Run a service as this process; `build_app` constructs, it does not connect, and may raise SettingsError
     for what does not fit the machine. Raises SystemExit.
 
-    What the process writes is readable by its user alone.
+    What the process writes is readable by its user alone. loop_factory: of another loop than asyncio's own.
     Exit status: 0 stopped by a signal; 1 a component failed to start or stop; 2 settings; 70 one died.
     """
     _answer_arguments(name, settings_cls, list(sys.argv[1:] if argv is None else argv))
@@ -52,7 +57,8 @@ def run_main(
     setup_logging(name, settings.log_level, secrets=_secrets_of(settings))
     telemetry = setup_telemetry(name)
     try:
-        code = asyncio.run(_run(settings, build_app))
+        with asyncio.Runner(loop_factory=loop_factory) as runner:
+            code = runner.run(_run(settings, build_app))
     except SettingsError as error:
         print(error, file=sys.stderr)
         code = EXIT_SETTINGS

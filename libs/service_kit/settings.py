@@ -18,11 +18,31 @@ from pydantic.fields import FieldInfo
 from pydantic_settings import BaseSettings, SettingsConfigDict
 from pydantic_settings import SettingsError as UnparsableSetting
 
-from service_kit.groups import SHARED_GROUPS, EdgeSettings, TlsSettings
+from service_kit.groups import (
+    AccessSettings,
+    BusSettings,
+    EdgeSettings,
+    PeerSettings,
+    S3Settings,
+    SigningSettings,
+    SqlSettings,
+    TlsSettings,
+)
 from service_kit.redact import Redactor
 
 EXIT_SETTINGS: Final = 2
 """Exit status of a process whose settings are wrong."""
+SHARED_GROUPS: tuple[type[BaseSettings], ...] = (
+    BusSettings,
+    S3Settings,
+    SigningSettings,
+    PeerSettings,
+    SqlSettings,
+    AccessSettings,
+    TlsSettings,
+    EdgeSettings,
+)
+"""Groups whose prefixes are checked in every service, whether it uses the group or not."""
 
 S = TypeVar("S", bound=BaseSettings)
 redact = Redactor()

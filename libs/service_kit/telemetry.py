@@ -17,6 +17,7 @@ from opentelemetry.sdk.trace import SpanLimits, TracerProvider
 from opentelemetry.sdk.trace.export import BatchSpanProcessor, ConsoleSpanExporter, SpanExporter
 from opentelemetry.trace import Span, Status, StatusCode
 
+from identities.tenants import OWN_TENANT
 from service_kit.unrecorded import Unrecorded
 
 log = logging.getLogger(__name__)
@@ -58,7 +59,8 @@ def setup_telemetry(service: str) -> Telemetry:
 
 def _recording(service: str, exporter: SpanExporter) -> TracerProvider:
     """Samples as OTEL_TRACES_SAMPLER says."""
-    resource = Resource.create({"service.name": service, "service.version": version("upcycle")})
+    names = {"service.name": service, "service.version": version("upcycle"), "upcycle.tenant": OWN_TENANT}
+    resource = Resource.create(names)
     provider = TracerProvider(resource=resource, span_limits=span_limits(), shutdown_on_exit=False)
     provider.add_span_processor(BatchSpanProcessor(exporter))
     return provider

@@ -13,7 +13,7 @@ from sqlalchemy import BigInteger, Column, Connection, Integer, MetaData, String
 
 from sql_store.columns import UtcDateTime
 from sql_store.database import Database
-from sql_store.tenants import owned
+from sql_store.tenants import current_tenant, owned
 
 TABLE_NAME: Final = "audit_entry"
 MAX_TEXT: Final = 500
@@ -28,7 +28,7 @@ def audit_table(metadata: MetaData) -> Table:
         TABLE_NAME,
         metadata,
         Column("number", BigInteger().with_variant(Integer, "sqlite"), primary_key=True, autoincrement=True),
-        Column("tenant", String(64), nullable=False, server_default="default"),
+        Column("tenant", String(64), nullable=False, server_default="default", default=current_tenant),
         Column("at", UtcDateTime(), nullable=False, index=True),
         Column("who", String(_MAX_NAME), nullable=False),
         Column("name", String(_MAX_NAME), nullable=False),

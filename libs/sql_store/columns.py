@@ -6,13 +6,20 @@ from typing import Any
 from sqlalchemy import Column, DateTime, Dialect
 from sqlalchemy.types import TypeDecorator, TypeEngine
 
+from sql_store.tenants import current_tenant
+
 
 def columns(names: str, kind: TypeEngine[Any] | type[TypeEngine[Any]], **options: Any) -> list[Column[Any]]:
     """Columns of one type, by names with spaces between. options: of each Column.
 
     Queries need no options: keys, lengths, defaults and indexes are in the migration that makes the table.
+    A column `tenant` is filled in by every insert that does not name it.
     """
-    return [Column(name, kind, **options) for name in names.split()]
+    return [Column(name, kind, **{**_filled(name), **options}) for name in names.split()]
+
+
+def _filled(name: str) -> dict[str, Any]:
+    return {"default": current_tenant} if name == "tenant" else {}
 
 
 class UtcDateTime(TypeDecorator[datetime]):

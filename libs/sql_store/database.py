@@ -43,7 +43,7 @@ _NOTED: Final = "sql_store_noted"
 _SYNCHRONOUS: Final = "sql_store.synchronous"
 """Of a SQLite connection, what `PRAGMA synchronous` says; FULL from the start."""
 _UNSTORABLE: Final = re.compile(r"[\x00\ud800-\udfff]")
-_NO_TEXTS: Final = frozenset({int, float, bool, datetime, type(None)})
+_NO_TEXTS: Final = frozenset({int, float, bool, bytes, datetime, type(None)})
 """Most values of a row; a call for each of them is a tenth of what a transaction takes."""
 
 
@@ -286,7 +286,9 @@ def _storable(value: Any) -> Any:
         return value if is_plain else _UNSTORABLE.sub("\ufffd", value)
     if isinstance(value, dict):
         return {key: one if type(one) in _NO_TEXTS else _storable(one) for key, one in value.items()}
-    return type(value)(map(_storable, value)) if isinstance(value, tuple | list) else value
+    if isinstance(value, tuple | list):
+        return type(value)([one if type(one) in _NO_TEXTS else _storable(one) for one in value])
+    return value
 
 
 def _prepare_sqlite(connection: Any, record: object) -> None:

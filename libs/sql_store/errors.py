@@ -11,3 +11,7 @@ class UnsupportedDatabase(Exception):
 
 class MigrationFailed(Exception):
     """The tables cannot be brought to the version that this program needs; they are as they were."""
+
+
+class OtherTenant(MigrationFailed):
+    """The tables belong to another tenant than the one that this process works for."""

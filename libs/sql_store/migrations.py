@@ -10,11 +10,12 @@ from alembic.runtime.environment import EnvironmentContext
 from alembic.script import ScriptDirectory
 from alembic.util import CommandError
 from pydantic import SecretStr
-from sqlalchemy import Connection, column, table
+from sqlalchemy import Connection, column, inspect, table
 from sqlalchemy.exc import DBAPIError
 
 from sql_store.database import Database, take_turn
 from sql_store.errors import MigrationFailed
+from sql_store.tenants import take_for_tenant
 
 _HOME: Final = "adapters.migrations"
 _IDLE_MS: Final = 120_000
@@ -28,7 +29,8 @@ class MigratedDatabase(Database):
         """package: the service's, see `migrate`."""
         super().__init__(url)
         self._package = package
-        version = table(f"{package}_version", column("version_num"))
+        self._version_table = f"{package}_version"
+        version = table(self._version_table, column("version_num"))
         self._tries_to_write = lambda connection: connection.execute(
             version.update().values(version_num=version.c.version_num)
         )
@@ -38,6 +40,13 @@ class MigratedDatabase(Database):
         await super().start()
         await migrate(self, self._package)
 
+    async def has_tables(self) -> bool:
+        """Whether `start` would find the tables of the service, of any version; makes nothing. Raises
+        Unavailable."""
+        if self.missing_file:
+            return False
+        return await self.run(lambda connection: inspect(connection).has_table(self._version_table))
+
 
 async def migrate(
     db: Database, package: str, revision: str = "head", *, then: Callable[[Connection], None] = lambda _: None
@@ -46,13 +55,18 @@ async def migrate(
 
     `package` is the service's package (`trajectory_store`, with `adapters/migrations/versions/*.py`) or
     the migrations package itself. revision: stop there. then: called in the same transaction. Several
-    processes may call it at once. Raises MigrationFailed (tables as they were), Unavailable, StoreFull.
+    processes may call it at once. Raises MigrationFailed (tables as they were; OtherTenant where they are
+    another's), Unavailable, StoreFull.
     """
     folder = _folder_of(package)
     service = package.removesuffix(f".{_HOME}").rpartition(".")[2]
 
     def upgrade(connection: Connection) -> str:
-        reached = _upgrade(connection, folder, f"{service}_version", revision)
+        versions = f"{service}_version"
+        take_turn(connection, "migrate")
+        is_new = not inspect(connection).has_table(versions)
+        reached = _upgrade(connection, folder, versions, revision)
+        take_for_tenant(connection, versions, is_new=is_new)
         then(connection)
         return reached
 
@@ -99,7 +113,6 @@ def _upgrade(connection: Connection, folder: Path, version_table: str, wanted: s
         connection.dialect.name == "postgresql"
     ):  # between two statements Python reads and compiles the scripts
         connection.exec_driver_sql(f"SET LOCAL idle_in_transaction_session_timeout = {_IDLE_MS}")
-    take_turn(connection, "migrate")
     config = _config(folder)
     try:
         script = ScriptDirectory.from_config(config)

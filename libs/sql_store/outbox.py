@@ -31,9 +31,10 @@ from sqlalchemy.dialects import postgresql, sqlite
 
 from event_bus import codec
 from event_bus.topology import DECISIONS, EVENTS, TASKS, UPCYCLE, Topology
-from identities.tenants import DEFAULT_TENANT
+from identities.tenants import OWN_TENANT
 from sql_store.columns import UtcDateTime
 from sql_store.database import give_notice
+from sql_store.prepared import PreparedRows
 
 TABLE_NAME: Final = "outbox"
 
@@ -66,10 +67,10 @@ def outbox_table(metadata: MetaData) -> Table:
 
 OUTBOX: Final = outbox_table(MetaData())
 _DONE_WITH: Final = or_(OUTBOX.c.published_at.is_not(None), OUTBOX.c.refusal.is_not(None))
-# Built once: building one costs as much as running it.
+_OF_A_ROW: Final = ("stream", "subject", "event_id", "schema", "payload", "trace")
 _INSERTS: Final = {
-    "postgresql": postgresql.insert(OUTBOX).on_conflict_do_nothing(),
-    "sqlite": sqlite.insert(OUTBOX).on_conflict_do_nothing(),
+    "postgresql": PreparedRows(postgresql.insert(OUTBOX).on_conflict_do_nothing(), _OF_A_ROW),
+    "sqlite": PreparedRows(sqlite.insert(OUTBOX).on_conflict_do_nothing(), _OF_A_ROW),
 }
 
 
@@ -79,7 +80,7 @@ def enqueue(
     *,
     model: str,
     event_id: str,
-    tenant: str = DEFAULT_TENANT,
+    tenant: str = OWN_TENANT,
     author: str = "",
     topology: Topology = UPCYCLE,
 ) -> None:
@@ -92,6 +93,24 @@ def enqueue(
     """
     stream, subject = topology.address(type(event), model, event_id, tenant=tenant, author=author)
     _store(connection, [_row(event, codec.encode(event), stream, subject, event_id)])
+
+
+@dataclass(frozen=True, slots=True)
+class Fact:
+    """A fact about a model, under its id."""
+
+    message: Message
+    model: str
+    event_id: str
+
+
+def enqueue_facts(connection: Connection, facts: Sequence[Fact], *, tenant: str = OWN_TENANT) -> None:
+    """Store many with one statement, as `enqueue` does with each."""
+    rows = []
+    for one in facts:
+        stream, subject = UPCYCLE.address(type(one.message), one.model, one.event_id, tenant=tenant)
+        rows.append(_row(one.message, codec.encode(one.message), stream, subject, one.event_id))
+    _store(connection, rows)
 
 
 def enqueue_again(connection: Connection, event: Message, *, event_id: str, **address: Any) -> None:
@@ -120,7 +139,7 @@ def enqueue_command(
     pool: str,
     model: str,
     event_id: str,
-    tenant: str = DEFAULT_TENANT,
+    tenant: str = OWN_TENANT,
 ) -> None:
     """Store a command for one worker of `pool`, like `enqueue`."""
     subject = UPCYCLE.command_subject(type(command), pool, model, tenant)
@@ -138,12 +157,7 @@ class Requested:
 
 
 def enqueue_requested(
-    connection: Connection,
-    requests: Sequence[Requested],
-    *,
-    pool: str,
-    model: str,
-    tenant: str = DEFAULT_TENANT,
+    connection: Connection, requests: Sequence[Requested], *, pool: str, model: str, tenant: str = OWN_TENANT
 ) -> None:
     """Store many with one statement, each fact before its command, as `enqueue` and `enqueue_command` do."""
     rows = []
@@ -173,6 +187,6 @@ def _row(message: Message, payload: bytes, stream: str, subject: str, event_id: 
 
 def _store(connection: Connection, rows: Sequence[dict[str, Any]]) -> None:
     if rows:
-        connection.execute(_INSERTS[connection.dialect.name], rows)
+        _INSERTS[connection.dialect.name].run(connection, rows)
     for stream in {row["stream"] for row in rows}:
         give_notice(connection, topic(stream))

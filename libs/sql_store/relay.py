@@ -123,11 +123,13 @@ class OutboxRelay:
         poll_s: float = 0.5,
         keep: timedelta = timedelta(days=1),
         try_refused_s: float = TRY_AGAIN_S,
+        gather_s: float = 0.0,
         never_overtaken: Sequence[type[Message]] = (),
     ) -> None:
-        """never_overtaken: facts that no command and no decision which was stored later overtakes. Whatever a
-        worker reports stands after them in the stream, and whatever is decided is copied behind them, so a
-        reader that begins with them misses nothing."""
+        """gather_s: how long after a wake-up other rows may join, where facts are many and in no hurry: rows
+        are read and marked in a transaction each. never_overtaken: facts that no command and no decision
+        which was stored later overtakes. Whatever a worker reports stands after them in the stream, and
+        whatever is decided is copied behind them, so a reader that begins with them misses nothing."""
         self._db = db
         self._never_overtaken = tuple(fact.DESCRIPTOR.full_name for fact in never_overtaken)
         self._bus = bus
@@ -135,6 +137,7 @@ class OutboxRelay:
         self._idle_s = poll_s * (_SQLITE_POLLS_RARELY if db.dialect == "sqlite" else 1)
         self._keep = keep
         self._try_refused_s = try_refused_s
+        self._gather_s = gather_s
         self._refused = Refused()
         self._looking = asyncio.Lock()  # or an older look could replace what a newer one found
         self._wakeups = {stream: asyncio.Event() for stream in _STREAMS}
@@ -184,6 +187,8 @@ class OutboxRelay:
                     await asyncio.wait_for(self._wakeups[stream].wait(), pause_s)
                 except TimeoutError:
                     continue
+                if self._gather_s and not self._stopping:
+                    await asyncio.sleep(self._gather_s)
 
     async def _relay(self, stream: str) -> float:
         """Publish one batch; returns how long to wait for the next."""

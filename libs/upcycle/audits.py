@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Final
 
+from upcycle.impossible_tasks import IMPOSSIBLE_FAMILY
 from upcycle.run_config import RunSpec, Sampling
 from upcycle.run_config.flags import evaluation_run
 from upcycle.statistics.intervals import Estimate, TaskTotal, difference_estimate, rate_estimate
@@ -17,7 +18,7 @@ if TYPE_CHECKING:
 ATTEMPTS: Final = 2
 """Of each version at each task."""
 LABEL: Final = "audit"
-"""First word of the label of a run that audits."""
+"""The label of a run that audits begins with it."""
 _LOOK_S: Final = 0.5
 _ASK_S: Final = 10.0
 _RESULTS_S: Final = 60.0
@@ -80,9 +81,11 @@ class Audit:
 
 def audit_of(results: "Iterable[EpisodeResult]") -> Audit:
     """Of a run of head against the base: members 2k are head's, 2k + 1 the base's. A run of the base alone,
-    where nothing was promoted, is both."""
+    where nothing was promoted, is both. Tasks without a solution are left out."""
     by_side: dict[int, dict[str, list[bool]]] = {0: {}, 1: {}}
     for result in results:
+        if result.family == IMPOSSIBLE_FAMILY:
+            continue
         by_side[result.member % 2].setdefault(result.task_slug, []).append(result.success)
     return Audit(before=_version(by_side[1]), after=_version(by_side[0]))
 

@@ -14,10 +14,11 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Final
 
 from upcycle.errors import ArgumentsInvalid, ToolExited, ToolFailed, UpcycleError
+from upcycle.evenly import evenly
 from upcycle.images import text_of_prompt
 from upcycle.leaks import leaked, secret_arguments
 from upcycle.play_deadlines import play_deadline
-from upcycle.probes import NUM_IDLE_CALLS, OF_ANOTHER, Probe, idle_arguments, probes_of
+from upcycle.probes import NUM_IDLE_CALLS, OF_ANOTHER, OF_MODEL, Probe, idle_arguments, probes_of
 from upcycle.rewards import EvaluationResult, SubScore
 from upcycle.scenario import Prompt, Reference, Scenario
 from upcycle.transcripts import Answer, ToolUse, Transcript, Turn
@@ -47,11 +48,13 @@ class CheckLimits:
 
 @dataclass(frozen=True, slots=True)
 class CheckFinding:
-    """Something to mend. kind: gold, cheat, raises, external, leak. detail: what was seen, and of whom."""
+    """Something to mend. kind: gold, cheat, raises, external, leak. detail: what was seen, and of whom.
+    printed: the end of what that play printed, where it was kept."""
 
     kind: str
     task: str
     detail: str
+    printed: str = ""
 
     def __str__(self) -> str:
         return f"{self.task}: {self.detail}"
@@ -89,28 +92,37 @@ OnTask = Callable[[int, int, str], None]
 """Is told of each task before it is played: its number from 1, how many there are, its slug."""
 
 
+class PlayWatcher:
+    """Is told of each play before it begins, and keeps what it prints; this one keeps nothing."""
+
+    def begins(self, slug: str, who: str) -> None:
+        """A play of the task. who: what plays, as findings name it."""
+
+    def printed(self) -> str:
+        """The end of what the play printed so far."""
+        return ""
+
+
 async def validate(
     environment: "Environment",
     tasks: Iterable["Task"],
     limits: CheckLimits = CheckLimits(),
     on_task: OnTask | None = None,
+    watcher: PlayWatcher | None = None,
+    answers: Sequence[str] = (),
 ) -> Validation:
-    """Play gold and cheats of the tasks. Raises UpcycleError for a scenario that cannot be played at all."""
+    """Play gold and cheats of the tasks. answers: of a model, each of which is played at every task. Raises
+    UpcycleError for a scenario that cannot be played at all."""
     rows = list(tasks)
     if not rows:
         raise UpcycleError("nothing to check: there is no task", "give a taskset, or tasks of scenarios")
     await environment.open()
     try:
-        chosen = _spread(rows, int(limits.max_tasks))
-        return await _Check(environment, chosen, limits).run(len(rows), on_task or (lambda *_: None))
+        chosen = evenly(rows, max(1, int(limits.max_tasks)))
+        check = _Check(environment, chosen, limits, watcher or PlayWatcher(), answers)
+        return await check.run(len(rows), on_task or (lambda *_: None))
     finally:
         await environment.close()
-
-
-def _spread(tasks: "Sequence[Task]", count: int) -> "Sequence[Task]":
-    """So many of them, evenly apart: the first ones may be all of one family."""
-    count = min(max(1, count), len(tasks))
-    return [tasks[at * len(tasks) // count] for at in range(count)]
 
 
 class _Overdue(Exception):
@@ -118,10 +130,19 @@ class _Overdue(Exception):
 
 
 class _Check:
-    def __init__(self, environment: "Environment", tasks: Sequence["Task"], limits: CheckLimits) -> None:
+    def __init__(
+        self,
+        environment: "Environment",
+        tasks: Sequence["Task"],
+        limits: CheckLimits,
+        watcher: PlayWatcher,
+        answers: Sequence[str],
+    ) -> None:
+        self._answers = answers
         self._environment = environment
         self._tasks = tasks
         self._limits = limits
+        self._watcher = watcher
         self._num_overdue = self._num_plays = 0
         self._references = [_reference_of(self._scenario(task), task.args) for task in tasks]
         self._golds = [one.answer for one in self._references if one is not None]
@@ -134,7 +155,8 @@ class _Check:
         self._gold: dict[str, float] = {}
         self._cheats: dict[str, float] = {}
         self._rewards: list[float] = []
-        self._of_another: list[float] = []
+        self._by_average: dict[str, list[float]] = {}
+        """Cheat, as findings name it -> what it earned at each task."""
 
     async def run(self, num_given: int, on_task: OnTask) -> Validation:
         """Every task, one after another, as far as the limits go."""
@@ -146,7 +168,7 @@ class _Check:
             on_task(num_tasks, len(self._tasks), task.slug)
             with suppress(_Overdue):
                 await self._check(task, self._references[at], self._secrets[at])
-        self._judge_answers_of_others()
+        self._judge_by_average()
         self._count_the_same()
         found, rewards = tuple(dict.fromkeys(self._findings)), tuple(self._rewards)
         played = (num_given, self._num_plays, stopped)
@@ -171,6 +193,9 @@ class _Check:
         own = gold.answer if gold is not None else None
         for probe in probes_of(prompt, own, self._golds, self._texts, idle):
             await self._play_cheat(task, probe)
+        if own is not None:
+            for answer in (one for one in self._answers if not leaked([own], one)):
+                await self._play_cheat(task, Probe(OF_MODEL, answer))
 
     async def _play_gold(self, task: "Task", gold: Reference) -> None:
         result = await self._play(task, Probe("gold", gold.answer, tuple(gold.calls)))
@@ -188,23 +213,22 @@ class _Check:
             return
         self._rewards.append(result.score)
         self._cheats[probe.name] = max(self._cheats.get(probe.name, 0.0), result.score)
-        if probe.name == OF_ANOTHER:
-            self._of_another.append(result.score)
+        if probe.name in (OF_ANOTHER, OF_MODEL):
+            name = f"{OF_MODEL} ({probe.answer[:40]!r})" if probe.name == OF_MODEL else OF_ANOTHER
+            self._by_average.setdefault(name, []).append(result.score)
         elif result.score > self._limits.max_cheat or result.success:
             earned = f"{probe.name} ({probe.answer[:40]!r}) earns {result.score:.3g}"
             self._found("cheat", task, f"{earned}, limit {self._limits.max_cheat:g}{_tree(result)}")
 
-    def _judge_answers_of_others(self) -> None:
-        """Two tasks may share an answer by chance, so the mean over few tasks has to be clearly too high: by
-        two standard errors."""
-        earned = self._of_another
-        if not earned:
-            return
-        mean = statistics.fmean(earned)
-        error = statistics.stdev(earned) / math.sqrt(len(earned)) if len(earned) > 1 else 0.0
-        if mean - 2 * error > self._limits.max_cheat:
-            detail = f"{OF_ANOTHER} earns {mean:.3g} on average, limit {self._limits.max_cheat:g}"
-            self._findings.append(CheckFinding("cheat", amount(len(earned), "task"), detail))
+    def _judge_by_average(self) -> None:
+        """Cheats that play one answer at many tasks. Two tasks may share an answer by chance, so the mean
+        over few tasks has to be clearly too high: by two standard errors."""
+        for name, earned in self._by_average.items():
+            mean = statistics.fmean(earned)
+            error = statistics.stdev(earned) / math.sqrt(len(earned)) if len(earned) > 1 else 0.0
+            if mean - 2 * error > self._limits.max_cheat:
+                detail = f"{name} earns {mean:.3g} on average, limit {self._limits.max_cheat:g}"
+                self._findings.append(CheckFinding("cheat", amount(len(earned), "task"), detail))
 
     def _raises(self, task: "Task", who: str, error: UpcycleError) -> None:
         """A scenario that fails in the same way whatever is answered is one finding."""
@@ -223,6 +247,8 @@ class _Check:
     async def _play(self, task: "Task", probe: Probe) -> EvaluationResult | None:
         play = self._scenario(task).play(task.args)
         self._num_plays += 1
+        who = f"{probe.name} ({probe.answer[:40]!r})"
+        self._watcher.begins(task.slug, who)
         try:
             async with play_deadline(self._limits.play_s):
                 await play.start()
@@ -234,7 +260,7 @@ class _Check:
             if self._environment.is_external(error):
                 self._found("external", task, f"{probe.name} {_NOT_A_ZERO}: {error}")
             else:
-                self._raises(task, f"{probe.name} ({probe.answer[:40]!r})", error)
+                self._raises(task, who, error)
         finally:
             await play.close()
         return None
@@ -273,6 +299,7 @@ class _Check:
 
     async def _prompt(self, task: "Task") -> str:
         play = self._scenario(task).play(task.args)
+        self._watcher.begins(task.slug, "its prompt, and its tools called for nothing")
         prompt: Prompt = ""
         try:
             async with play_deadline(self._limits.play_s):
@@ -311,7 +338,7 @@ class _Check:
         return self._environment.scenario_named(task.scenario)
 
     def _found(self, kind: str, task: "Task", detail: str) -> None:
-        self._findings.append(CheckFinding(kind, task.slug, detail))
+        self._findings.append(CheckFinding(kind, task.slug, detail, self._watcher.printed()))
 
 
 def _reference_of(scenario: Scenario, arguments: dict[str, Any]) -> Reference | None:

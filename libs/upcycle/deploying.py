@@ -21,6 +21,8 @@ if TYPE_CHECKING:
     from upcycle.platform import Platform
 
 ENTRY: Final = "env.py"
+_NAMED: Final = 5
+"""Files of a folder without one that a refusal names."""
 DEPLOY_TIMEOUT_S: Final = 180.0
 """The platform loads the environment before it answers."""
 _SECRETS: Final = (
@@ -71,8 +73,9 @@ def environment_file(place: Path) -> Path:
     """The file that declares the environment: `place`, or env.py in it. Raises DeployRefused."""
     if place.is_dir():
         if not (place / ENTRY).is_file():
-            there = ", ".join(sorted(one.name for one in place.glob("*.py"))[:5])
-            said = f"it has {there}" if there else "it has no Python file"
+            found = sorted(one.name for one in place.glob("*.py"))
+            more = ", …" if len(found) > _NAMED else ""
+            said = f"it has {', '.join(found[:_NAMED])}{more}" if found else "it has no Python file"
             raise DeployRefused(
                 f"{place.absolute()} has no {ENTRY}: {said}", "name the file: upcycle deploy FILE"
             )

@@ -161,10 +161,13 @@ class EvalContext:
 
     @property
     def reward(self) -> float:
-        """Mean over the graded episodes. Raises EvaluationFailed when none was played, or when fewer than
-        min_coverage of them were graded: the mean of the few that are left is no result.
+        """Mean over the graded episodes, without tasks that have no solution.
+
+        Raises EvaluationFailed when none was played, or when fewer than min_coverage of them were graded: the
+        mean of the few that are left is no result.
         """
-        coverage, rewards = self.coverage, [run.reward for run in self.runs if not run.is_error]
+        coverage = self.coverage
+        rewards = [run.reward for run in self.runs if run.counts and not run.is_error]
         if not self.runs:
             raise EvaluationFailed("no episode was graded yet", "await agent.run(ctx) first")
         if not rewards or coverage.share < self.min_coverage:
@@ -298,6 +301,7 @@ def _run(result: "EpisodeResult", run: "WireRun") -> Run:
         otel_trace_id=run.trace_id,
         usage=usage_of(result.usage),
         failure_detail=result.failure_detail,
+        family=result.family,
     )
 
 

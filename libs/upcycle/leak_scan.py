@@ -4,11 +4,11 @@ Each task that is looked at is a process of its own. The same rule as `upcycle c
 """
 
 import asyncio
-import logging
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 
+from upcycle.evenly import evenly
 from upcycle.images import text_of_prompt
 from upcycle.leaks import leaked, secret_arguments
 from upcycle.probes import idle_arguments
@@ -20,9 +20,11 @@ if TYPE_CHECKING:
     from upcycle.run_client import RegisteredTaskset
     from upcycle.tasks import Task, Taskset
 
+IN_PROMPT: Final = "its prompt"
 MAX_LINES: Final = 5
 """Leaks that are named after a registration."""
-log: Final = logging.getLogger(__name__)
+MAX_WHY_CHARS: Final = 200
+"""Of why tasks were not searched."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,21 +49,38 @@ class TaskLeak:
         return f"{self.task}: {self.where} holds {self.secret[:60]!r}, which the agent has to find"
 
 
-async def leaks_of(taskset: "Taskset", limits: ScanLimits = ScanLimits()) -> tuple[TaskLeak, ...]:
-    """Leaks of the tasks whose arguments name what is to be found. Empty where none do, and where the
-    environment cannot be played here: a served one, or one that fails, of which others tell."""
+@dataclass(frozen=True, slots=True)
+class LeakScan:
+    """What was found, in num_looked of num_chosen tasks. why: the others were not; "" where none
+    are left."""
+
+    leaks: tuple[TaskLeak, ...] = ()
+    num_looked: int = 0
+    num_chosen: int = 0
+    why: str = ""
+
+
+async def scan_of(taskset: "Taskset", limits: ScanLimits = ScanLimits()) -> LeakScan:
+    """Leaks of the tasks whose arguments name what is to be found; of nothing where none do. An environment
+    that is served elsewhere is not played."""
     telling = [task for task in taskset.tasks if secret_arguments(task.args)]
-    if not telling or taskset.environment.url or not _can_fork():
-        return ()
     count = min(limits.max_tasks, len(telling))
-    chosen = [telling[at * len(telling) // count] for at in range(count)]
-    others = [secret for task in telling for secret in secret_arguments(task.args)]
-    found: list[TaskLeak] = []
+    if not telling:
+        return LeakScan()
+    if taskset.environment.url:
+        return LeakScan(num_chosen=count, why=f"its environment is served at {taskset.environment.url}")
+    if not _can_fork():
+        return LeakScan(num_chosen=count, why="environments are played in processes of their own on Unix")
+    scan = _Scan(
+        evenly(telling, count), [secret for task in telling for secret in secret_arguments(task.args)], limits
+    )
     try:
-        await _scan(taskset, chosen, others, limits, found)
+        await scan.run(taskset)
+    except TimeoutError:
+        scan.why = f"{limits.total_s:g} s were over"
     except Exception as error:
-        log.debug("taskset %s is not searched for leaks: %s", taskset.name, error)
-    return tuple(dict.fromkeys(found))
+        scan.why = f"it cannot be played here: {error}"
+    return LeakScan(tuple(dict.fromkeys(scan.found)), scan.num_looked, count, scan.why)
 
 
 def _can_fork() -> bool:
@@ -72,32 +91,52 @@ def _can_fork() -> bool:
 
 async def leak_lines(registered: "RegisteredTaskset", taskset: "Taskset") -> list[str]:
     """What to say of a taskset that was registered: nothing where the platform knew these tasks already."""
-    leaks = await leaks_of(taskset) if registered.is_new else ()
-    lines = [f"{registered.name}: {leak}" for leak in leaks[:MAX_LINES]]
-    if more := leaks[MAX_LINES:]:
+    scan = await scan_of(taskset) if registered.is_new else LeakScan()
+    lines = [f"{registered.name}: {leak}" for leak in scan.leaks[:MAX_LINES]]
+    if more := scan.leaks[MAX_LINES:]:
         lines.append(f"{registered.name}: {amount(len(more), 'more such place')}; `upcycle check` names all")
+    if scan.why:
+        tasks = f"{scan.num_looked} of {amount(scan.num_chosen, 'task')}"
+        searched = f"{registered.name}: {tasks} searched for what the agent has to find"
+        lines.append(f"{searched}: {scan.why[:MAX_WHY_CHARS]}; `upcycle check` looks longer")
     return lines
 
 
-async def _scan(
-    taskset: "Taskset",
-    chosen: Sequence["Task"],
-    others: Sequence[str],
-    limits: ScanLimits,
-    found: list[TaskLeak],
-) -> None:
-    from upcycle.playing.forking import hosts_of
+def said_by_tool(name: str, arguments: Mapping[str, Any]) -> str:
+    """Where a leak is that a tool gives away when it is called for nothing."""
+    return f"what tool {name} says to {arguments}"
 
-    hosts = await asyncio.to_thread(hosts_of, taskset.environment)
-    try:
-        async with asyncio.timeout(limits.total_s):
-            for task in chosen:
-                secrets = secret_arguments(task.args)
-                for where, text in await _read(hosts, task, limits.call_s):
-                    held = leaked(secrets, text, others)
-                    found += [TaskLeak(task.slug, where, secret) for secret in held]
-    finally:
-        await asyncio.to_thread(hosts.close)
+
+@dataclass(slots=True)
+class _Scan:
+    chosen: Sequence["Task"]
+    others: Sequence[str]
+    limits: ScanLimits
+    found: list[TaskLeak] = field(default_factory=list)
+    num_looked: int = 0
+    why: str = ""
+
+    async def run(self, taskset: "Taskset") -> None:
+        from upcycle.playing.forking import hosts_of
+
+        hosts = await asyncio.to_thread(hosts_of, taskset.environment)
+        try:
+            async with asyncio.timeout(self.limits.total_s):
+                for task in self.chosen:
+                    await self._look(hosts, task)
+        finally:
+            await asyncio.to_thread(hosts.close)
+
+    async def _look(self, hosts: "EpisodeHosts", task: "Task") -> None:
+        try:
+            read = await _read(hosts, task, self.limits.call_s)
+        except Exception as error:  # this task alone
+            self.why = self.why or f"task {task.slug}: {str(error) or type(error).__name__}"
+            return
+        self.num_looked += 1
+        secrets = secret_arguments(task.args)
+        for where, text in read:
+            self.found += [TaskLeak(task.slug, where, one) for one in leaked(secrets, text, self.others)]
 
 
 async def _read(hosts: "EpisodeHosts", task: "Task", call_s: float) -> list[tuple[str, str]]:
@@ -106,11 +145,11 @@ async def _read(hosts: "EpisodeHosts", task: "Task", call_s: float) -> list[tupl
     try:
         async with host.channel() as channel:
             prompt = await channel.start(task.scenario, task.args, timeout_s=call_s)
-            read = [("its prompt", text_of_prompt(prompt))]
+            read = [(IN_PROMPT, text_of_prompt(prompt))]
             for tool in await channel.list_tools(timeout_s=call_s):
                 arguments = idle_arguments(tool.parameters)
                 said = await _say(channel, tool.name, arguments, call_s)
-                read.append((f"what tool {tool.name} says to {arguments}", said))
+                read.append((said_by_tool(tool.name, arguments), said))
             return read
     finally:
         await host.end()

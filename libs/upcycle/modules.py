@@ -10,6 +10,7 @@ import importlib.util
 import linecache
 import sys
 from collections.abc import Mapping, Sequence
+from contextlib import redirect_stdout
 from importlib.abc import MetaPathFinder
 from importlib.machinery import ModuleSpec, PathFinder, SourceFileLoader
 from pathlib import Path
@@ -87,7 +88,8 @@ def load_module(path: Path) -> ModuleType:
     A file inside a package is imported by its dotted name, with the folder of the topmost package importable.
     A file in a plain folder gets a name derived from its path, and its folder is importable from it, as with
     `python file.py`. Raises UnknownName for a missing file, and DefinitionError for one that
-    ends the program; whatever else the file itself raises propagates.
+    ends the program; whatever else the file itself raises propagates. What it prints as it is loaded goes to
+    standard error: standard output has a command's results alone.
     """
     resolved = path.resolve()
     if not resolved.is_file() and str(resolved) not in _PINNED:
@@ -96,7 +98,8 @@ def load_module(path: Path) -> ModuleType:
     if loaded is not None:
         return loaded
     try:
-        return _loaded(path, resolved)
+        with redirect_stdout(sys.stderr):
+            return _loaded(path, resolved)
     except SystemExit as error:
         raise DefinitionError(
             f"{place_of(error) or path}: it called {exit_call(error)} as it was loaded",

@@ -86,6 +86,16 @@ class Addresses:
             f"set {variable}; `upcycle up` writes the key of a local platform to DATA_DIR/gateway.key",
         )
 
+    def gateway_key_hint(self) -> str:
+        """The way out where the gateway does not take the key that it was sent."""
+        file = self._file_for("gateway", self.gateway_key_file)
+        found = UserSettings.read().find("keys.UPCYCLE_API_KEY")
+        if file is None or not file.exists():
+            return "set the key of this platform in UPCYCLE_API_KEY"
+        if found.value and found.layer is Layer.ENVIRONMENT:
+            return f"unset UPCYCLE_API_KEY, which goes before the key of this platform in {file}"
+        return f"{file} has no key of this gateway: stop `upcycle up`, and start it again"
+
     def platform_key(self, peer: str = "tasksets") -> str | None:
         """What the gRPC service `peer` is called with: the operator's key of a local stack, for its own
         services, else UPCYCLE_OPERATOR_KEY, else UPCYCLE_USER_KEY, variables before the profile. None: none

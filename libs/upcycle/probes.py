@@ -14,6 +14,8 @@ HOSTILE: Final = ("[" * 20_000, "NaN", "9" * 5_000, "null", "\x00", '{"a": 1e999
 """Answers on which careless graders raise."""
 OF_ANOTHER: Final = "another task's answer"
 """It may share a part with the right one by chance, so what it earns on average counts."""
+OF_MODEL: Final = "an answer of the model"
+"""The same for every task; what it earns on average counts, without tasks whose gold answer it holds."""
 LONG: Final = "The answer follows from the evidence. " * 500
 
 

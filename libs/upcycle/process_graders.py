@@ -86,9 +86,9 @@ def turn_rewards(
     of_turn: Callable[[Turn], float | bool], *, task: Grader | None = None, name: str = "turn_rewards"
 ) -> Grader:
     """The mean of what each turn earns: empty turns count, so that more turns do not earn more. The list of
-    them goes with the grade, as `turn_rewards`, to whoever gives credit by turn. task: pays only where this
-    grader scores 1, and each turn earns 0 elsewhere. Without it the process pays for failed tasks too: use it
-    to begin with, then switch to the outcome."""
+    them goes with the grade, as `turn_rewards`, to a trainer that gives credit by turn. task: pays only where
+    this grader scores 1, and each turn earns 0 elsewhere. Without it the process pays for failed tasks too:
+    use it to begin with, then switch to the outcome."""
 
     def score(answer: str) -> Verdict:
         turns = transcript_of(answer).turns

@@ -32,9 +32,11 @@ def deed(error: BaseException, when: str = "") -> str:
 
 
 def described(error: BaseException) -> str:
-    """`KeyError: 'x'`; of an exit the call."""
+    """`KeyError: 'x'`; of an exit the call, of a syntax error what is wrong: its place is said beside it."""
     if isinstance(error, SystemExit):
         return f"{exit_call(error)}{where_raised(error)}"
+    if isinstance(error, SyntaxError) and error.filename:
+        return f"{type(error).__name__}: {error.msg}"
     return f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
 
 

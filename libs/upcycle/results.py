@@ -5,6 +5,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
+from upcycle.impossible_tasks import IMPOSSIBLE_FAMILY
 from upcycle.transcripts import Transcript
 from upcycle.usage import NONE, Usage
 from upcycle.wording import amount
@@ -22,7 +23,8 @@ class Run:
     where the platform records none. failure: why there is no reward (reward is then 0 and means nothing).
     policy_failure: why the reward is 0, where the policy caused a failure (docs/reference/failures.md).
     failure_detail: of either, the error with file, line and traceback, and what the episode printed, cut.
-    run_id: of the evaluation that the episode belongs to. usage: seconds of engines and of its environment.
+    run_id: of the evaluation that the episode belongs to. family: of its task. usage: seconds of engines and
+    of its environment.
     turn_rewards: what each turn earns by itself, where the scenario says so.
     """
 
@@ -40,6 +42,12 @@ class Run:
     usage: Usage = NONE
     failure_detail: str = field(default="", repr=False)
     turn_rewards: tuple[float, ...] = field(default=(), repr=False)
+    family: str = ""
+
+    @property
+    def counts(self) -> bool:
+        """Whether it says what the policy can do: a task without a solution says only whether it cheats."""
+        return self.family != IMPOSSIBLE_FAMILY
 
     @property
     def is_error(self) -> bool:
@@ -49,8 +57,9 @@ class Run:
 
 @dataclass(frozen=True, slots=True)
 class Coverage:
-    """How much of an evaluation was graded. num_planned: episodes, tasks × group. missing: episodes without a
-    reward, by the kind of their last failure.
+    """How much of an evaluation was graded, without the tasks that have no solution. num_planned: episodes,
+    tasks × group. missing: episodes without a reward, by the kind of their last failure. num_left_out: graded
+    episodes of tasks without a solution; num_cheats: of them those that passed all the same.
     """
 
     num_tasks: int
@@ -60,6 +69,8 @@ class Coverage:
     missing: Mapping[str, int]
     policy_failures: Mapping[str, int] = field(default_factory=dict)
     """Of the graded episodes those that count as 0 because their policy caused a failure, by kind."""
+    num_left_out: int = 0
+    num_cheats: int = 0
 
     @property
     def share(self) -> float:
@@ -81,12 +92,17 @@ class Coverage:
         if self.policy_failures:
             text += f"; {sum(self.policy_failures.values())} failed by the policy, reward 0: "
             text += _by_kind(self.policy_failures)
+        if self.num_left_out:
+            text += f"; {self.num_left_out} of tasks without a solution left out"
+            text += f", of which {self.num_cheats} passed: A HACK" if self.num_cheats else ", none passed"
         return text
 
 
 def coverage_of(runs: Iterable[Run]) -> Coverage:
     """The coverage of evaluations, from all of their records."""
-    found = list(runs)
+    everything = list(runs)
+    found = [run for run in everything if run.counts]
+    left_out = [run for run in everything if not run.counts and not run.is_error]
     missing = Counter(run.failure for run in found if run.is_error)
     return Coverage(
         num_tasks=len({(run.run_id, run.task_slug) for run in found}),
@@ -95,6 +111,8 @@ def coverage_of(runs: Iterable[Run]) -> Coverage:
         num_successes=sum(run.success for run in found if not run.is_error),
         missing=dict(missing),
         policy_failures=dict(Counter(run.policy_failure for run in found if run.policy_failure)),
+        num_left_out=len(left_out),
+        num_cheats=sum(run.success for run in left_out),
     )
 
 

@@ -37,11 +37,12 @@ class SubScore:
 
     def __post_init__(self) -> None:
         if not self.name or not isinstance(self.name, str):
-            raise RewardInvalid(f"subscore name {self.name!r} is not a non-empty string")
+            raise RewardInvalid(f"subscore name {_shown(self.name)} is not a non-empty string")
         object.__setattr__(self, "value", unit_interval(self.value, f"subscore {self.name!r}"))
         if not _is_finite(self.weight) or not self._may_weigh(self.weight):
             limit = "a finite number" if self._may_weigh(-1) else "a finite number >= 0"
-            raise RewardInvalid(f"subscore {self.name!r}: weight {self.weight!r} is not {limit}")
+            raise RewardInvalid(f"subscore {self.name!r}: weight {_shown(self.weight)} is not {limit}")
+        _mapping(self.info, f"info of subscore {self.name!r}")
         if self._depth() > MAX_SUBSCORE_DEPTH:
             raise RewardInvalid(
                 f"subscore {self.name!r} has children in more than {MAX_SUBSCORE_DEPTH} levels",
@@ -93,7 +94,7 @@ class EvaluationResult:
         if self.success is None:
             object.__setattr__(self, "success", self.score >= 1.0 - SUCCESS_TOLERANCE)
         elif not isinstance(self.success, bool):
-            raise RewardInvalid(f"success {self.success!r} is not a bool")
+            raise RewardInvalid(f"success {_shown(self.success)} is not a bool")
         object.__setattr__(self, "subscores", tuple(self.subscores))
         object.__setattr__(self, "info", self._checked_info(self.info))
 
@@ -104,7 +105,7 @@ class EvaluationResult:
 
     @staticmethod
     def _checked_info(info: Mapping[str, Any]) -> Mapping[str, Any]:
-        given = info.get(TURN_REWARDS)
+        given = _mapping(info, "info").get(TURN_REWARDS)
         if given is None:
             return info
         if isinstance(given, str | bytes) or not isinstance(given, Sequence):
@@ -163,16 +164,24 @@ def unit_interval(value: Any, what: str) -> float:
 
 def _finite(value: Any, what: str, way_out: str) -> float:
     is_number = isinstance(value, int | float) or hasattr(value, "__float__")
-    if not is_number or isinstance(value, str | bytes):
+    if not is_number or isinstance(value, str | bytes | complex | type):
         raise RewardInvalid(f"{what} is {_shown(value)}, not a number", way_out)
-    number = float(value)
+    try:
+        number = float(value)
+    except Exception as error:  # an int may be too large, and other libraries raise what they like
+        raise RewardInvalid(f"{what} is {_shown(value)}, not a number: {error}", way_out) from error
     if not math.isfinite(number):
         raise RewardInvalid(f"{what} is {number!r}, not finite", way_out)
     return number
 
 
 def _is_finite(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+    if not isinstance(value, int | float) or isinstance(value, bool):
+        return False
+    try:
+        return math.isfinite(value)
+    except OverflowError:  # an int that no float holds
+        return False
 
 
 def foreign_result(row: Any) -> EvaluationResult:
@@ -280,5 +289,8 @@ def _subscore(row: Any) -> SubScore:
 
 
 def _shown(value: Any) -> str:
-    text = repr(value)
+    try:
+        text = repr(value)
+    except Exception:  # also an int of more than 4300 digits
+        text = f"a value of type {type(value).__name__}"
     return text if len(text) <= 80 else text[:77] + "..."

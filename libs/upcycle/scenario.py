@@ -21,7 +21,8 @@ from upcycle.errors import (
     TasksetInvalid,
     UpcycleError,
 )
-from upcycle.guidance import GuidanceFunction, guidance_of
+from upcycle.generator import GeneratorFunction, Parent, ProposalFunction, made_arguments
+from upcycle.guidance import Guidance, GuidanceFunction, guidance_of
 from upcycle.images import Image, checked_images, images_in
 from upcycle.raised import RAISED, deed
 from upcycle.rewards import EvaluationResult, evaluation_result
@@ -60,6 +61,10 @@ class Scenario:
     environment: EnvironmentRef = field(repr=False, compare=False)
     _golds: list[ReferenceFunction] = field(default_factory=list, repr=False, compare=False)
     _guides: list[GuidanceFunction] = field(default_factory=list, repr=False, compare=False)
+    _generators: list[GeneratorFunction] = field(default_factory=list, repr=False, compare=False)
+    _proposals: list[tuple["Scenario", ProposalFunction]] = field(
+        default_factory=list, repr=False, compare=False
+    )
 
     def __call__(self, *unnamed: Any, **arguments: Any) -> Task:
         return self.task(*unnamed, **arguments)
@@ -118,11 +123,11 @@ class Scenario:
         guidance `on_failure`: a plan, what went wrong, a hint.
 
         It takes the failed attempt, an Answer with its trajectory, and the scenario's arguments, plain or
-        async. The text ends the prompt; one attempt guides a whole group, so the same attempt must give the
-        same text.
+        async. It returns a Guidance, whose parts are recorded as what they are, or a plain text. They end the
+        prompt; one attempt guides a whole group, so the same attempt must give the same guidance.
 
             @investigate.guidance
-            def hint(failed: Answer, seed: int) -> str: ...
+            def guide(failed: Answer, seed: int) -> Guidance: ...
 
         Raises DefinitionError for a second one.
         """
@@ -136,7 +141,7 @@ class Scenario:
         """Whether it declares guidance."""
         return bool(self._guides)
 
-    async def guide(self, failed: Answer, arguments: Mapping[str, Any]) -> str:
+    async def guide(self, failed: Answer, arguments: Mapping[str, Any]) -> Guidance:
         """The guidance after a failed attempt at the task with these arguments. Raises ArgumentsInvalid, and
         ScenarioError where none is declared, and what is declared fails."""
         if not self._guides:
@@ -144,6 +149,86 @@ class Scenario:
                 f"scenario {self.name!r} declares no guidance", "write @scenario.guidance, or train without"
             )
         return await guidance_of(self._guides[0], self.name, failed, self.schema.check(arguments))
+
+    def generator(self, function: GeneratorFunction) -> GeneratorFunction:
+        """Declare what makes a new task of one that a whole group failed, or solved, in training runs with
+        `new_tasks`.
+
+        It takes a seed and the Parent, plain or async, and returns the arguments of the new task. The same
+        seed and parent must give the same arguments; others are what makes tasks new.
+
+            @investigate.generator
+            def shorter(seed: int, parent: Parent) -> dict[str, Any]: ...
+
+        Raises DefinitionError for a second one.
+        """
+        if self._generators:
+            raise DefinitionError(f"scenario {self.name!r} has two generators", "declare one function")
+        self._generators.append(function)
+        return function
+
+    @property
+    def generates(self) -> bool:
+        """Whether it declares a generator."""
+        return bool(self._generators)
+
+    async def generate(self, seed: int, parent: Parent) -> dict[str, Any]:
+        """The arguments of a new task. Raises ScenarioError where no generator is declared (of a parent with
+        a proposal: no proposer), and where what is declared fails."""
+        if parent.proposal is not None:
+            return await self._proposed(parent.arguments, parent.proposal)
+        if not self._generators:
+            raise ScenarioError(
+                f"scenario {self.name!r} declares no generator",
+                "write @scenario.generator, or train without new tasks",
+            )
+        named, function = f"the generator of scenario {self.name!r}", self._generators[0]
+        return await made_arguments(lambda: function(seed, parent), named, self.name, self.schema.check)
+
+    def proposed_by(self, proposer: "Scenario") -> Callable[[ProposalFunction], ProposalFunction]:
+        """Declare that answers to another scenario propose tasks of this one, in training runs with
+        `self_play`.
+
+        An answer with success is a proposal. The function takes it, an Answer with its trajectory, and the
+        proposer's arguments, plain or async, and returns this scenario's arguments. The same answer must give
+        the same arguments.
+
+            @repair.proposed_by(inject)
+            def bug(proposal: Answer, module: str) -> dict[str, Any]: ...
+
+        Raises DefinitionError for a second one, and for a scenario that proposes its own tasks.
+        """
+        if proposer is self:
+            raise DefinitionError(
+                f"scenario {self.name!r} proposes its own tasks",
+                "declare another scenario that proposes them",
+            )
+
+        def declare(function: ProposalFunction) -> ProposalFunction:
+            if self._proposals:
+                raise DefinitionError(f"scenario {self.name!r} has two proposers", "declare one function")
+            self._proposals.append((proposer, function))
+            return function
+
+        return declare
+
+    @property
+    def proposer(self) -> str:
+        """Name of the scenario whose answers propose its tasks; "" where none does."""
+        return self._proposals[0][0].name if self._proposals else ""
+
+    async def _proposed(self, arguments: Mapping[str, Any], proposal: Answer) -> dict[str, Any]:
+        if not self._proposals:
+            raise ScenarioError(
+                f"no scenario proposes tasks of scenario {self.name!r}",
+                "write @scenario.proposed_by(another), or train without self_play",
+            )
+        proposer, function = self._proposals[0]
+        checked = proposer.schema.check(arguments)
+        named = f"the proposal of scenario {proposer.name!r} for {self.name!r}"
+        return await made_arguments(
+            lambda: function(proposal, **checked), named, self.name, self.schema.check
+        )
 
     def play(self, arguments: Mapping[str, Any]) -> "ScenarioPlay":
         """A new execution with these arguments. Raises ArgumentsInvalid."""

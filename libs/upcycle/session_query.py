@@ -1,5 +1,5 @@
-"""Which recorded sessions a training run takes: `key=KEY,group=NAME,since=7d,before=2026-11-01`, or `all`.
-Pure; planner and command line read it here.
+"""Which recorded sessions a training run takes: `key=KEY,group=NAME,label=NAME:VALUE,since=7d,
+before=2026-11-01`, or `all`. Pure; planner and command line read it here.
 """
 
 import re
@@ -8,7 +8,11 @@ from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import Final
 
+from upcycle.session_labels import Labels, checked, read_label
+
 ALL: Final = "all"
+LABEL: Final = "label"
+"""May be given several times."""
 _AGE: Final = re.compile(r"(?P<count>[1-9][0-9]{0,3})(?P<unit>[hd])")
 _UNITS: Final = {"h": timedelta(hours=1), "d": timedelta(days=1)}
 _KEY: Final = re.compile(r"[a-z0-9]{8,32}")
@@ -21,12 +25,13 @@ Moment = datetime | timedelta
 @dataclass(frozen=True, slots=True)
 class SessionQuery:
     """Empty and None mean any. key: of the API key that opened the session. group: as its reward named it.
-    since, before: of its reward."""
+    since, before: of its reward. labels: all of them must hold."""
 
     key: str = ""
     group: str = ""
     since: Moment | None = None
     before: Moment | None = None
+    labels: Labels = ()
 
     def span(self, now: datetime) -> tuple[datetime | None, datetime | None]:
         """(since, before) as seen from a moment."""
@@ -38,16 +43,19 @@ def parse_sessions(text: str) -> SessionQuery:
     if text.strip() == ALL:
         return SessionQuery()
     found: dict[str, str | Moment] = {}
+    labels: list[str] = []
     for part in text.split(","):
         name, equals, value = (one.strip() for one in part.partition("="))
+        if equals and name == LABEL:
+            labels.append(read_label(value))
+            continue
         if not equals or name not in _READERS:
-            raise ValueError(
-                f"{part.strip()!r:.80} is none of {', '.join(f'{one}=…' for one in _READERS)}, nor {ALL!r}"
-            )
+            known = ", ".join(f"{one}=…" for one in (*_READERS, LABEL))
+            raise ValueError(f"{part.strip()!r:.80} is none of {known}, nor {ALL!r}")
         if name in found:
             raise ValueError(f"{name} is given twice")
         found[name] = _READERS[name](value)
-    query = SessionQuery(**found)  # type: ignore[arg-type]
+    query = SessionQuery(**found, labels=checked(labels))  # type: ignore[arg-type]
     since, before = query.span(datetime.now(UTC))
     if since is not None and before is not None and since >= before:
         raise ValueError(

@@ -34,7 +34,8 @@ def load_taskset(kind: "type[Taskset]", path: Path, name: str | None) -> "Taskse
     if path.suffix == ".py":
         return _from_python(kind, path, name)
     if not path.is_file():
-        raise UnknownName(f"no such file: {path}", "give a .py, .json, .jsonl or .csv file")
+        said = f"{path} is a folder" if path.is_dir() else f"no such file: {path}"
+        raise UnknownName(said, "give a .py, .json, .jsonl or .csv file")
     if path.suffix == ".csv":
         document, places = document_from_table(_read(path), str(path))
         return _from_document(kind, document, path, name, places)
@@ -98,18 +99,21 @@ def _from_document(
             f"{path}: unknown field {unknown[0]!r}", f"use {', '.join(sorted(_HEADER_FIELDS))}"
         )
     shared = document.get("environment")
-    environment = environment_from_json(shared) if shared is not None else None
+    environment = environment_from_json(shared, path.parent) if shared is not None else None
     rows = document["tasks"]
-    tasks = _placed(rows, places or [f"{path}: task {at}" for at in range(1, len(rows) + 1)], environment)
+    places = places or [f"{path}: task {at}" for at in range(1, len(rows) + 1)]
+    tasks = _placed(rows, places, environment, path.parent)
     return kind(name or document.get("name", path.stem), tasks, document.get("split", "train"))
 
 
-def _placed(rows: Sequence[Any], places: Sequence[str], environment: EnvironmentRef | None) -> list[Task]:
+def _placed(
+    rows: Sequence[Any], places: Sequence[str], environment: EnvironmentRef | None, folder: Path
+) -> list[Task]:
     """Raises TasksetInvalid that names the place of the row that is wrong, or repeats a slug."""
     tasks, known = list[Task](), dict[str, str]()
     for place, row in zip(places, rows, strict=True):
         try:
-            task = task_from_json(row, environment)
+            task = task_from_json(row, environment, folder)
         except TasksetInvalid as error:
             error.message = f"{place}: {error.message}"
             raise

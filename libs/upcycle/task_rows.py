@@ -6,10 +6,13 @@ in every taskset and on every machine.
 
 import hashlib
 import json
+import os
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
+from upcycle.environment.deployed import DEPLOYED
 from upcycle.errors import TasksetInvalid
 
 # Limits of the platform, checked here first so that a taskset fails on the author's machine.
@@ -39,6 +42,21 @@ class EnvironmentRef:
             for key, value in (("name", self.name), ("path", self.path), ("url", self.url))
             if value
         }
+
+    def read_from(self, folder: Path) -> "EnvironmentRef":
+        """As a file in `folder` means it: a relative path begins there."""
+        if not self.path or self.path.startswith(DEPLOYED):
+            return self
+        return replace(self, path=os.path.normpath(folder.absolute() / self.path))
+
+    def written_to(self, folder: Path) -> "EnvironmentRef":
+        """As a file in `folder` says it: an environment there or below by its relative path, so that the
+        folder may be moved and shared."""
+        given, home = Path(self.path), folder.resolve()
+        place = given.parent.resolve() / given.name
+        if not given.is_absolute() or not place.is_relative_to(home):
+            return self
+        return replace(self, path=place.relative_to(home).as_posix())
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,8 +136,9 @@ def not_json(arguments: Mapping[str, Any]) -> str:
     return ""
 
 
-def task_from_json(row: Any, environment: EnvironmentRef | None = None) -> Task:
-    """The inverse of `Task.to_json`; unknown fields are refused. Raises TasksetInvalid."""
+def task_from_json(row: Any, environment: EnvironmentRef | None = None, folder: Path | None = None) -> Task:
+    """The inverse of `Task.to_json`; unknown fields are refused. folder: where a relative path of its own
+    environment begins. Raises TasksetInvalid."""
     if not isinstance(row, dict):
         raise TasksetInvalid(f"task row {row!r:.80} is not an object")
     unknown = sorted(set(row) - _ROW_FIELDS)
@@ -129,7 +148,7 @@ def task_from_json(row: Any, environment: EnvironmentRef | None = None) -> Task:
         )
     where = row.get("environment")
     if where is not None:
-        environment = environment_from_json(where)
+        environment = environment_from_json(where, folder)
     if environment is None or "scenario" not in row:
         raise TasksetInvalid(f"task row {row!r:.80} needs 'scenario' and 'environment'")
     return Task(
@@ -141,11 +160,14 @@ def task_from_json(row: Any, environment: EnvironmentRef | None = None) -> Task:
     )
 
 
-def environment_from_json(row: Any) -> EnvironmentRef:
-    """From `{"name", "path"}` or `{"name", "url"}`. Raises TasksetInvalid."""
-    if not isinstance(row, dict) or not row.get("name") or set(row) - {"name", "path", "url"}:
+def environment_from_json(row: Any, folder: Path | None = None) -> EnvironmentRef:
+    """From `{"name", "path"}` or `{"name", "url"}`. folder: where a relative path begins. Raises
+    TasksetInvalid."""
+    texts = isinstance(row, dict) and all(isinstance(value, str) for value in row.values())
+    if not texts or not row.get("name") or set(row) - {"name", "path", "url"}:
         raise TasksetInvalid(f"environment {row!r:.80} is malformed", "use {'name': …, 'path': …} or 'url'")
-    return EnvironmentRef(row["name"], row.get("path", ""), row.get("url", ""))
+    named = EnvironmentRef(row["name"], row.get("path", ""), row.get("url", ""))
+    return named.read_from(folder) if folder is not None else named
 
 
 def canonical_args(args_json: str, task: str) -> str:

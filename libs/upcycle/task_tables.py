@@ -13,7 +13,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Final
 
 from upcycle.errors import TasksetInvalid
-from upcycle.task_rows import Task, canonical_json
+from upcycle.task_rows import EnvironmentRef, Task, canonical_json
 
 _OF_THE_ROW: Final = ("slug", "scenario", "family")
 _OF_THE_ENVIRONMENT: Final = {"environment": "name", "path": "path", "url": "url"}
@@ -21,9 +21,9 @@ _RESERVED: Final = frozenset({*_OF_THE_ROW, *_OF_THE_ENVIRONMENT, "split", "args
 _PREFIX: Final = "args."
 
 
-def tasks_to_table(split: str, tasks: Iterable[Task]) -> str:
-    """The text of a .csv file."""
-    rows = [_row(split, task) for task in tasks]
+def tasks_to_table(split: str, tasks: Iterable[Task], environment: EnvironmentRef) -> str:
+    """The text of a .csv file. environment: of all of them."""
+    rows = [_row(split, task, environment) for task in tasks]
     columns = list(dict.fromkeys(name for row in rows for name in row))
     out = io.StringIO()
     writer = csv.DictWriter(out, columns, lineterminator="\n")
@@ -70,8 +70,8 @@ def _columns(reader: "csv.DictReader[str]", where: str) -> Sequence[str]:
         raise TasksetInvalid(f"{where}:1: not CSV: {error}") from error
 
 
-def _row(split: str, task: Task) -> dict[str, str]:
-    where = task.environment.to_json()
+def _row(split: str, task: Task, environment: EnvironmentRef) -> dict[str, str]:
+    where = environment.to_json()
     row = {"slug": task.slug, "scenario": task.scenario, "family": task.family, "split": split}
     row |= {column: where[key] for column, key in _OF_THE_ENVIRONMENT.items() if key in where}
     if any(not name or name.startswith(_PREFIX) for name in task.args):

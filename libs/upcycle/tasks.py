@@ -163,9 +163,11 @@ class Taskset:
         return cls(message.name, tasks, splits.get(message.split, "train"))
 
     def save(self, path: Path | str) -> None:
-        """Write as .jsonl (one task per line, after a header line), .json or .csv."""
+        """Write as .jsonl (one task per line, after a header line), .json or .csv. An environment in the
+        folder of the file, or below, is named by its path from there."""
         path = Path(path)
-        header = {"name": self.name, "split": self.split, "environment": self.environment.to_json()}
+        where = self.environment.written_to(path.parent)
+        header = {"name": self.name, "split": self.split, "environment": where.to_json()}
         rows = [
             {key: value for key, value in task.to_json().items() if key != "environment"} for task in self
         ]
@@ -174,7 +176,7 @@ class Taskset:
         elif path.suffix == ".json":
             path.write_text(json.dumps({**header, "tasks": rows}, ensure_ascii=False, indent=1) + "\n")
         elif path.suffix == ".csv":
-            path.write_text(tasks_to_table(self.split, self), newline="")
+            path.write_text(tasks_to_table(self.split, self, where), newline="")
         else:
             raise TasksetInvalid(
                 f"{path}: cannot write a taskset as {path.suffix!r}", "use .json, .jsonl or .csv"

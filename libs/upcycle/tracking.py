@@ -26,6 +26,12 @@ _HALF: Final = 0.5
 _TRACKED: Final = re.compile(r"(?P<taskset>[^:\s]+)(?::every=(?P<every>[1-9][0-9]{0,5}))?")
 
 
+def is_by_platform(*, is_pair: bool, label: str) -> bool:
+    """Whether gate, watch or tracking ordered a run: pairs of two versions are the registry's, and the
+    planner labels what it tracks."""
+    return is_pair or label.startswith("track run-")
+
+
 @dataclass(frozen=True, slots=True)
 class TrackedSet:
     """A taskset, and how many steps lie between two looks at it."""

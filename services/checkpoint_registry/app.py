@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from datetime import timedelta
 
-from blob_store import S3BlobStore
+from blob_store import BlobStore, S3BlobStore
 from checkpoint_registry.adapters.announced_versions import KeptAnnouncements
 from checkpoint_registry.adapters.graded_sessions import IDEMPOTENT as SESSIONS_IDEMPOTENT
 from checkpoint_registry.adapters.graded_sessions import GrpcGradedSessions
@@ -47,7 +47,9 @@ from checkpoint_registry.usecases.references import FindReferences
 from checkpoint_registry.usecases.retention import PruneVersions, RetentionDeps
 from checkpoint_registry.usecases.rollback import RollbackPolicy, WatchHead
 from checkpoint_registry.usecases.session_watching import SessionPolicy, WatchSessions
-from checkpoint_registry.usecases.watching import WatchHeads, WatchPolicy
+from checkpoint_registry.usecases.watch_reports import ReportWatches
+from checkpoint_registry.usecases.watch_turns import WatchPolicy, WatchTurns
+from checkpoint_registry.usecases.watching import WatchHeads
 from event_bus import EventBus
 from grpc_edge import GrpcServer, Peer
 from grpc_edge.access import Access
@@ -59,6 +61,7 @@ from service_kit.background import Worker
 from service_kit.clock import utc_now
 from service_kit.main import run_main
 from service_kit.service import Service
+from signed_objects import signed_store
 from sql_store import MigratedDatabase, OutboxRelay
 from upcycle.api.audit.v1.service_pb2_grpc import add_AuditServiceServicer_to_server
 from upcycle.api.keys.v1.service_pb2_grpc import add_KeyServiceServicer_to_server
@@ -84,7 +87,8 @@ def build_app(settings: CheckpointRegistrySettings) -> Service:
     """Wires everything; nothing connects before the service starts."""
     service = Service(NAME, settings)
     database = RegistryDatabase(settings.sql.url_for(NAME), NAME)
-    blobs = S3BlobStore(settings.s3)
+    bucket = S3BlobStore(settings.s3)
+    blobs = signed_store(bucket, settings.signing, NAME)
     bus = EventBus(settings.bus, client_name=NAME)
     planner, store = _peers(settings)
     tasksets, wakeups = GrpcTasksets(planner), GateWakeups()
@@ -96,13 +100,12 @@ def build_app(settings: CheckpointRegistrySettings) -> Service:
     manage = ManageModels(SqlModelStore(database), _policy_store(settings, blobs), wakeups.wake, now=utc_now)
     service.add(database)
     server = _server(service, settings, database)
-    server.add(
-        add_RegistryServiceServicer_to_server, _registry_servicer(database, manage, releases), STATUS_OF
-    )
+    servicer = _registry_servicer(database, manage, releases, _watch_reports(settings, database, tasksets))
+    server.add(add_RegistryServiceServicer_to_server, servicer, STATUS_OF)
     server.add(add_ReferenceServiceServicer_to_server, _reference_servicer(database, bus), STATUS_OF)
     lost = TakeLostFacts(announced, versions, judging.loop.gate, wakeups.wake)
     for component in (
-        blobs,
+        bucket,
         planner,
         store,
         server,
@@ -131,12 +134,12 @@ def _peers(settings: CheckpointRegistrySettings) -> tuple[Peer, Peer]:
 
 
 def _registry_servicer(
-    database: RegistryDatabase, manage: ManageModels, releases: CanaryReleases
+    database: RegistryDatabase, manage: ManageModels, releases: CanaryReleases, watches: ReportWatches
 ) -> RegistryServicer:
     models = SqlModelStore(database)
     leases = EngineLeases(SqlLeaseStore(database), now=utc_now)
     holding = HoldPolicies(SqlHoldStore(database), models, now=utc_now)
-    return RegistryServicer(manage, models, SqlVersionStore(database), leases, holding, releases)
+    return RegistryServicer(manage, models, SqlVersionStore(database), leases, holding, releases, watches)
 
 
 def _reference_servicer(database: RegistryDatabase, bus: EventBus) -> ReferenceServicer:
@@ -177,12 +180,12 @@ def _judging(
     rollback = RollbackPolicy(settings.auto_rollback, settings.rollback_confidence)
     head = WatchHead(gates, played, models, rollback, now=utc_now)
     watches = SqlWatchStore(database)
-    watch = WatchHeads(watches, models, tasksets, _watch_policy(settings), now=utc_now)
+    watch = WatchHeads(watches, models, tasksets, _watch_policy(settings), now=utc_now, alarms=alarms)
     evidence = GatherEvidence(gates, models, tasksets, now=utc_now)
     return _Judging(pairs, evidence, GateLoopDeps(gate, head, watch, gates, watches, wakeups))
 
 
-def _policy_store(settings: CheckpointRegistrySettings, blobs: S3BlobStore) -> PolicyUploads:
+def _policy_store(settings: CheckpointRegistrySettings, blobs: BlobStore) -> PolicyUploads:
     return PolicyUploads(
         blobs,
         staging_dir=settings.staging_dir or settings.sql.data_dir / "import",
@@ -192,10 +195,7 @@ def _policy_store(settings: CheckpointRegistrySettings, blobs: S3BlobStore) -> P
 
 
 def _retention(
-    settings: CheckpointRegistrySettings,
-    database: RegistryDatabase,
-    tasksets: GrpcTasksets,
-    blobs: S3BlobStore,
+    settings: CheckpointRegistrySettings, database: RegistryDatabase, tasksets: GrpcTasksets, blobs: BlobStore
 ) -> RetentionLoop:
     deps = RetentionDeps(
         SqlModelStore(database),
@@ -218,6 +218,14 @@ def _watch_policy(settings: CheckpointRegistrySettings) -> WatchPolicy:
         trickle_s=settings.watch_trickle_s,
         deadline_s=settings.gate_evaluation_s,
     )
+
+
+def _watch_reports(
+    settings: CheckpointRegistrySettings, database: RegistryDatabase, tasksets: GrpcTasksets
+) -> ReportWatches:
+    store, models, policy = SqlWatchStore(database), SqlModelStore(database), _watch_policy(settings)
+    turns = WatchTurns(store, models, tasksets, policy, now=utc_now)
+    return ReportWatches(turns, models, store, policy)
 
 
 def _session_watch(

@@ -1,6 +1,7 @@
 """RegistryService and KeyService: decode, use case, encode."""
 
 from collections.abc import AsyncIterator
+from dataclasses import asdict
 from typing import Any
 
 import grpc
@@ -20,6 +21,7 @@ from checkpoint_registry.domain.errors import (
     NoRoom,
     OtherBase,
     PeerRefused,
+    ReleaseUnderWay,
     TooManyKeys,
     UnknownCheckpoint,
     UnknownKey,
@@ -33,9 +35,11 @@ from checkpoint_registry.usecases.holds import HoldPolicies
 from checkpoint_registry.usecases.keys import ManageKeys
 from checkpoint_registry.usecases.leases import EngineLeases
 from checkpoint_registry.usecases.models import FilePart, HeadOrder, ManageModels
+from checkpoint_registry.usecases.watch_reports import ReportWatches
 from checkpoint_registry.wire import keys as key_wire
 from grpc_edge.access import current_caller, with_caller
 from service_kit.errors import InvalidRequest
+from signed_objects import UnprovenBlob
 from upcycle.api.common.v1.access_pb2 import Role
 from upcycle.api.keys.v1 import service_pb2 as kpb
 from upcycle.api.keys.v1.service_pb2_grpc import KeyServiceServicer
@@ -60,7 +64,9 @@ STATUS_OF = {
     TooManyKeys: grpc.StatusCode.RESOURCE_EXHAUSTED,
     KeysNeedAccess: grpc.StatusCode.FAILED_PRECONDITION,
     AlreadyHead: grpc.StatusCode.FAILED_PRECONDITION,
+    ReleaseUnderWay: grpc.StatusCode.FAILED_PRECONDITION,
     NoCanaryRelease: grpc.StatusCode.FAILED_PRECONDITION,
+    UnprovenBlob: grpc.StatusCode.FAILED_PRECONDITION,
 }
 
 Context = grpc.aio.ServicerContext[Any, Any]
@@ -77,9 +83,11 @@ class RegistryServicer(RegistryServiceServicer):
         leases: EngineLeases,
         holds: HoldPolicies,
         releases: CanaryReleases,
+        watches: ReportWatches,
     ) -> None:
         self._holds = holds
         self._releases = releases
+        self._watches = watches
         self._models = models
         self._store = store
         self._versions = versions
@@ -169,6 +177,12 @@ class RegistryServicer(RegistryServiceServicer):
         """The audit, oldest first."""
         moves = await self._store.head_moves(request.model)
         return pb.ListHeadMovesResponse(moves=[wire.move_to_wire(move) for move in moves])
+
+    async def GetHeadWatch(
+        self, request: pb.GetHeadWatchRequest, context: Context
+    ) -> pb.GetHeadWatchResponse:
+        """What the watch of head played, and what it does now."""
+        return pb.GetHeadWatchResponse(**asdict(await self._watches.of(request.model)))
 
     async def RenewEngineLease(
         self, request: pb.RenewEngineLeaseRequest, context: Context

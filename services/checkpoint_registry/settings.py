@@ -5,7 +5,14 @@ from pathlib import Path
 from pydantic import Field
 from pydantic_settings import SettingsConfigDict
 
-from service_kit.groups import BusSettings, PeerSettings, S3Settings, ServerAccessSettings, SqlSettings
+from service_kit.groups import (
+    BusSettings,
+    PeerSettings,
+    S3Settings,
+    ServerAccessSettings,
+    SqlSettings,
+    WriterSigningSettings,
+)
 from service_kit.settings import ServiceSettings
 
 
@@ -32,10 +39,10 @@ class CheckpointRegistrySettings(ServiceSettings):
     """Take head back when a later evaluation shows that it is worse than the head before it."""
     rollback_confidence: float = Field(0.99, gt=0.5, lt=1)
     """One-sided confidence that such a rollback needs."""
-    watch_pairs: int = Field(0, ge=0)
+    watch_pairs: int = Field(1000, ge=0)
     """Pairs that head and its predecessor play after head moved forward, to see if it is worse; 0: none."""
     watch_in_flight: int = Field(8, ge=2)
-    """Episodes of a watch in flight at once."""
+    """Episodes of a watch in flight at once; 2 while a training run of the model samples."""
     watch_trickle_s: float = Field(3600.0, ge=0)
     """Seconds between further runs of 50 pairs, once WATCH_PAIRS were played; 0: no further ones."""
     watch_sessions_every_s: float = Field(10.0, ge=0, le=3600)
@@ -53,6 +60,7 @@ class CheckpointRegistrySettings(ServiceSettings):
     """How long every published version stays, in seconds."""
     bus: BusSettings = Field(default_factory=BusSettings)
     s3: S3Settings = Field(default_factory=S3Settings)
+    signing: WriterSigningSettings = Field(default_factory=WriterSigningSettings)
     sql: SqlSettings = Field(default_factory=SqlSettings)
     peers: PeerSettings = Field(default_factory=PeerSettings)
     access: ServerAccessSettings = Field(default_factory=ServerAccessSettings)

@@ -27,6 +27,11 @@ SESSION_PAIRS: Final = Gauge(
     "Pairs of graded sessions of head and of the canary beside it, in the release under way.",
     ["model"],
 )
+WATCH_ALARMS: Final = Gauge(
+    "upcycle_registry_watch_alarms",
+    "Open alarms of reward hacks about the pairs of the head that is watched, and the run that trained it.",
+    ["model"],
+)
 VERSIONS_REMOVED: Final = Counter(
     "upcycle_registry_versions_removed", "Published versions that retention removed.", ["model"]
 )

@@ -24,6 +24,8 @@ from service_kit.descriptors import raise_descriptor_limit
 from service_kit.groups import EdgeSettings
 from service_kit.http_limits import PortLimits
 from service_kit.http_port import HttpPort
+from service_kit.port_certificate import PortCertificate
+from upcycle.tls import TlsFilesUnusable
 
 _SHUTDOWN_S = 5.0
 log = logging.getLogger(__name__)
@@ -37,7 +39,7 @@ def main() -> None:
     raise_descriptor_limit()
     try:
         asyncio.run(_serve(arguments))
-    except (EngineFault, ValueError) as error:
+    except (EngineFault, TlsFilesUnusable, ValueError) as error:
         print(f"upcycle-embedded-engine: {error}", file=sys.stderr)
         raise SystemExit(2) from None
 
@@ -72,7 +74,29 @@ def _parse(argv: list[str]) -> argparse.Namespace:
         default=COMPILE_S,
         help="longest that a request waits for its grammar",
     )
-    return parser.parse_args(argv)
+    _add_tls(parser)
+    found = parser.parse_args(argv)
+    if (found.ssl_certfile is None) != (found.ssl_keyfile is None):
+        parser.error("--ssl-certfile and --ssl-keyfile go together: name both or neither")
+    if found.ssl_ca_certs and not found.ssl_certfile:
+        parser.error("--ssl-ca-certs needs --ssl-certfile and --ssl-keyfile")
+    return found
+
+
+def _add_tls(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--ssl-certfile", type=Path, help="certificate (PEM); the port speaks https only")
+    parser.add_argument("--ssl-keyfile", type=Path, help="its private key")
+    parser.add_argument(
+        "--ssl-ca-certs", type=Path, help="callers must show a certificate that one of these signed"
+    )
+
+
+def _certificate(arguments: argparse.Namespace) -> PortCertificate | None:
+    """None: the port speaks http. Raises TlsFilesUnusable."""
+    if arguments.ssl_certfile is None:
+        return None
+    files = arguments.ssl_certfile, arguments.ssl_keyfile, arguments.ssl_ca_certs
+    return PortCertificate(*files, name="engine_certificate")
 
 
 def _device(name: str) -> torch.device:
@@ -90,6 +114,7 @@ def _device(name: str) -> torch.device:
 
 async def _serve(arguments: argparse.Namespace) -> None:
     directory: Path = arguments.model
+    certificate = _certificate(arguments)
     weights = await asyncio.to_thread(load_weights, directory, arguments.device)
     text = await asyncio.to_thread(Text, directory)
     engine = EmbeddedEngine(
@@ -106,12 +131,15 @@ async def _serve(arguments: argparse.Namespace) -> None:
         handler_cancellation=True,
         shutdown_timeout=_SHUTDOWN_S,
     )
-    await http.start(arguments.host, arguments.port)
+    await http.start(arguments.host, arguments.port, None if certificate is None else certificate.context)
     print(json.dumps({"event": "listening", "host": arguments.host, "port": http.port}), flush=True)
+    following = None if certificate is None else asyncio.create_task(certificate.follow())
     stopping = asyncio.Event()
     for signum in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(signum, stopping.set)
     await stopping.wait()
+    if following is not None:
+        following.cancel()
     await engine.stop()
     await http.stop()
 

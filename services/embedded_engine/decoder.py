@@ -5,6 +5,7 @@ Every projection runs on all T tokens at once; only attention knows about rows.
 """
 
 import math
+import mmap
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -15,6 +16,11 @@ from torch import Tensor
 
 from embedded_engine.weights import CPU, LayerWeights, ModelConfig, ModelWeights
 
+_MAX_GAP = 4
+"""Slots between two rows that are attended to with them: a call of its own costs as much."""
+_MAX_SEGMENTS = 8
+"""From here on copying keys and values costs less than so many calls."""
+
 
 class KeyValueCache:
     """Keys and values of every slot: [layer, key|value, slot, kv head, position, D], zero until written.
@@ -24,9 +30,8 @@ class KeyValueCache:
 
     def __init__(self, config: ModelConfig, num_slots: int, max_len: int, device: torch.device = CPU) -> None:
         shape = (config.num_layers, 2, num_slots, config.num_kv_heads, max_len, config.head_dim)
-        # numpy asks for zeroed pages lazily; torch.zeros would write (and so commit) all of them.
         if device.type == "cpu":
-            self.data = torch.from_numpy(np.zeros(shape, dtype=np.float32))
+            self.data = torch.from_numpy(_zeros_on_touch(shape))
         else:
             self.data = torch.zeros(shape, device=device)
         self.device = device
@@ -57,9 +62,9 @@ class KeyValueCache:
         """One more position per slot."""
         self._visible[slots, 0, 0, positions] = 0.0
 
-    def visible(self, num_slots: int, max_len: int) -> Tensor:
-        """The attention mask of the first slots: [S', 1, 1, max_len]."""
-        return self._visible_T[:num_slots, :, :, :max_len].to(self.device)
+    def visible(self, slots: slice | np.ndarray, max_len: int) -> Tensor:
+        """The attention mask of some slots: [S', 1, 1, max_len]."""
+        return self._visible_T[slots, :, :, :max_len].to(self.device)
 
     def tensor(self, values: np.ndarray) -> Tensor:
         """An array of the host where the cache is; on a CPU it is the same memory."""
@@ -72,6 +77,14 @@ class KeyValueCache:
     def copy_prefix(self, source: int, target: int, length: int) -> None:
         """Copy the first `length` positions of a slot into another."""
         self.data[:, :, target, :, :length].copy_(self.data[:, :, source, :, :length])
+
+
+def _zeros_on_touch(shape: tuple[int, ...]) -> np.ndarray:
+    """float32. Small pages: of huge ones, which numpy asks for, the first write to a row of the cache commits
+    and zeroes 2 MiB, most of which is never used."""
+    memory = mmap.mmap(-1, math.prod(shape) * 4, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    memory.madvise(mmap.MADV_NOHUGEPAGE)
+    return np.frombuffer(memory, dtype=np.float32).reshape(shape)
 
 
 class Attention(Protocol):
@@ -154,28 +167,68 @@ class DecoderModel:
         return batch.attend(qk[:, : config.num_heads], cache.data[index, 0], cache.data[index, 1])
 
 
-@dataclass(frozen=True, slots=True)
-class DecodeAttention:
-    """One new token per row; row i of the pass sits in slot `slots[i]`, all slots are below S'."""
+def decode_attention(slots: np.ndarray, max_len: int, cache: KeyValueCache) -> Attention:
+    """One new token per row; row i of the pass sits in slot `slots[i]`, ascending, and sees at most max_len
+    positions. Slots between the rows cost as much as rows, so what lies far apart is attended to apart."""
+    gaps = np.flatnonzero(np.diff(slots) > _MAX_GAP) + 1
+    firsts, lasts = slots[np.append(0, gaps)], slots[np.append(gaps - 1, -1)]
+    if len(firsts) > _MAX_SEGMENTS:
+        return GatheredAttention(cache.tensor(slots), max_len, cache.visible(slots, max_len))
+    sizes = lasts - firsts + 1
+    begins = np.cumsum(sizes) - sizes
+    rows = slots + np.repeat(begins - firsts, np.diff(np.append(np.append(0, gaps), len(slots))))
+    segments = tuple((int(first), int(last) + 1) for first, last in zip(firsts, lasts, strict=True))
+    is_full = int(sizes.sum()) == len(slots)
+    masks = tuple(cache.visible(slice(*segment), max_len) for segment in segments)
+    return SegmentAttention(segments, masks, None if is_full else cache.tensor(rows), max_len)
 
-    slots: Tensor | None  # [T], or None when row i is slot i
-    mask: Tensor  # [S', 1, 1, max_len] 0 or -inf
+
+@dataclass(frozen=True, slots=True)
+class SegmentAttention:
+    """One new token per row, whose slots lie in a few segments of the cache."""
+
+    segments: tuple[tuple[int, int], ...]  # slots start..end of each
+    masks: tuple[Tensor, ...]  # of each: [end - start, 1, 1, max_len] 0 or -inf
+    rows: Tensor | None  # [T] place of each row in the segments end to end; None when they hold nothing else
+    max_len: int
 
     def __call__(self, query: Tensor, keys: Tensor, values: Tensor) -> Tensor:
         _, heads, dim = query.shape
-        num_slots, _, _, max_len = self.mask.shape
-        if self.slots is not None:
-            query = query.new_zeros(num_slots, heads, dim).index_copy_(0, self.slots, query)
-        kv_heads = keys.shape[1]
-        # The G query heads of one key-value head attend to the same positions: G queries of one head.
-        found = F.scaled_dot_product_attention(
-            query.view(num_slots, kv_heads, heads // kv_heads, dim),
-            keys[:num_slots, :, :max_len],
-            values[:num_slots, :, :max_len],
-            attn_mask=self.mask,
-            scale=1.0,
-        ).reshape(num_slots, heads * dim)
-        return found if self.slots is None else found.index_select(0, self.slots)
+        sizes = [end - start for start, end in self.segments]
+        if self.rows is not None:
+            query = query.new_zeros(sum(sizes), heads, dim).index_copy_(0, self.rows, query)
+        found = [
+            _one_each(part, keys[start:end, :, : self.max_len], values[start:end, :, : self.max_len], mask)
+            for part, (start, end), mask in zip(
+                torch.split(query, sizes), self.segments, self.masks, strict=True
+            )
+        ]
+        attended = found[0] if len(found) == 1 else torch.cat(found)
+        return attended if self.rows is None else attended.index_select(0, self.rows)
+
+
+@dataclass(frozen=True, slots=True)
+class GatheredAttention:
+    """One new token per row, whose slots lie all over the cache: their keys and values are copied first."""
+
+    slots: Tensor  # [T]
+    max_len: int
+    mask: Tensor  # [T, 1, 1, max_len] 0 or -inf
+
+    def __call__(self, query: Tensor, keys: Tensor, values: Tensor) -> Tensor:
+        its_keys = keys[:, :, : self.max_len].index_select(0, self.slots)
+        its_values = values[:, :, : self.max_len].index_select(0, self.slots)
+        return _one_each(query, its_keys, its_values, self.mask)
+
+
+def _one_each(query: Tensor, keys: Tensor, values: Tensor, mask: Tensor) -> Tensor:
+    """query: [T, N, D]; keys, values: [T, K, max_len, D]; mask: [T, 1, 1, max_len]. Returns [T, N * D]."""
+    num_rows, heads, dim = query.shape
+    kv_heads = keys.shape[1]
+    # The G query heads of one key-value head attend to the same positions: G queries of one head.
+    grouped = query.view(num_rows, kv_heads, heads // kv_heads, dim)
+    found = F.scaled_dot_product_attention(grouped, keys, values, attn_mask=mask, scale=1.0)
+    return found.reshape(num_rows, heads * dim)
 
 
 @dataclass(frozen=True, slots=True)

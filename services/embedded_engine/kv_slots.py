@@ -85,17 +85,6 @@ class KvSlots:
         self.planned[slot] = 0
         self.used[slot] = self._clock
 
-    def move(self, source: int, target: int) -> None:
-        """The owner of `source` moves to the free slot `target`."""
-        sequence = self.owner[source]
-        if sequence is None or self.owner[target] is not None:
-            raise AssertionError(f"slot {source} must be owned and slot {target} free")
-        for column in (self.tokens, self.kv_len, self.planned, self.epoch):
-            column[target] = column[source]
-        self.owner[target], self.owner[source] = sequence, None
-        self.kv_len[source] = self.planned[source] = 0
-        sequence.slot = target
-
     def forget(self, *, owned_too: bool) -> None:
         """Drop the contents of free slots; `owned_too`: running sequences compute everything again."""
         for slot, sequence in enumerate(self.owner):
@@ -119,7 +108,7 @@ class KvSlots:
         return shared
 
     def _free_slot(self, protect: int) -> int | None:
-        """An empty slot, else the one left longest ago. Low ones first: attention covers 0..highest."""
+        """The lowest empty slot, else the one left longest ago."""
         oldest: int | None = None
         for slot, sequence in enumerate(self.owner):
             if sequence is not None or slot == protect:

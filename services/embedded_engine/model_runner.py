@@ -13,7 +13,7 @@ from operator import attrgetter
 import numpy as np
 import torch
 
-from embedded_engine.decoder import Batch, DecodeAttention, DecoderModel, KeyValueCache, PrefillAttention
+from embedded_engine.decoder import Batch, DecoderModel, KeyValueCache, PrefillAttention, decode_attention
 from embedded_engine.errors import BadRequest
 from embedded_engine.kv_slots import KvSlots
 from embedded_engine.sampling import SamplingTable, TopLogprobs
@@ -197,15 +197,10 @@ class ModelRunner:
         sequences.sort(key=_slot_of)
         slots = np.fromiter((s.slot for s in sequences), dtype=np.int64, count=len(sequences))
         positions = self._kv_slots.kv_len[slots]
-        high = int(slots.max()) + 1
         tokens = self._last_token[slots]
         self._cache.extend_each(slots, positions)
-        # Row i is slot i when the running sequences fill the lowest slots: no rows to move then.
-        in_order = high == len(sequences)
         on_device = self._cache.tensor
-        attend = DecodeAttention(
-            None if in_order else on_device(slots), self._cache.visible(high, int(positions.max()) + 1)
-        )
+        attend = decode_attention(slots, int(positions.max()) + 1, self._cache)
         batch = Batch(
             on_device(tokens), on_device(positions), self._cache.write_index(slots, positions), attend
         )

@@ -92,11 +92,6 @@ class SamplingTable:
         self._min_p[slot] = spec.min_p
         self._seed[slot] = np.uint64(spec.seed & 0xFFFFFFFFFFFFFFFF)
 
-    def move(self, source: int, target: int) -> None:
-        """A sequence moves to another slot."""
-        for column in (self._temperature, self._top_p, self._top_k, self._min_p, self._seed):
-            column[target] = column[source]
-
     def sample(
         self, logits: Tensor, slots: np.ndarray, drawn: np.ndarray, banned: Rows[Rows[int]]
     ) -> Sampled:

@@ -3,7 +3,7 @@
 from dataclasses import dataclass, fields
 from functools import partial
 
-from blob_store import S3BlobStore
+from blob_store import BlobStore, S3BlobStore
 from event_bus import EventBus
 from grpc_edge import GrpcServer, Peer
 from grpc_edge.key_follower import access_of
@@ -43,6 +43,7 @@ from service_kit.component import Closing
 from service_kit.main import run_main
 from service_kit.service import Service
 from service_kit.settings import SettingsError
+from signed_objects import signed_store
 from upcycle.api.training.v1.service_pb2_grpc import add_TrainingServiceServicer_to_server
 from upcycle.rpc import connect
 
@@ -105,7 +106,7 @@ def _peers(service: Service, settings: GrpoTrainerSettings) -> _Peers:
 def _run_deps(
     settings: GrpoTrainerSettings,
     thread: LearnerThread,
-    blobs: S3BlobStore,
+    blobs: BlobStore,
     bus: EventBus,
     peers: _Peers,
     deadline: StepDeadline,
@@ -140,7 +141,7 @@ def _interactive_deps(
     run_deps: RunDeps,
     leases: ModelLeases,
     thread: LearnerThread,
-    blobs: S3BlobStore,
+    blobs: BlobStore,
     peers: _Peers,
 ) -> InteractiveDeps:
     """The dependencies of interactive training; facts and the work folder are those of the runs."""
@@ -169,7 +170,7 @@ def build_app(settings: GrpoTrainerSettings) -> Service:
     """Wires everything. Needs a running event loop."""
     service = Service(NAME, settings)
     settings.data_dir.mkdir(parents=True, exist_ok=True)
-    blobs = service.add(S3BlobStore(settings.s3))
+    blobs = signed_store(service.add(S3BlobStore(settings.s3)), settings.signing, NAME)
     peers = _peers(service, settings)
     deadline = StepDeadline(settings.step_deadline_s, leave_s=settings.lease_s)
     thread = LearnerThread(_learner_options(settings), computing=deadline.computing)

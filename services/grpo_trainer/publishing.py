@@ -29,7 +29,7 @@ async def store_version(
     """
     with tempfile.TemporaryDirectory(dir=work_dir) as folder:
         directory = Path(folder) / "policy"
-        await snapshot.export(directory)
+        await retry.until_available(lambda: snapshot.export(directory))
         return await retry.until_available(lambda: policies.upload(state, directory))
 
 
@@ -49,7 +49,9 @@ async def announce_version(
     keeps_head: no gate is to judge the checkpoint.
     """
     spec, record, at = session.spec, session.last_step, session.completed_at
-    await retry.until_available(lambda: facts.publish_policy(spec, policy, step=session.step, at=at))
+    await retry.until_available(
+        lambda: facts.publish_policy(spec, policy, step=session.step, at=at, state=marker)
+    )
     if record is not None and record.saves_checkpoint:
         saved = partial(
             facts.publish_checkpoint, spec, record, policy, marker, sources, keeps_head=keeps_head

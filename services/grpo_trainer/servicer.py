@@ -45,6 +45,7 @@ STATUS_OF: Final[StatusTable] = {
     errors.Diverged: grpc.StatusCode.FAILED_PRECONDITION,
     errors.HeadMoved: grpc.StatusCode.ABORTED,
     errors.LineageTaken: grpc.StatusCode.ABORTED,
+    errors.OldState: grpc.StatusCode.FAILED_PRECONDITION,
     errors.BrokenArtifact: grpc.StatusCode.DATA_LOSS,
 }
 _LONGEST_SILENCE_S: Final = 5.0

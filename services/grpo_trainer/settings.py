@@ -6,7 +6,13 @@ from typing import Literal, Self
 from pydantic import Field, model_validator
 from pydantic_settings import SettingsConfigDict
 
-from service_kit.groups import BusSettings, PeerSettings, S3Settings, ServerAccessSettings
+from service_kit.groups import (
+    BusSettings,
+    PeerSettings,
+    S3Settings,
+    ServerAccessSettings,
+    WriterSigningSettings,
+)
 from service_kit.settings import ServiceSettings
 
 
@@ -81,6 +87,7 @@ class GrpoTrainerSettings(ServiceSettings):
     """Folder for fetched policies and for files on their way to the object store."""
     bus: BusSettings = Field(default_factory=BusSettings)
     s3: S3Settings = Field(default_factory=S3Settings)
+    signing: WriterSigningSettings = Field(default_factory=WriterSigningSettings)
     peers: PeerSettings = Field(default_factory=PeerSettings)
     access: ServerAccessSettings = Field(default_factory=ServerAccessSettings)
 

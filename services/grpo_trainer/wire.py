@@ -77,6 +77,8 @@ def graded_from_wire(
         num_tokens=message.num_sampled_tokens,
         turn_rewards=tuple(message.turn_rewards),
         guided=bool(episode.guided_after),
+        guidance_kinds=tuple(message.guidance_kinds),
+        evaluated=episode.purpose == common.PURPOSE_EVAL,
         taskset=plain_name(episode.taskset),
         parts=tuple(RewardPart(one.name, one.weight, one.value) for one in message.subscores),
         **_sampled(message),
@@ -94,6 +96,7 @@ def offer_from_wire(message: GroupOffered, sequence: int, headers: Mapping[str, 
         "sequence": sequence,
         "trace_headers": trace_headers(headers),
         "offered": True,
+        "proposal": message.source_run_id == message.run_id,
         "taskset": plain_name(message.taskset),
     }
     members = (
@@ -221,9 +224,16 @@ def step_completed(spec: TrainingSpec, record: StepRecord) -> tuple[events.StepC
 
 
 def policy_published(
-    spec: TrainingSpec, *, version: int, step: int, digest: str, manifest: BlobRef, at: datetime
+    spec: TrainingSpec,
+    *,
+    version: int,
+    step: int,
+    digest: str,
+    manifest: BlobRef,
+    at: datetime,
+    state: BlobRef | None,
 ) -> tuple[events.PolicyPublished, str]:
-    """The fact, and its event id."""
+    """The fact, and its event id. state: marker of the durable state; None: none was saved."""
     event = events.PolicyPublished(
         model=spec.model,
         version=version,
@@ -233,6 +243,7 @@ def policy_published(
         step=step,
         target_steps=spec.steps,
         published_at=timestamp(at),
+        training_state=None if state is None else blob_ref.to_wire(state),
     )
     return event, event_ids.policy_published(spec.model, version)
 

@@ -4,6 +4,8 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import uvloop
+
 from blob_store import S3BlobStore
 from event_bus import EventBus
 from grpc_edge import Peer
@@ -11,7 +13,7 @@ from grpc_edge.key_follower import follow_issuer, follow_keys_of
 from model_gateway import telemetry
 from model_gateway.adapters.database import GatewayDatabase
 from model_gateway.adapters.directory import IDEMPOTENT, RegistryDirectory
-from model_gateway.adapters.engine_http import AiohttpEngines
+from model_gateway.adapters.engine_http import HttpEngines
 from model_gateway.adapters.grading import IDEMPOTENT as GRADES
 from model_gateway.adapters.grading import RemoteGrading
 from model_gateway.adapters.holds import RegistryHolds
@@ -38,6 +40,7 @@ from model_gateway.usecases.access import KeyAccess
 from model_gateway.usecases.answering import AnswerCalls
 from model_gateway.usecases.canaries import MeetCanaries
 from model_gateway.usecases.holding import HoldVersions
+from model_gateway.usecases.known_sessions import KnownSessions
 from model_gateway.usecases.limiting import LimitKeys
 from model_gateway.usecases.models import ListModels
 from model_gateway.usecases.pick import PickEngine
@@ -59,6 +62,8 @@ from service_kit.settings import SettingsError
 from sql_store import OutboxRelay
 
 NAME = "model_gateway"
+_FACTS_GATHER_S = 0.05
+"""Facts about sessions are many, and no caller waits for one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,9 +85,9 @@ def build_app(settings: ModelGatewaySettings) -> Service:
     directory = RegistryDirectory(registry, poll_s=settings.poll_s, on_promotion=promotions.moved)
     bus.include_router(directory_router(directory))
     recording = _recording_of(service, settings, database, directory)
-    engines, upstream_http = AiohttpEngines(idle_timeout_s=settings.idle_timeout_s), UpstreamHttp()
-    holding = HoldVersions(RegistryHolds(registry), hold_s=settings.hold_s)
-    pick = PickEngine(directory, holding=holding, suspect_s=settings.engine_suspect_s)
+    engines = HttpEngines(idle_timeout_s=settings.idle_timeout_s, only_https=settings.tls.engines)
+    upstream_http = UpstreamHttp()
+    pick = _pick(settings, registry, directory)
     relay = _relay(settings, directory, engines, pick)
     deps = GatewayDeps(
         access=_access(service, settings, database),
@@ -104,7 +109,7 @@ def build_app(settings: ModelGatewaySettings) -> Service:
         upstream_http,
         Closing("s3", recording.blobs.stop),  # not started: answers go on without the object store
         bus,
-        OutboxRelay(database, bus),
+        OutboxRelay(database, bus, gather_s=_FACTS_GATHER_S),
         Worker("directory", directory.run, ready=directory.ready),
     ):
         service.add(component)
@@ -139,8 +144,9 @@ def _recording_of(
 ) -> _Recording:
     blobs, sessions = S3BlobStore(settings.s3), SqlSessions(database, _bounds(settings))
     policy, redaction = _recording_policy(settings), _redaction(service, settings)
-    calls = RecordCalls(sessions, directory, policy, now=utc_now, redaction=redaction)
-    closing = CloseSessions(sessions, SessionBodies(blobs), policy, now=utc_now)
+    known = KnownSessions(sessions)
+    calls = RecordCalls(sessions, known, directory, policy, now=utc_now, redaction=redaction)
+    closing = CloseSessions(sessions, known, SessionBodies(blobs), policy, now=utc_now)
     return _Recording(calls, closing, redaction, blobs)
 
 
@@ -191,8 +197,13 @@ def _public(settings: ModelGatewaySettings, deps: GatewayDeps, others: Sequence[
     )
 
 
+def _pick(settings: ModelGatewaySettings, registry: Peer, directory: RegistryDirectory) -> PickEngine:
+    holding = HoldVersions(RegistryHolds(registry), hold_s=settings.hold_s)
+    return PickEngine(directory, holding=holding, suspect_s=settings.engine_suspect_s)
+
+
 def _relay(
-    settings: ModelGatewaySettings, directory: RegistryDirectory, engines: AiohttpEngines, pick: PickEngine
+    settings: ModelGatewaySettings, directory: RegistryDirectory, engines: HttpEngines, pick: PickEngine
 ) -> EngineRelay:
     policy = RelayPolicy(engine_wait_s=settings.engine_wait_s, request_timeout_s=settings.request_timeout_s)
     return EngineRelay(directory, engines, pick, policy)
@@ -252,7 +263,7 @@ def main() -> None:
     """`upcycle-model-gateway`, and its commands for keys."""
     if len(sys.argv) > 1 and sys.argv[1] in COMMANDS:
         raise SystemExit(run_command(sys.argv[1:]))
-    run_main(NAME, ModelGatewaySettings, build_app)
+    run_main(NAME, ModelGatewaySettings, build_app, loop_factory=uvloop.new_event_loop)
 
 
 if __name__ == "__main__":

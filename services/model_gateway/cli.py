@@ -95,14 +95,9 @@ def _limits(arguments: argparse.Namespace) -> KeyLimits:
 
 async def _run(arguments: argparse.Namespace, settings: ModelGatewaySettings) -> int:
     database = MigratedDatabase(settings.sql.url_for(SERVICE), SERVICE)
-    if file := database.missing_file:
-        raise NoDatabase(
-            f"there is no database of a gateway at {file}, and none was made; UPCYCLE_SQL_DATA_DIR "
-            "(.upcycle/up/sql of a platform of `upcycle up`) or UPCYCLE_SQL_URL names that of your gateway, "
-            "which makes it when it starts"
-        )
-    await database.start()
     try:
+        await _require_tables(database)
+        await database.start()
         keys = SqlKeyStore(database)
         if arguments.command == "create-key":
             return await _create(keys, arguments, database.shown)
@@ -115,6 +110,19 @@ async def _run(arguments: argparse.Namespace, settings: ModelGatewaySettings) ->
         return await _revoke(keys, arguments.key_id, database.shown)
     finally:
         await database.stop()
+
+
+async def _require_tables(database: MigratedDatabase) -> None:
+    """Raises NoDatabase: tables that a command makes may be those of another program's version, in a database
+    that no gateway reads."""
+    if await database.has_tables():
+        return
+    where = database.missing_file or database.shown
+    raise NoDatabase(
+        f"there is no database of a gateway at {where}, and none was made; UPCYCLE_SQL_DATA_DIR "
+        "(.upcycle/up/sql of a platform of `upcycle up`) or UPCYCLE_SQL_URL names that of your gateway, "
+        "which makes its tables when it starts"
+    )
 
 
 async def _create(keys: SqlKeyStore, arguments: argparse.Namespace, database: str) -> int:

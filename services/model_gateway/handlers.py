@@ -2,8 +2,8 @@
 
 import asyncio
 import logging
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
-from contextlib import aclosing, asynccontextmanager
+from collections.abc import AsyncGenerator, Callable, Sequence
+from contextlib import aclosing
 from dataclasses import dataclass
 from typing import Any
 
@@ -23,7 +23,7 @@ from model_gateway.domain.errors import DeadlineExceeded, Draining, GatewayError
 from model_gateway.domain.json_body import parsed
 from model_gateway.domain.keys import ApiKey
 from model_gateway.domain.routing import ServedWeights
-from model_gateway.domain.sessions import SampledChoice, SessionKey, session_named
+from model_gateway.domain.sessions import SampledChoice, SessionKey, labels_given, session_named
 from model_gateway.http_bodies import read_body
 from model_gateway.http_errors import STREAM_BEGAN, error_response, internal_error, json_response
 from model_gateway.http_exchange import HttpExchange
@@ -104,6 +104,7 @@ class OpenAiHandlers:
             openapi.MODEL: self.get_model,
             openapi.SERVING: self.serving,
             openapi.DOCUMENT: self.document,
+            openapi.HEALTH: self.health,
         }
         for route, handler in reads.items():
             for path in (route.path, *route.aliases):
@@ -130,9 +131,7 @@ class OpenAiHandlers:
         self._in_flight += 1
         telemetry.IN_FLIGHT.inc()
         try:
-            async with self._bounded():
-                asked = await self._admit(request, dialect, exchange)
-                result = await self._ask(asked, dialect, exchange)
+            asked, result = await self._bounded(request, dialect, exchange)
             if isinstance(result, EngineAnswer):
                 response: web.StreamResponse = await self._answered(result, dialect, asked, exchange)
             else:
@@ -153,15 +152,17 @@ class OpenAiHandlers:
             exchange.end(self._deps.usage)
         return response
 
-    @asynccontextmanager
-    async def _bounded(self) -> AsyncIterator[None]:
+    async def _bounded(
+        self, request: web.Request, dialect: Dialect, exchange: HttpExchange
+    ) -> tuple[Asked, EngineAnswer | OpenStream]:
         """Until there is an answer or a stream has begun; a stream is bounded by the engine client."""
         if self._is_draining:
             raise Draining
         scope = asyncio.timeout(self._deps.limits.timeout_s)
         try:
             async with scope:
-                yield
+                asked = await self._admit(request, dialect, exchange)
+                return asked, await self._ask(asked, dialect, exchange)
         except TimeoutError as error:
             if not scope.expired():
                 raise
@@ -191,8 +192,9 @@ class OpenAiHandlers:
         if not call.may_be_recorded:
             return call
         named = session_named(request.headers, call.body, request.match_info.get("session_id"))
+        labels = labels_given(request.headers, call.body, named)
         if named is not None:
-            session: SessionKey | None = SessionKey(named, key.key_id)
+            session: SessionKey | None = SessionKey(named, key.key_id, labels=labels)
         elif exchange.upstream is not None:
             session = None  # capture is of the policies' own answers
         else:
@@ -333,6 +335,10 @@ class OpenAiHandlers:
     async def document(self, _: web.Request) -> web.Response:
         """GET /openapi.json."""
         return json_response(openapi.document(DIALECTS, openapi.READ_ROUTES))
+
+    async def health(self, _: web.Request) -> web.Response:
+        """GET /health: strangers learn that it answers, and no more. Readiness is at the operations port."""
+        return json_response({"status": "ok"})
 
 
 def _refusal(error: GatewayError, dialect: Dialect, exchange: HttpExchange) -> web.Response:

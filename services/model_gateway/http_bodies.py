@@ -14,6 +14,8 @@ async def read_body(request: web.Request) -> bytes:
     """All of it. Raises BadRequest, TooLarge, DeadlineExceeded."""
     seconds = request.app[BODY_S]
     try:
+        if request.content.is_eof():  # all of it came with the head, as small ones do
+            return await request.read()
         async with asyncio.timeout(seconds):
             return await request.read()
     except web.HTTPRequestEntityTooLarge as error:

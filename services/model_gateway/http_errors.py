@@ -55,7 +55,7 @@ def internal_error(request_id: str) -> GatewayError:
 
 @web.middleware
 async def one_envelope(request: web.Request, handler: Handler) -> web.StreamResponse:
-    """Every answer has a request id; whatever a handler raises becomes the envelope."""
+    """Whatever a handler raises becomes the envelope. The port sees to it that every answer has an id."""
     try:
         response = await handler(request)
     except GatewayError as error:
@@ -70,8 +70,6 @@ async def one_envelope(request: web.Request, handler: Handler) -> web.StreamResp
         if request.get(STREAM_BEGAN):
             raise
         return error_response(internal_error(request_id), request_id, _dialect_at(request.path))
-    if not response.prepared:
-        response.headers.setdefault(REQUEST_ID, new_request_id())
     return response
 
 

@@ -13,9 +13,6 @@ class EngineReply(Protocol):
     @property
     def status(self) -> int: ...
 
-    @property
-    def content_type(self) -> str: ...
-
     async def read(self) -> bytes:
         """All of it. Raises EngineLost."""
 

@@ -2,18 +2,15 @@
 
 import asyncio
 from collections.abc import Sequence
-from typing import Final, Protocol
+from typing import Protocol
 
 from aiohttp import web
 
 from model_gateway.handlers import OpenAiHandlers
 from model_gateway.http_errors import one_envelope
-from model_gateway.public_tls import PublicCertificate
 from service_kit.http_limits import PortLimits
 from service_kit.http_port import HttpPort
-
-_REFRESH_S: Final = 10.0
-"""How often the certificate's files are looked at."""
+from service_kit.port_certificate import PortCertificate
 
 
 class Routes(Protocol):
@@ -37,7 +34,7 @@ class PublicHttp:
         max_body_bytes: int,
         limits: PortLimits,
         drain_s: float,
-        certificate: PublicCertificate | None = None,
+        certificate: PortCertificate | None = None,
     ) -> None:
         self._handlers = handlers
         self._others = others
@@ -71,12 +68,7 @@ class PublicHttp:
                 error.errno, f"cannot listen on {where}: {error.strerror}; choose another public_port"
             ) from error
         if self._certificate is not None:
-            self._refreshing = asyncio.create_task(self._refresh(self._certificate))
-
-    async def _refresh(self, certificate: PublicCertificate) -> None:
-        while True:
-            await asyncio.sleep(_REFRESH_S)
-            certificate.refresh()
+            self._refreshing = asyncio.create_task(self._certificate.follow())
 
     async def stop(self) -> None:
         """Refuse what is new, finish what is in flight within the drain time, close."""

@@ -1,10 +1,12 @@
 """Names under which the gateway is seen: metrics and span attributes (GenAI conventions)."""
 
+import os
 from collections.abc import Mapping
 from functools import lru_cache
 from typing import Final, NamedTuple
 
 from opentelemetry import propagate, trace
+from opentelemetry.environment_variables import OTEL_PROPAGATORS
 from opentelemetry.trace import Span, SpanKind
 from opentelemetry.util.types import AttributeValue
 from prometheus_client import Counter, Gauge, Histogram
@@ -12,6 +14,7 @@ from prometheus_client import Counter, Gauge, Histogram
 from model_gateway.domain.calls import ApiRoute, CompletionCall
 from model_gateway.domain.replies import TokenUsage
 from model_gateway.domain.routing import ServedWeights
+from service_kit.unrecorded import is_recorded
 
 _SECONDS: Final = (0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1, 3, 10, 30, 100, 300)
 _OVERHEAD: Final = (0.0001, 0.0003, 0.001, 0.003, 0.01, 0.03, 0.1, 1)
@@ -38,7 +41,8 @@ PROMOTED_TO_FIRST_TOKEN: Final = Histogram(
 )
 CANARY_REQUESTS: Final = Counter(
     "upcycle_gateway_canary_requests",
-    "Tries in conversations that meet a canary release: `canary`, or `head` while no engine serves it.",
+    "Requests in conversations that meet a canary release, by what answered: `canary`, or `head` where no "
+    "engine serves it or its engine failed.",
     ["model", "answered_by"],
 )
 SHADOWS: Final = Counter(
@@ -94,6 +98,7 @@ def token_series(model: str) -> tuple[Counter, Counter]:
 
 
 _TRACER = trace.get_tracer("upcycle.model_gateway")
+_IS_PLAIN: Final = OTEL_PROPAGATORS not in os.environ
 # GenAI's names; what has none there is named as its route.
 _OPERATION: Final = {
     ApiRoute.CHAT: "chat",
@@ -107,9 +112,17 @@ _OPERATION: Final = {
 
 def start_span(call: CompletionCall, headers: Mapping[str, str], request_id: str) -> Span:
     """`chat {model}`, below the caller's span if it sent one."""
-    operation = _OPERATION[call.route]
-    attributes: dict[str, str | int | float | bool] = {
-        "gen_ai.operation.name": operation,
+    parent = propagate.extract(headers) if "traceparent" in headers else None
+    if not is_recorded():
+        return _TRACER.start_span("", context=parent)
+    name = f"{_OPERATION[call.route]} {call.target.model}"
+    attributes = _asked_for(call, request_id)
+    return _TRACER.start_span(name, context=parent, kind=SpanKind.CLIENT, attributes=attributes)
+
+
+def _asked_for(call: CompletionCall, request_id: str) -> dict[str, AttributeValue]:
+    attributes: dict[str, AttributeValue] = {
+        "gen_ai.operation.name": _OPERATION[call.route],
         "gen_ai.provider.name": "upcycle",
         "gen_ai.request.model": str(call.body["model"]),
         "gen_ai.request.stream": call.stream,
@@ -119,13 +132,16 @@ def start_span(call: CompletionCall, headers: Mapping[str, str], request_id: str
         value = call.body.get(field)
         if isinstance(value, int | float):
             attributes[f"gen_ai.request.{name}"] = value
-    parent = propagate.extract(headers) if "traceparent" in headers else None
-    name = f"{operation} {call.target.model}"
-    return _TRACER.start_span(name, context=parent, kind=SpanKind.CLIENT, attributes=attributes)
+    return attributes
 
 
 def carrier_of(span: Span) -> dict[str, str]:
-    """W3C headers for the spans below this one."""
+    """W3C headers for the spans below this one, or those that OTEL_PROPAGATORS names."""
+    context = span.get_span_context()
+    if _IS_PLAIN and context.is_valid and not context.trace_state:
+        # What the propagators would make of it, without a context that is made for them.
+        ids = f"{context.trace_id:032x}-{context.span_id:016x}"
+        return {"traceparent": f"00-{ids}-{context.trace_flags:02x}"}
     carrier: dict[str, str] = {}
     propagate.inject(carrier, trace.set_span_in_context(span))
     return carrier
@@ -133,6 +149,8 @@ def carrier_of(span: Span) -> dict[str, str]:
 
 def describe(span: Span, weights: ServedWeights | None, usage: TokenUsage, finish_reasons: list[str]) -> None:
     """What came back."""
+    if not span.is_recording():
+        return
     attributes: dict[str, AttributeValue] = {
         "gen_ai.usage.input_tokens": usage.prompt_tokens,
         "gen_ai.usage.output_tokens": usage.completion_tokens,

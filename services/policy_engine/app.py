@@ -2,6 +2,7 @@
 
 import time
 from dataclasses import fields
+from typing import Final
 
 from blob_store import S3BlobStore
 from event_bus import EventBus
@@ -10,7 +11,7 @@ from identities.objects import PolicyFolder
 from planned_runs import PlannedRuns
 from policy_engine import wire
 from policy_engine.adapters.announcer import PlatformAnnouncer
-from policy_engine.adapters.engine_kinds import EmbeddedKind, EngineOptions, VllmKind
+from policy_engine.adapters.engine_kinds import EmbeddedKind, EngineCertificate, EngineOptions, VllmKind
 from policy_engine.adapters.engine_process import AttachedEngine, EngineProcess
 from policy_engine.adapters.policy_store import PolicyDownloads
 from policy_engine.adapters.versions import IDEMPOTENT, ChannelVersions
@@ -27,9 +28,12 @@ from service_kit.background import Worker
 from service_kit.clock import new_id, utc_now
 from service_kit.main import run_main
 from service_kit.service import Service
+from signed_objects import signed_store
 from upcycle.api.registry.v1.service_pb2_grpc import RegistryServiceStub
 
 NAME = "policy_engine"
+_DRAIN_SHARE: Final = 0.4
+"""Of the seconds to stop in; the engine's process needs some, too."""
 
 
 def build_app(settings: PolicyEngineSettings) -> Service:
@@ -46,7 +50,7 @@ def build_app(settings: PolicyEngineSettings) -> Service:
     )
     announcer = PlatformAnnouncer(who, bus, stub, now=utc_now)
     host = build_host(settings)
-    policies = PolicyDownloads(store, settings.versions_dir)
+    policies = PolicyDownloads(signed_store(store, settings.signing, NAME), settings.versions_dir)
     protocol = ReloadProtocol(
         host,
         settings.model,
@@ -58,7 +62,8 @@ def build_app(settings: PolicyEngineSettings) -> Service:
     pins = PinnedPolicies(settings.model, requests, deps, protocol, max_held=settings.can_hold)
     telemetry = SupervisorTelemetry(settings.model, settings.channel)
     supervisor_deps = SupervisorDeps(host, policies, versions, announcer, telemetry, time.monotonic)
-    supervisor = EngineSupervisor(supervisor_deps, protocol, pins, SupervisorTimings(poll_s=settings.poll_s))
+    timings = SupervisorTimings(poll_s=settings.poll_s, drain_s=_DRAIN_SHARE * settings.drain_s)
+    supervisor = EngineSupervisor(supervisor_deps, protocol, pins, timings)
     leases = _lease_loop(settings, announcer, supervisor, requests)
     supervisor.on_change(leases.changed)
     bus.include_router(supervisor_router(settings, versions, requests, telemetry, supervisor.look_now))
@@ -100,11 +105,16 @@ def _add_planned_pins(
 
 def build_host(settings: PolicyEngineSettings) -> EngineHost:
     """The engine that the settings name."""
-    options = EngineOptions(**{one.name: getattr(settings, one.name) for one in fields(EngineOptions)})
+    named = [one.name for one in fields(EngineOptions) if one.name != "certificate"]
+    options = EngineOptions(**{name: getattr(settings, name) for name in named}, certificate=_shown(settings))
     if settings.kind == "attach":
         kind, url = VllmKind(options), settings.engine_url
         return AttachedEngine(
-            kind, url, start_s=settings.engine_start_s, admin_key=settings.engine_key.get_secret_value()
+            kind,
+            url,
+            start_s=settings.engine_start_s,
+            admin_key=settings.engine_key.get_secret_value(),
+            hang_s=settings.engine_hang_s,
         )
     return EngineProcess(
         EmbeddedKind(options) if settings.kind == "embedded" else VllmKind(options),
@@ -113,7 +123,16 @@ def build_host(settings: PolicyEngineSettings) -> EngineHost:
         start_s=settings.engine_start_s,
         log_path=settings.log_path,
         variables=settings.engine_variables,
+        hang_s=settings.engine_hang_s,
     )
+
+
+def _shown(settings: PolicyEngineSettings) -> EngineCertificate | None:
+    """What the engine shows; None: it speaks http."""
+    tls = settings.tls
+    if not tls.engines or tls.certificate is None or tls.key is None:
+        return None
+    return EngineCertificate(tls.certificate, tls.key, tls.ca if tls.clients else None)
 
 
 def main() -> None:

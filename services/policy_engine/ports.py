@@ -46,6 +46,9 @@ class EngineHost(Protocol):
     async def start(self, policy: Policy) -> EngineControl:
         """Start it on a policy and return once it is healthy. Raises EngineBroken."""
 
+    async def drain(self, limit_s: float) -> None:
+        """Let the requests that it has end, for `limit_s` at most, before it is stopped."""
+
     async def stop(self) -> None:
         """End it and what it started."""
 
@@ -57,6 +60,13 @@ class EngineHost(Protocol):
 
     def prepare(self, policy: Policy) -> Path:
         """The directory to load for a policy, as this engine can reload it. Raises VersionRefused."""
+
+    def prepare_held(self, policy: Policy, serving: Policy) -> Path:
+        """The directory to load to hold a policy beside the one that serves. Raises VersionRefused."""
+
+    @property
+    def keeps_weights(self) -> bool:
+        """Its weights cannot be changed in place: it is started again for others."""
 
 
 class PolicyStore(Protocol):

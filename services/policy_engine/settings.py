@@ -8,7 +8,7 @@ from pydantic_settings import SettingsConfigDict
 
 from episodes import Channel
 from identities.entities import slug_file_name
-from service_kit.groups import AccessSettings, BusSettings, PeerSettings, S3Settings
+from service_kit.groups import AccessSettings, BusSettings, PeerSettings, S3Settings, SigningSettings
 from service_kit.settings import ServiceSettings
 
 
@@ -31,9 +31,13 @@ class PolicyEngineSettings(ServiceSettings):
     """Origin of the engine to attach to; it must see cache_dir under the same path."""
     engine_key: SecretStr = SecretStr("")
     """Key that steering the engine to attach to needs; an embedded one reads its own from
-    EMBEDDED_ENGINE_ADMIN_KEY. Engines that the supervisor starts get a key of each start."""
+    EMBEDDED_ENGINE_ADMIN_KEY, vLLM behind our wall from UPCYCLE_VLLM_ADMIN_KEY. Engines that the supervisor
+    starts get a key of each start."""
     engine_start_s: float = Field(300.0, gt=0)
     """Seconds that an engine gets until it is healthy."""
+    engine_hang_s: float = Field(120.0, gt=0)
+    """Seconds without a computed token after which an engine that was asked for one, and is not paused, is
+    started again; longer than its longest prompt takes."""
     engine_variables: tuple[str, ...] = ()
     """Names of variables that the engine's process gets, as JSON list, beside those that torch, CUDA and vLLM
     read; one that looks like a secret (HF_TOKEN) only if it is named here."""
@@ -51,13 +55,19 @@ class PolicyEngineSettings(ServiceSettings):
     """Precision in which vLLM runs, also one that is attached; the canary's tolerance follows it."""
     vllm_kv_cache_gib: int = Field(1, ge=1)
     """Memory for keys and values of vLLM's CPU build."""
+    vllm_lora_rank: int = Field(0, ge=0, le=512)
+    """Largest rank of the adapters that vLLM holds beside its channel's version, up to MAX_HELD; 0 holds
+    none. It holds versions that were trained with lora_rank over exactly the weights that it serves."""
     vllm_arguments: tuple[str, ...] = ()
     """More arguments for vLLM's server, as a JSON list."""
+    vllm_body_bytes: int = Field(32 << 20, gt=0)
+    """Largest body of a request to vLLM; the embedded engine takes 32 MiB. Other limits of vLLM's port are
+    UPCYCLE_EDGE_BODY_S, _CONNECTIONS (requests at once), _CONNECTIONS_PER_PEER and _FRONT."""
     cache_dir: Path = Path(".upcycle/cache/policies")
     """Fetched versions, in a folder for each model and channel; two supervisors of one channel need two."""
     max_held: int = Field(4, ge=0)
     """Most versions that the engine serves beside its channel's: pinned by evaluation runs, or held. One of
-    them is left to evaluation runs."""
+    them is left to evaluation runs. vLLM: where VLLM_LORA_RANK is set."""
     recompute_running: bool = False
     """At a reload, requests in flight compute keys and values again. False: they keep the old ones."""
     poll_s: float = Field(3.0, gt=0)
@@ -68,6 +78,7 @@ class PolicyEngineSettings(ServiceSettings):
     """Seconds after which the lease lapses without renewal."""
     bus: BusSettings = Field(default_factory=BusSettings)
     s3: S3Settings = Field(default_factory=S3Settings)
+    signing: SigningSettings = Field(default_factory=SigningSettings)
     peers: PeerSettings = Field(default_factory=PeerSettings)
     access: AccessSettings = Field(default_factory=AccessSettings)
 
@@ -92,6 +103,20 @@ class PolicyEngineSettings(ServiceSettings):
             raise ValueError(
                 "POLICY_ENGINE_ENGINE_URL belongs to POLICY_ENGINE_KIND=attach, and it needs one"
             )
+        if self.tls.engines and self.kind == "attach" and not self.engine_url.startswith("https://"):
+            raise ValueError(
+                f"UPCYCLE_TLS_ENGINES is true and POLICY_ENGINE_ENGINE_URL={self.engine_url} is no https://: "
+                "start that engine with a certificate"
+            )
+        if self.tls.engines and self.kind != "attach" and self.tls.certificate is None:
+            raise ValueError(
+                "UPCYCLE_TLS_ENGINES needs UPCYCLE_TLS_CERTIFICATE and _KEY here: the engine shows them"
+            )
+        if self.vllm_lora_rank and (self.kind != "vllm" or not self.max_held):
+            raise ValueError(
+                f"POLICY_ENGINE_VLLM_LORA_RANK={self.vllm_lora_rank} needs POLICY_ENGINE_KIND=vllm (it is "
+                f"{self.kind}) and POLICY_ENGINE_MAX_HELD above 0 (it is {self.max_held})"
+            )
         if self.lease_ttl_s < 2 * self.lease_renew_s:
             raise ValueError(
                 f"POLICY_ENGINE_LEASE_TTL_S={self.lease_ttl_s:g} must be at least twice "
@@ -101,5 +126,7 @@ class PolicyEngineSettings(ServiceSettings):
 
     @property
     def can_hold(self) -> int:
-        """Pinned versions that this engine can serve: only the embedded one serves whole weights by name."""
-        return self.max_held if self.kind == "embedded" and self.channel is not Channel.CANDIDATE else 0
+        """Versions that this engine can serve beside its channel's: whole weights the embedded one, adapters
+        a vLLM that we start."""
+        can = self.kind == "embedded" or (self.kind == "vllm" and self.vllm_lora_rank > 0)
+        return self.max_held if can and self.channel is not Channel.CANDIDATE else 0

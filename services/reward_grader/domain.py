@@ -82,7 +82,8 @@ class Grade:
 
 @dataclass(frozen=True, slots=True)
 class ExtraGrader:
-    """A grader that the operator adds beside the environment's. score: gives 0..1."""
+    """A grader that the operator adds beside the environment's. score: gives 0..1; all else is refused by
+    the grader's name."""
 
     name: str
     weight: float

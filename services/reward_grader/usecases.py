@@ -32,7 +32,8 @@ from reward_grader.domain import (
 from service_kit.deadlines import DeadlineExceeded, deadline
 from service_kit.errors import as_errors
 from upcycle.api.environment.v1.service_pb2 import GradeResponse
-from upcycle.errors import InfrastructureError, JudgeRefused, Unavailable
+from upcycle.errors import InfrastructureError, JudgeRefused, RewardInvalid, Unavailable
+from upcycle.rewards import unit_interval
 
 log = logging.getLogger(__name__)
 
@@ -149,11 +150,17 @@ class GradeTrajectory:
                     value = await grader.score(transcript)
         except DeadlineExceeded as error:
             raise EpisodeBroken(EpisodeFailure.GRADER_ERROR, str(error)) from error
+        except RewardInvalid as error:  # of a grader of the SDK, which looks at its score itself
+            detail = f"grader {grader.name}: {error}"
+            raise EpisodeBroken(EpisodeFailure.REWARD_INVALID, detail) from error
         except Exception as error:
             log.exception("extra_grader_failed", extra={"grader": grader.name})
             detail = f"grader {grader.name}: {type(error).__name__}: {error}"
             raise EpisodeBroken(EpisodeFailure.GRADER_ERROR, detail) from error
-        return Subscore(grader.name, grader.weight, float(value))
+        try:
+            return Subscore(grader.name, grader.weight, unit_interval(value, f"grader {grader.name}: score"))
+        except RewardInvalid as error:
+            raise EpisodeBroken(EpisodeFailure.REWARD_INVALID, str(error)) from error
 
 
 def _valid(grade: Grade) -> Grade:

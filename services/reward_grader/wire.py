@@ -187,6 +187,7 @@ def graded_to_wire(recorded: TrajectoryRecorded, grade: Grade, at: datetime) -> 
         usage=usage_until(recorded, at),
         failure=None if failure is None else trajectory_pb2.PolicyFailure(**asdict(failure)),
         turn_rewards=grade.turn_rewards,
+        guidance_kinds=recorded.guidance_kinds,
     )
 
 

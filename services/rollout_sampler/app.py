@@ -22,7 +22,10 @@ from service_kit.clock import utc_now
 from service_kit.component import Closing, Component
 from service_kit.main import run_main
 from service_kit.service import Service
+from signed_objects import signed_store
 from upcycle.api.registry.v1.service_pb2_grpc import RegistryServiceStub
+
+NAME = "rollout_sampler"
 
 
 def build_play(
@@ -30,7 +33,13 @@ def build_play(
 ) -> tuple[PlayEpisode, Sequence[Component]]:
     """The use case, and the connections that the service closes. Needs a running event loop."""
     policies = PolicyFiles(store, settings.cache_dir)
-    engines = LeasedEngines(leases, policies.weights_digest, turn_timeout_s=settings.turn_timeout_s)
+    engines = LeasedEngines(
+        leases,
+        policies.weights_digest,
+        turn_timeout_s=settings.turn_timeout_s,
+        only_https=settings.tls.engines,
+        look_s=settings.engine_look_s,
+    )
     timeouts = EnvironmentTimeouts(
         open_s=settings.open_timeout_s,
         tool_s=settings.tool_timeout_s,
@@ -44,8 +53,8 @@ def build_play(
 
 def build_app(settings: RolloutSamplerSettings) -> Service:
     """The whole service. Needs a running event loop; connects at start."""
-    service = Service("rollout_sampler", settings)
-    store = service.add(S3BlobStore(settings.s3))
+    service = Service(NAME, settings)
+    store = signed_store(service.add(S3BlobStore(settings.s3)), settings.signing, NAME)
     registry = service.add(Peer("registry", settings.peers.registry, api_key=settings.access.sent))
     leases = LeaseCache(RegistryServiceStub(registry.channel), max_age_s=settings.engine_lease_age_s)
     play, connections = build_play(settings, store, leases)
@@ -53,7 +62,7 @@ def build_app(settings: RolloutSamplerSettings) -> Service:
         service.add(component)
     # Handlers and connection together must be done within the component's own bound.
     timings = BusTimings(drain_s=settings.drain_s * 0.6, close_s=settings.drain_s * 0.15)
-    bus = EventBus(settings.bus, client_name="rollout_sampler", timings=timings)
+    bus = EventBus(settings.bus, client_name=NAME, timings=timings)
     slots = {ROLLOUT_SAMPLER_TRAIN: settings.train_slots, ROLLOUT_SAMPLER_EVAL: settings.eval_slots}
     queues: list[QueueSubscriber] = []
     for spec, wanted in slots.items():
@@ -81,7 +90,7 @@ def _limits(settings: RolloutSamplerSettings) -> PlayLimits:
 
 def main() -> None:
     """Entry point of `upcycle-rollout-sampler`."""
-    run_main("rollout_sampler", RolloutSamplerSettings, build_app)
+    run_main(NAME, RolloutSamplerSettings, build_app)
 
 
 if __name__ == "__main__":

@@ -6,7 +6,7 @@ from typing import Self
 from pydantic import Field, model_validator
 from pydantic_settings import SettingsConfigDict
 
-from service_kit.groups import AccessSettings, BusSettings, PeerSettings, S3Settings
+from service_kit.groups import AccessSettings, BusSettings, PeerSettings, S3Settings, SigningSettings
 from service_kit.settings import ServiceSettings
 from upcycle.run_config import MAX_EPISODE_DEADLINE_S
 
@@ -40,6 +40,9 @@ class RolloutSamplerSettings(ServiceSettings):
     """How long a replica that holds a lease may be unreachable before the environment counts as lost."""
     engine_lease_age_s: float = Field(1.0, gt=0)
     """Age at which the cached list of engines is read again."""
+    engine_look_s: float = Field(1.0, ge=0)
+    """Seconds between two looks at the metrics of an engine that has requests of this sampler: while its
+    queue is long, it gets fewer at once. 0: no look, and no limit."""
     max_tool_calls_per_turn: int = Field(16, ge=1)
     """Calls beyond this in one turn are refused."""
     max_tool_result_chars: int = Field(32_768, ge=256)
@@ -48,6 +51,7 @@ class RolloutSamplerSettings(ServiceSettings):
     """Folder of tokenizers and chat templates, shared by the samplers of one machine."""
     bus: BusSettings = Field(default_factory=BusSettings)
     s3: S3Settings = Field(default_factory=S3Settings)
+    signing: SigningSettings = Field(default_factory=SigningSettings)
     peers: PeerSettings = Field(default_factory=PeerSettings)
     access: AccessSettings = Field(default_factory=AccessSettings)
 

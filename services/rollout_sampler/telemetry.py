@@ -23,6 +23,9 @@ TOKENS = Counter("upcycle_sampler_tokens_total", "Tokens that policies sampled",
 TURN_S = Histogram("upcycle_sampler_turn_sampling_seconds", "From request to completion of one turn")
 TOOL_S = Histogram("upcycle_sampler_tool_call_seconds", "From call to result of one tool call")
 WAITS = Counter("upcycle_sampler_waits_total", "Episodes put off because a service was unavailable", ["pool"])
+WAITING_FOR_ROOM = Gauge(
+    "upcycle_sampler_waiting_for_room", "Requests that wait until an engine has room for them"
+)
 
 PROVIDER: Final = "upcycle"
 

@@ -91,6 +91,7 @@ def new_body(
         source_digest=environment.source_digest,
         first_state=environment.first_state,
         guidance=environment.guidance,
+        guidance_parts=environment.guidance_parts,
     )
 
 
@@ -146,4 +147,5 @@ def recorded_to_wire(
         engine_id=body.engine_id,
         usage=body.usage,
         failure=body.failure if body.HasField("failure") else None,
+        guidance_kinds=[part.kind for part in body.guidance_parts],
     )

@@ -1,11 +1,9 @@
-"""Builds the scenario runner; the only module that constructs adapters."""
+"""Builds the scenario runner; with `hosting` the only module that constructs adapters."""
 
-import logging
 import socket
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import timedelta
-from pathlib import Path
 from typing import Final
 
 from blob_store import S3BlobStore
@@ -19,43 +17,56 @@ from retention.references import IDEMPOTENT as ASKED_AGAIN
 from retention.references import GrpcReferences
 from retention.servicer import ReferenceServicer, RetentionServicer
 from retention.up_to_date import UpToDate
+from scenario_runner import telemetry
 from scenario_runner.adapters.bus_outcomes import BusOutcomes
-from scenario_runner.adapters.cell import CellRules, lacking
-from scenario_runner.adapters.forked_host import FindSecrets, ForkedHost, no_secrets
 from scenario_runner.adapters.hosts import Hosts
 from scenario_runner.adapters.peers import BusGauge, GrpcLineages, GrpcRegistry, PeerFacts
 from scenario_runner.adapters.planned_episodes import SqlPlannedEpisodes
-from scenario_runner.adapters.sandbox import Limits
 from scenario_runner.adapters.sealing import Sealer
 from scenario_runner.adapters.source_store import SourceStore
 from scenario_runner.adapters.sql_plan import SqlPlan
 from scenario_runner.adapters.sql_secrets import SqlSecrets
 from scenario_runner.adapters.stored_sessions import StoredSessions
 from scenario_runner.adapters.stored_transcripts import ScenarioTranscripts
-from scenario_runner.adapters.tcp_host import TcpHost
-from scenario_runner.adapters.zygote_pool import FindSource
-from scenario_runner.adapters.zygotes import ZygoteOptions
-from scenario_runner.domain.environments import EpisodeTimeouts
+from scenario_runner.domain.new_tasks import NewTaskState
 from scenario_runner.domain.runs import Prices
 from scenario_runner.handlers import READING, plan_router
-from scenario_runner.loops import FleetLoop, PlannerLoop, SessionLoop, SweepLoop, TrackLoop
+from scenario_runner.hosting import build_hosts
+from scenario_runner.loops import (
+    FleetLoop,
+    GeneratorLoop,
+    LeakLoop,
+    PlannerLoop,
+    SessionLoop,
+    SweepLoop,
+    TrackLoop,
+)
 from scenario_runner.servicer.environments import EnvironmentServicer
 from scenario_runner.servicer.secrets import SecretServicer
 from scenario_runner.servicer.statuses import ENVIRONMENT_STATUSES, TASKSET_STATUSES
 from scenario_runner.servicer.tasksets import TasksetServicer, TasksetUseCases
-from scenario_runner.settings import ScenarioRunnerSettings
+from scenario_runner.settings import NAME, ScenarioRunnerSettings
 from scenario_runner.usecases.arriving_sessions import TakeSessions
+from scenario_runner.usecases.attacks import RecordAttack
 from scenario_runner.usecases.catalog import Tasksets
 from scenario_runner.usecases.deploying import DeployEnvironment
 from scenario_runner.usecases.explaining import ExplainRun
+from scenario_runner.usecases.generating import MakeTasks
 from scenario_runner.usecases.kept_sources import ReadSource
+from scenario_runner.usecases.leak_scanning import ScanForLeaks
 from scenario_runner.usecases.leases import LeaseRules, Leases
 from scenario_runner.usecases.planning import PlanRules
 from scenario_runner.usecases.references import FindReferences
 from scenario_runner.usecases.registering import RegisterTaskset, SourceRules
 from scenario_runner.usecases.retaining import RemoveRuns
 from scenario_runner.usecases.retaining_sources import RemoveSources
-from scenario_runner.usecases.run_sources import CheckGuidance, KeepSource, SourceChecks
+from scenario_runner.usecases.run_sources import (
+    CheckGenerators,
+    CheckGuidance,
+    CheckProposers,
+    KeepSource,
+    SourceChecks,
+)
 from scenario_runner.usecases.secrets import CheckSecrets, ManageSecrets, SecretValues
 from scenario_runner.usecases.submitting import Runs, SubmitLimits, SubmitRun
 from scenario_runner.usecases.task_claims import ClaimTasks
@@ -77,15 +88,11 @@ from upcycle.api.secrets.v1.service_pb2_grpc import add_SecretServiceServicer_to
 from upcycle.api.taskset.v1.events_pb2 import RunSubmitted
 from upcycle.api.taskset.v1.service_pb2_grpc import add_TasksetServiceServicer_to_server
 
-log = logging.getLogger(__name__)
-
-NAME: Final = "scenario_runner"
 BODY_RETRY_S: Final = 5.0
 """How long a read of a trajectory body is repeated while the object store is unavailable."""
 NEVER_OVERTAKEN: Final = (RunSubmitted,)
 """The trainer begins to read a run at its run.submitted: no episode of it may be played, and nothing about it
 be decided, before that."""
-_SQLITE_ENDS: Final = ("", "-wal", "-shm", "-journal")
 _DRAIN_SHARE: Final = 0.75
 """Of the time to stop: what episodes get to end, before the server stops answering them."""
 _IDEMPOTENT: Final = ("GetModel", "GetVersion", "ListModels", "ListCheckpoints", *ASKED_AGAIN)
@@ -93,11 +100,12 @@ _IDEMPOTENT: Final = ("GetModel", "GetVersion", "ListModels", "ListCheckpoints",
 
 @dataclass(frozen=True, slots=True)
 class _Environments:
-    """Where they run, their kept sources, the secrets of their MCP servers."""
+    """Where they run, their kept sources, the secrets of their MCP servers, the trajectories they read."""
 
     hosts: Hosts
     sources: SourceStore
     secrets: SqlSecrets
+    transcripts: ScenarioTranscripts
 
 
 def build_app(settings: ScenarioRunnerSettings, server: GrpcServer | None = None) -> Service:
@@ -108,13 +116,15 @@ def build_app(settings: ScenarioRunnerSettings, server: GrpcServer | None = None
     bodies = S3BlobStore(settings.s3, retry_s=BODY_RETRY_S)
     service.add(Closing("s3", bodies.stop))
     sources = SourceStore(bodies)
-    secrets = SqlSecrets(database, Sealer(settings.secrets_key_file) if settings.secrets_key_file else None)
+    key, old = settings.secrets_key_file, settings.secrets_old_key_files
+    secrets = SqlSecrets(database, Sealer(key, old) if key else None)
     hosts = build_hosts(settings, sources.find, SecretValues(secrets))
-    environments = _Environments(hosts, sources, secrets)
+    transcripts = ScenarioTranscripts(bodies)
+    environments = _Environments(hosts, sources, secrets, transcripts)
     service.add(Closing("environments", hosts.stop))
     episodes = SqlPlannedEpisodes(database, now=utc_now)
     rules = LeaseRules(settings.max_environments, settings.lease_s)
-    leases = Leases(hosts, episodes, ScenarioTranscripts(bodies), rules, now=utc_now, new_id=new_id)
+    leases = Leases(hosts, episodes, transcripts, rules, now=utc_now, new_id=new_id)
     if server is None:
         access = access_of(service, settings.access, settings.peers.registry)
         server = GrpcServer.of(settings, access)
@@ -135,58 +145,6 @@ def _add_secrets(server: GrpcServer, secrets: SqlSecrets) -> None:
     server.add(add_SecretServiceServicer_to_server, servicer, TASKSET_STATUSES)
 
 
-def build_hosts(
-    settings: ScenarioRunnerSettings, find_source: FindSource, find_secrets: FindSecrets = no_secrets
-) -> Hosts:
-    """Where environments run."""
-    timeouts = EpisodeTimeouts(
-        start_s=settings.start_timeout_s,
-        tool_s=settings.tool_timeout_s,
-        grade_s=settings.grade_timeout_s,
-        tool_result_bytes=settings.tool_result_bytes,
-    )
-    limits = Limits(
-        address_space_bytes=settings.memory_bytes,
-        file_size_bytes=settings.file_bytes,
-        cpu_s=settings.cpu_s,
-        extra_processes=settings.extra_processes,
-        uid=settings.uid,
-    )
-    options = ZygoteOptions(
-        limits,
-        max_children=settings.max_environments,
-        start_timeout_s=settings.import_timeout_s,
-        fork_timeout_s=settings.start_timeout_s,
-        environment_variables=settings.environment_variables,
-        cell=cell_rules(settings),
-    )
-    forked = ForkedHost(options, timeouts, find_source=find_source, find_secrets=find_secrets)
-    return Hosts(forked, TcpHost(timeouts))
-
-
-def cell_rules(settings: ScenarioRunnerSettings) -> CellRules:
-    """Of the operator. Says in the log what this machine cannot hold back."""
-    if settings.cell != "off" and (missing := lacking()):
-        deployed = "refused" if settings.cell == "enforced" else "played"
-        log.warning("cell_incomplete", extra={"missing": ", ".join(missing), "deployed": deployed})
-    return CellRules(
-        mode=settings.cell,
-        files=tuple(map(str, settings.cell_files)),
-        folders=tuple(map(str, settings.cell_folders)),
-        ports=settings.cell_ports,
-        hidden=(*map(str, settings.cell_hidden), *_own_files(settings)),
-    )
-
-
-def _own_files(settings: ScenarioRunnerSettings) -> list[str]:
-    """The key of secrets, and its SQLite database; none on a server."""
-    key = [str(settings.secrets_key_file)] if settings.secrets_key_file else []
-    scheme, _, path = settings.sql.url_for(NAME).partition(":///")
-    if scheme != "sqlite":
-        return key
-    return [*key, str(Path(path).parent), *(f"{path}{end}" for end in _SQLITE_ENDS)]
-
-
 def _add_planner(
     service: Service,
     settings: ScenarioRunnerSettings,
@@ -197,9 +155,7 @@ def _add_planner(
 ) -> None:
     plan = SqlPlan(database, now=utc_now)
     rules = _rules(settings)
-    registry = service.add(
-        Peer("registry", settings.peers.registry, api_key=settings.access.sent, idempotent=_IDEMPOTENT)
-    )
+    registry = service.add(_registry(settings))
     gauge = BusGauge(settings.bus)
     service.add(Closing("bus gauge", gauge.stop))
     trajectories = service.add(_trajectories(settings))
@@ -209,7 +165,11 @@ def _add_planner(
     sweeps = SweepLoop(plan, gauge, peer_facts, BusOutcomes(bus), rules, now=utc_now)
     _add_bus(service, database, bus, plan, loop)
     recorded = StoredSessions(trajectories, now=utc_now)
-    failing = _add_loops(service, loop, sweeps, _session_loop(settings, plan, recorded, loop))
+    make = MakeTasks(
+        plan, environments.hosts, wake=loop.wake, read=environments.transcripts.read, note=_note_new_task
+    )
+    sessions = _session_loop(settings, plan, recorded, loop)
+    failing = _add_loops(service, loop, sweeps, sessions, GeneratorLoop(make))
     explain = ExplainRun(
         plan,
         peer_facts,
@@ -218,7 +178,7 @@ def _add_planner(
         failing=failing,
     )
     submit = _submit(settings, plan, registry, recorded, environments, loop)
-    service.add(Worker("tracking", TrackLoop(TrackRuns(plan, submit)).run))
+    _add_watches(service, plan, submit, environments.hosts)
     catalog = _catalog(settings, plan, environments, GrpcLineages(registry))
     servicer = TasksetServicer(catalog, submit, Runs(plan, wake=loop.wake), explain, prices=_prices(settings))
     server.add(add_TasksetServiceServicer_to_server, servicer, TASKSET_STATUSES)
@@ -236,14 +196,26 @@ def _add_bus(service: Service, database: Database, bus: EventBus, plan: SqlPlan,
 
 
 def _add_loops(
-    service: Service, loop: PlannerLoop, sweeps: SweepLoop, sessions: SessionLoop
+    service: Service, loop: PlannerLoop, sweeps: SweepLoop, sessions: SessionLoop, generators: GeneratorLoop
 ) -> Callable[[str], list[str]]:
     """Returns what says of a run which of them fails for it, and of what."""
-    planning, sweeping, looking = FailingWork(), FailingWork(), FailingWork()
+    planning, sweeping, looking, generating = FailingWork(), FailingWork(), FailingWork(), FailingWork()
+    service.add(Worker("generators", generators.run, failing=generating))
     service.add(Worker("sessions", sessions.run, failing=looking))
     service.add(Worker("planner", loop.run, failing=planning))
     service.add(Worker("sweeps", sweeps.run, failing=sweeping))
-    return lambda run_id: [*planning.of(run_id), *sweeping.of(run_id), *looking.of(run_id)]
+    every = (planning, sweeping, looking, generating)
+    return lambda run_id: [text for work in every for text in work.of(run_id)]
+
+
+def _add_watches(service: Service, plan: SqlPlan, submit: SubmitRun, hosts: Hosts) -> None:
+    """Of training runs that are followed on held-out sets, and of tasksets that are registered."""
+    service.add(Worker("tracking", TrackLoop(TrackRuns(plan, submit)).run))
+    service.add(Worker("leak scans", LeakLoop(ScanForLeaks(plan, hosts, now=utc_now)).run))
+
+
+def _note_new_task(state: NewTaskState) -> None:
+    telemetry.NEW_TASKS.labels(state.value).inc()
 
 
 def _session_loop(
@@ -252,6 +224,11 @@ def _session_loop(
     gather = timedelta(seconds=settings.sessions_gather_s)
     take = TakeSessions(plan, sessions, gather=gather, wake=loop.wake)
     return SessionLoop(take, every_s=settings.sessions_every_s)
+
+
+def _registry(settings: ScenarioRunnerSettings) -> Peer:
+    address, key = settings.peers.registry, settings.access.sent
+    return Peer("registry", address, api_key=key, idempotent=_IDEMPOTENT)
 
 
 def _trajectories(settings: ScenarioRunnerSettings) -> Peer:
@@ -289,7 +266,13 @@ def _submit(
         GrpcRegistry(registry),
         new_id=new_id,
         wake=loop.wake,
-        sources=SourceChecks(keep, CheckGuidance(hosts.describe), hosts.describe),
+        sources=SourceChecks(
+            keep,
+            CheckGuidance(hosts.describe),
+            hosts.describe,
+            CheckGenerators(hosts.describe),
+            CheckProposers(hosts.describe),
+        ),
         sessions=sessions,
         limits=SubmitLimits(settings.max_audits, timedelta(seconds=settings.sessions_gather_s)),
     )
@@ -309,6 +292,7 @@ def _catalog(
 
     return TasksetUseCases(
         RegisterTaskset(plan, hosts, SourceRules(settings.environment_roots, settings.allow_tcp)),
+        RecordAttack(plan),
         Tasksets(plan, hosts.files_now, lineages),
         ClaimTasks(plan),
         DeployEnvironment(hosts.forked.describe_packed, sources.keep, note),

@@ -15,6 +15,8 @@ from scenario_runner.domain.peer_facts import GraderBacklog
 from scenario_runner.domain.runs import RunRecord
 from scenario_runner.ports import PlannedEpisodes
 from scenario_runner.usecases.arriving_sessions import TakeSessions
+from scenario_runner.usecases.generating import MakeTasks
+from scenario_runner.usecases.leak_scanning import ScanForLeaks
 from scenario_runner.usecases.leases import Leases
 from scenario_runner.usecases.overdue import has_unopened, overdue, overdue_ids
 from scenario_runner.usecases.planning import PlanRules, plan_more, sweep
@@ -22,13 +24,15 @@ from scenario_runner.usecases.reconciling import Reconcile
 from scenario_runner.usecases.recounting import Recounts
 from scenario_runner.usecases.supply import offer_more
 from scenario_runner.usecases.tracking import TrackRuns
-from service_kit.loops import one_piece, until_stopped
+from service_kit.loops import first_of, one_piece, until_stopped
 from upcycle.errors import Unavailable
 
 PLAN_S: Final = 1.0
 SWEEP_S: Final = 1.0
 HOUSEKEEPING_S: Final = 1.0
 TRACK_S: Final = 1.0
+GENERATE_S: Final = 0.5
+SCAN_S: Final = 1.0
 _RUNS_AT_ONCE: Final = 16
 
 
@@ -175,6 +179,32 @@ class SweepLoop:
         at_grader = self._backlog.waiting(found, late, deadline, self._now())
         failures = await self._plan.read(lambda unit: overdue(unit, run, at_grader))
         return await self._outcomes.decide(run, failures)
+
+
+class GeneratorLoop:
+    """Has new tasks made for runs that ordered some. What fails is tried again at the next look."""
+
+    def __init__(self, make: MakeTasks) -> None:
+        self._make = make
+
+    async def run(self, stop: asyncio.Event) -> None:
+        """Until stopped. While the database or an environment is unavailable, the loop waits for it."""
+        await until_stopped(stop, self._make, every_s=GENERATE_S, waiting="generators_wait")
+
+
+class LeakLoop:
+    """Has registered tasksets searched for what they give away."""
+
+    def __init__(self, scan: ScanForLeaks) -> None:
+        self._scan = scan
+
+    async def run(self, stop: asyncio.Event) -> None:
+        """Until stopped; a scan that is under way is cut off, and made again by the next planner. While the
+        database is unavailable, the loop waits for it."""
+        scans = until_stopped(stop, self._scan, every_s=SCAN_S, waiting="leak_scans_wait")
+        async with first_of(stop.wait(), scans) as (_, scanning):
+            if scanning.done():
+                scanning.result()
 
 
 class TrackLoop:

@@ -10,8 +10,10 @@ from scenario_runner.domain.environments import (
     EnvironmentDescription,
     EnvironmentSource,
     EpisodeToPlay,
+    GeneratedTask,
     Grade,
     Message,
+    TaskOrder,
     ToolOutcome,
 )
 from scenario_runner.domain.peer_facts import DurableFact, EngineFact, SessionFact
@@ -37,6 +39,10 @@ class LiveEnvironment(Protocol):
     @property
     def guidance(self) -> str:
         """The end of the prompt of a guided episode; "" of any other."""
+
+    @property
+    def guidance_parts(self) -> Mapping[str, str]:
+        """The same by kind, in its order."""
 
     @property
     def tools(self) -> tuple[ToolSpec, ...]:
@@ -71,6 +77,13 @@ class EnvironmentHost(Protocol):
 
     async def describe(self, source: EnvironmentSource) -> EnvironmentDescription:
         """Load an environment without playing it. Raises EnvironmentBroken."""
+
+
+class GeneratorHost(Protocol):
+    """Where generators of environments run."""
+
+    async def generate(self, order: TaskOrder) -> GeneratedTask:
+        """Have a new task made. Raises EpisodeFault, EpisodeTimeout, EnvironmentBroken, EnvironmentLost."""
 
 
 class PlannedEpisodes(Protocol):
@@ -118,6 +131,9 @@ class RunPeers(Protocol):
 
     async def reward_alarms(self, run_id: str) -> Sequence[str]:
         """Open alarms of the monitors of reward hacks, one sentence each."""
+
+    async def waiting_candidates(self, model: str, run_id: str) -> Sequence[str]:
+        """Checkpoints of a run that passed their gate and wait until their alarms are known."""
 
     async def num_confirmed(self, run_id: str, top: int) -> int | None:
         """How many of the run's `top` highest-rewarded trajectories a person confirmed."""

@@ -1,7 +1,7 @@
 """Settings of the scenario runner."""
 
 from pathlib import Path
-from typing import Annotated, Literal, Self
+from typing import Annotated, Final, Literal, Self
 
 from pydantic import Field, model_validator
 from pydantic_settings import SettingsConfigDict
@@ -9,6 +9,7 @@ from pydantic_settings import SettingsConfigDict
 from service_kit.groups import BusSettings, PeerSettings, S3Settings, ServerAccessSettings, SqlSettings
 from service_kit.settings import ServiceSettings
 
+NAME: Final = "scenario_runner"
 _MIB = 1 << 20
 
 
@@ -72,6 +73,9 @@ class ScenarioRunnerSettings(ServiceSettings):
     secrets_key_file: Path | None = None
     """File with 32 bytes in base64, open to its user alone (a group may read it): encrypts what `upcycle set
     secret` stores (docs/do/secrets.md). Planner and fleet need the same. Unset: no secrets are kept."""
+    secrets_old_key_files: tuple[Path, ...] = ()
+    """Files with keys that were used before, as JSON list: what they encrypted is read, and nothing is
+    encrypted with them. `upcycle set secret --rotate` makes them needless."""
     eval_episodes_in_flight: int = Field(256, ge=1)
     """Episodes of one evaluation run that may be in flight."""
     max_audits: int = Field(20, ge=1)

@@ -22,6 +22,11 @@ GROUPS_OFFERED = Counter(
     "upcycle_source_groups_looked_at",
     "Groups of evaluations that were offered to training runs, or left out.",
 )
+NEW_TASKS = Counter(
+    "upcycle_new_tasks",
+    "Orders to generators of environments, by how they ended: playing, duplicate, held_out or failed.",
+    ["state"],
+)
 ANNOUNCED_AGAIN = Counter(
     "upcycle_groups_announced_again", "Groups and offers that a trainer should have had and did not have."
 )

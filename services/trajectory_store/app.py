@@ -68,7 +68,8 @@ def build_app(settings: TrajectoryStoreSettings) -> Service:
         index, read, page_size=settings.export_page, parallel_reads=settings.export_parallel_reads
     )
     imports = ImportTrajectories(SqlImports(db), bodies, on_change=watch.wake, now=utc_now)
-    reviews = ReviewRewards(index, monitors, on_change=watch.wake, now=utc_now)
+    behind = bus.behind if settings.monitor_rewards else None
+    reviews = ReviewRewards(index, monitors, behind=behind, on_change=watch.wake, now=utc_now)
     used = UseCases(
         index, GetTrajectory(index, read), ListTrajectories(index), watch, export, imports, reviews
     )

@@ -36,6 +36,7 @@ from trajectory_store.wire.export_lines import record_line, triple_line
 from trajectory_store.wire.imports import imports_from_wire
 from upcycle.api.trajectory.v1 import service_pb2 as pb
 from upcycle.api.trajectory.v1 import service_pb2_grpc
+from upcycle.moments import moment_of
 
 Context = grpc.aio.ServicerContext[Any, Any]
 
@@ -131,8 +132,11 @@ class TrajectoryServicer(service_pb2_grpc.TrajectoryServiceServicer):
 
     async def ListAlarms(self, request: pb.ListAlarmsRequest, context: Context) -> pb.ListAlarmsResponse:
         """Of the monitors of reward hacks."""
+        unseen = ""
+        if request.HasField("seen_until"):  # asked first: what is seen by then is in the alarms
+            unseen = await self._do.reviews.unseen(request.run_ids, moment_of(request.seen_until))
         alarms = await self._do.reviews.alarms(request.run_ids, only_open=request.only_open)
-        return pb.ListAlarmsResponse(alarms=map(hacks.alarm_to_wire, alarms))
+        return pb.ListAlarmsResponse(alarms=map(hacks.alarm_to_wire, alarms), unseen=unseen)
 
     async def DismissAlarm(
         self, request: pb.DismissAlarmRequest, context: Context
@@ -160,6 +164,13 @@ class TrajectoryServicer(service_pb2_grpc.TrajectoryServiceServicer):
         if request.top:
             reply.confirmed = await self._do.reviews.num_confirmed(request.run_id, request.top)
         return reply
+
+    async def ListSignatures(
+        self, request: pb.ListSignaturesRequest, context: Context
+    ) -> pb.ListSignaturesResponse:
+        """Of a run."""
+        found = await self._do.reviews.signatures(request.run_id)
+        return pb.ListSignaturesResponse(batches=map(hacks.batch_to_wire, found))
 
 
 _LINE_OF: Final = {pb.EXPORT_FORMAT_TRIPLES: triple_line, pb.EXPORT_FORMAT_RECORDS: record_line}

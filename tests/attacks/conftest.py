@@ -8,13 +8,15 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pytest
 from tests.platform_recipes import EXAMPLE, MODEL, POLICY_DIR
+from tests.support import refused
 
 from upcycle.platform import Addresses, find_addresses
 
@@ -27,7 +29,7 @@ CANARIES = {
     )
 }  # fmt: skip
 """What may stand in the shell in which somebody starts a platform."""
-READY_S = 100.0
+READY_S = 240.0
 STOP_S = 60.0
 PORT_OFFSET = 2600
 
@@ -56,8 +58,27 @@ class Attacked:
         return find_addresses(self.data_dir, environ={"UPCYCLE_UP_DATA_DIR": str(self.data_dir)})
 
 
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """How many single attacks were refused, beside the tests that are one each."""
+    refused.report(terminalreporter, "on this machine")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """The first test of a process waits for the whole platform: over a minute on two busy cores."""
+    for item in items:
+        if "attacked" in getattr(item, "fixturenames", ()):
+            item.add_marker(pytest.mark.timeout(READY_S + 120))
+
+
 @pytest.fixture(scope="session")
 def attacked() -> Iterator[Attacked]:
+    """The one of all tests."""
+    with running_platform(PORT_OFFSET, CANARIES) as running:
+        yield running
+
+
+@contextmanager
+def running_platform(port_offset: int, variables: Mapping[str, str]) -> Iterator[Attacked]:
     """In a folder that everybody may enter, as pytest's own are not, and with an ordinary umask."""
     place = Path(tempfile.mkdtemp())
     place.chmod(0o755)
@@ -66,9 +87,9 @@ def attacked() -> Iterator[Attacked]:
     with (place / "up.log").open("wb") as log:
         process = subprocess.Popen(
             (*command, "--model-dir", str(POLICY_DIR), "--environments", str(EXAMPLE), "--json",
-             "--port-offset", str(PORT_OFFSET)),
+             "--port-offset", str(port_offset)),
             stdout=log, stderr=log, stdin=subprocess.DEVNULL, cwd=place, umask=0o022,
-            env={**os.environ, **CANARIES},
+            env={**os.environ, **variables},
         )  # fmt: skip
     try:
         _until_ready(process, place / "up.log")

@@ -8,20 +8,11 @@ import aiohttp
 import pytest
 from tests.attacks.conftest import Attacked
 from tests.platform_recipes import MODEL
+from tests.support import refused
+from tests.support.keyless_calls import STEERING, WRONG_HEADERS
 
 from upcycle.api.registry.v1.service_pb2 import ListEnginesRequest
 from upcycle.platform import Platform
-
-STEERING = {
-    "/pause": None,
-    "/resume": None,
-    "/reset_prefix_cache": None,
-    "/update_weight_version": {"new_version": "666"},
-    "/collective_rpc": {"method": "reload_weights", "kwargs": {"weights_path": "/tmp"}},
-    "/v1/load_lora_adapter": {"lora_name": "mine", "lora_path": "/tmp"},
-    "/v1/unload_lora_adapter": {"lora_name": MODEL},
-}
-WRONG = (None, "Bearer", "Bearer ", "Bearer wrong", "Basic Og==")
 
 
 @pytest.fixture(scope="module")
@@ -45,10 +36,11 @@ async def test_without_its_key_an_engine_samples_and_takes_no_orders(engines: li
     assert engines
     for engine in engines:
         for path, body in STEERING.items():
-            for given in WRONG:
+            for given in WRONG_HEADERS:
                 headers = {} if given is None else {"Authorization": given}
                 status, said = await posted(engine + path, body, headers)
                 assert (status, "EMBEDDED_ENGINE_ADMIN_KEY" in said) == (401, True), (path, given)
+                refused.note("orders to engines", 1)
         sampling = {"model": MODEL, "prompt": "worker", "max_tokens": 2}
         assert (await posted(f"{engine}/v1/completions", sampling, {}))[0] == 200
         async with aiohttp.ClientSession() as session, session.get(f"{engine}/is_paused") as reply:

@@ -1,43 +1,12 @@
 """Every rpc of the running platform, called by one who has no key, a wrong one, or one of another role."""
 
-from collections.abc import Iterator
-
 import grpc
 import pytest
-from grpc_reflection.v1alpha.proto_reflection_descriptor_database import ProtoReflectionDescriptorDatabase
 from tests.attacks.conftest import Attacked
+from tests.support import refused
+from tests.support.keyless_calls import WRONG, services, status
 
 SERVERS = ("tasksets", "trajectories", "training", "registry")
-OPEN = ("grpc.health.v1.Health", "grpc.reflection.v1alpha.ServerReflection")
-WRONG = (None, "", "wrong", "Bearer", "0" * 64)
-CALL_S = 20.0
-
-
-def services(channel: grpc.Channel) -> Iterator[tuple[str, list[str]]]:
-    """Each service of a server that is not open to all, and its methods, as reflection shows them."""
-    from google.protobuf.descriptor_pool import DescriptorPool
-
-    database = ProtoReflectionDescriptorDatabase(channel)
-    pool = DescriptorPool(database)
-    for service in database.get_services():
-        if service not in OPEN:
-            yield service, list(pool.FindServiceByName(service).methods_by_name)
-
-
-def status(channel: grpc.Channel, service: str, method: str, key: str | None) -> str:
-    """Of one call with an empty request."""
-    call = channel.stream_stream(
-        f"/{service}/{method}", request_serializer=lambda body: body, response_deserializer=lambda body: body
-    )
-    metadata = () if key is None else (("authorization", f"Bearer {key}"),)
-    answers = call(iter([b""]), timeout=CALL_S, metadata=metadata)
-    try:
-        next(answers, None)
-    except grpc.RpcError as error:
-        return str(error.code().name)
-    finally:
-        answers.cancel()
-    return "OK"
 
 
 @pytest.mark.parametrize("server", SERVERS)
@@ -51,6 +20,7 @@ def test_without_a_key_nothing_answers_but_health_and_the_schema(attacked: Attac
         }
     assert found
     assert {method: codes for method, codes in said.items() if codes != {"UNAUTHENTICATED"}} == {}
+    refused.note("rpcs without a key of the platform", len(said) * len(WRONG))
 
 
 def test_neither_the_operator_nor_a_service_may_do_what_is_the_others(attacked: Attacked) -> None:
@@ -74,6 +44,7 @@ def test_neither_the_operator_nor_a_service_may_do_what_is_the_others(attacked: 
         for server, name, method in calls:
             with grpc.insecure_channel(attacked.addresses.peers[server]) as channel:
                 assert status(channel, name, method, key) == "PERMISSION_DENIED", method
+                refused.note("rpcs with a key of another role", 1)
 
 
 def test_the_right_key_is_answered(attacked: Attacked) -> None:

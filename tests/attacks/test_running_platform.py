@@ -1,6 +1,5 @@
 """What a running platform shows to others of its machine, and to the programs that it starts."""
 
-import os
 import stat
 from collections.abc import Iterator
 from pathlib import Path
@@ -31,7 +30,7 @@ def test_a_stranger_reads_nothing_of_a_running_platform(attacked: Attacked) -> N
 
 
 async def test_no_program_that_is_not_a_service_has_a_secret_in_its_variables(attacked: Attacked) -> None:
-    """Its variables are what each of its children, and whoever breaks into it, reads first."""
+    """Its variables are what each of its children, and an intruder, reads first."""
     async with Platform(attacked.addresses) as platform:
         await load_source(str(EXAMPLE / "tasks.py"), TRAIN_TASKSET).register(platform)  # starts a zygote
 
@@ -54,13 +53,21 @@ def is_service(command: str) -> bool:
 
 
 def variables(pid: int) -> str:
-    return Path(f"/proc/{pid}/environ").read_text()
+    return read_of_process(Path(f"/proc/{pid}/environ"))
 
 
 def children(pid: int) -> Iterator[tuple[int, str]]:
-    """Every process below this one, with its command."""
-    for task in os.listdir(f"/proc/{pid}/task"):
-        for child in Path(f"/proc/{pid}/task/{task}/children").read_text().split():
-            command = Path(f"/proc/{child}/cmdline").read_bytes().replace(b"\0", b" ").decode()
-            yield int(child), command
-            yield from children(int(child))
+    """Every process below this one, with its command. One that ends while it is looked at is left out."""
+    for listed in Path(f"/proc/{pid}/task").glob("*/children"):
+        for child in read_of_process(listed).split():
+            if command := read_of_process(Path(f"/proc/{child}/cmdline")):
+                yield int(child), command.replace("\0", " ")
+                yield from children(int(child))
+
+
+def read_of_process(path: Path) -> str:
+    """What the file of a process or a thread says; nothing once that has ended."""
+    try:
+        return path.read_text()
+    except (FileNotFoundError, ProcessLookupError):
+        return ""

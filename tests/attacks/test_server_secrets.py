@@ -80,7 +80,7 @@ def holds(pid: int) -> bool:
                 if CANARY.encode() in memory.read(int(found[2], 16) - int(found[1], 16)):
                     return True
             except OSError:
-                continue  # a region that nobody reads
+                continue  # a region that cannot be read
     return False
 
 

@@ -98,8 +98,22 @@ def test_the_gateways_key_of_a_platform_here_goes_to_no_other_gateway(
     stack(clone)
     profile(clone, f'[keys]\nUPCYCLE_API_KEY = "{OF_ANOTHER}"\n')
     assert find_addresses().gateway_key() == GATEWAY
+    assert "stop `upcycle up`" in find_addresses().gateway_key_hint()
     monkeypatch.setenv("UPCYCLE_PEERS_GATEWAY", f"{SOMEWHERE}:1")
     assert find_addresses().gateway_key() == OF_ANOTHER
+    assert find_addresses().gateway_key_hint() == "set the key of this platform in UPCYCLE_API_KEY"
+
+
+def test_a_key_of_the_environment_that_the_gateway_refuses_is_named_beside_the_platforms_own(
+    clone: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stack(clone)
+    monkeypatch.setenv("UPCYCLE_API_KEY", OF_ANOTHER)
+    found = find_addresses()
+    assert found.gateway_key() == OF_ANOTHER
+    hint = found.gateway_key_hint()
+    assert "unset UPCYCLE_API_KEY" in hint
+    assert hint.endswith(str(found.gateway_key_file))
 
 
 @pytest.mark.parametrize("with_stack", [True, False])

@@ -12,8 +12,13 @@ from typing import Any
 
 import pytest
 import yaml
+from deploy.kubernetes.composed import default
 from tests.docker.composed import compose_program
 
+from blob_store.inner_ports import FILES
+from blob_store.rights import rights
+from event_bus.rights import IDENTITIES
+from scenario_runner.adapters.sealing import Sealer
 from service_kit.settings import SettingsError, load_settings
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -52,7 +57,7 @@ def test_it_follows_the_compose_schema() -> None:
         "vendor.compose-spec",
         "docker-compose.yml",
     ]
-    done = subprocess.run(check, cwd=ROOT, capture_output=True, text=True, timeout=60, check=False)
+    done = subprocess.run(check, cwd=ROOT, capture_output=True, text=True, timeout=110, check=False)
     assert done.returncode == 0, done.stdout
 
 
@@ -74,8 +79,9 @@ def test_what_is_waited_for_has_a_healthcheck_or_ends(name: str) -> None:
 def test_host_ports_are_loopback_and_images_are_pinned(name: str) -> None:
     service = SERVICES[name]
     assert all(port.startswith("127.0.0.1:") for port in service.get("ports", []))
-    assert re.search(r":[^:/]*\d", service["image"]), service["image"]
-    assert not service["image"].endswith(":latest")
+    image = default(service["image"])
+    assert re.search(r":[^:/]*\d", image), image
+    assert not image.endswith(":latest")
 
 
 @pytest.mark.parametrize("name", sorted(SERVICES))
@@ -135,7 +141,7 @@ def test_the_settings_are_ones_the_service_accepts(name: str, monkeypatch: pytes
     example = {
         key: value
         for key, _, value in (line.partition("=") for line in EXAMPLE.read_text().splitlines())
-        if key.startswith("UPCYCLE_")
+        if key.startswith("UPCYCLE_") and OURS[name]["environment"].get(key) != ""
     }
     with pytest.raises(SettingsError, match="UPCYCLE_ACCESS_SERVICE_KEY"):  # `change-me` is no key
         load_settings(cls, environ={**environ, **example})
@@ -156,9 +162,11 @@ CANARIES = {
 PEOPLE = {"operator-canary", "user-canary"}
 SERVE_PEOPLE = {"checkpoint-registry", "grpo-trainer", "reward-grader", "scenario-runner", "trajectory-store"}
 KEEP_TABLES = {"backup", "checkpoint-registry", "model-gateway", "scenario-runner", "trajectory-store"}
+REACH_ALL_OBJECTS = {"backup", "provision", "signing"}
 SERVERS = {
-    "nats": set[str](), "otel-collector": set[str](), "volumes": set[str](), "seaweedfs": {"store-canary"},
-    "minio": {"minio-canary"}, "postgres": {"tables-canary"},
+    "nats": set[str](), "otel-collector": set[str](), "volumes": set[str](), "keys": {"store-canary"},
+    "signing-keys": set[str](), "seaweedfs": set[str](), "minio": {"minio-canary"},
+    "postgres": {"tables-canary"}, "model": {"operator-canary"}, "provision-watch": {"service-canary"},
 }  # fmt: skip
 
 
@@ -180,8 +188,8 @@ def test_a_container_has_the_secrets_that_it_needs_and_no_other(composed: dict[s
     """A tool of an agent, a server or an engine that is broken into shows what its container has."""
     assert composed.keys() == SERVICES.keys()
     for name, variables in composed.items():
-        usual = {"service-canary", "store-canary"}
-        usual |= PEOPLE if name in SERVE_PEOPLE else {"operator-canary"} if name == "model" else set()
+        usual = {"service-canary"} | ({"store-canary"} if name in REACH_ALL_OBJECTS else set())
+        usual |= PEOPLE if name in SERVE_PEOPLE else set()
         usual |= {"tables-canary"} if name in KEEP_TABLES else set()
         found = {canary for canary in re.findall(r"[a-z]+-canary", " ".join(variables.values()))}
         assert found == SERVERS.get(name, usual), name
@@ -202,11 +210,119 @@ def test_mounted_files_exist(name: str) -> None:
             assert (ROOT / source).exists(), volume
 
 
+KEYS = re.compile(r"keys-([a-z-]+):/run/keys:ro")
+MAKES_KEYS = ("volumes", "keys")
+
+
+def test_a_container_mounts_its_own_keys_and_no_others() -> None:
+    """Each key is in a volume of its own; only the jobs that make them see several."""
+    for name, service in SERVICES.items():
+        mounted = [volume for volume in service.get("volumes", []) if volume.startswith("keys-")]
+        if name in MAKES_KEYS:
+            made = {volume.split(":")[0] for volume in mounted}
+            assert made == {volume for volume in COMPOSE["volumes"] if volume.startswith("keys-")}
+            assert made == {f"keys-{key.replace('_', '-')}" for key in (*IDENTITIES, "nats", "seaweedfs")}
+        elif name in ("nats", "seaweedfs"):
+            assert mounted == [f"keys-{name}:/etc/{name}/keys:ro"]
+        elif name in (*OURS, "provision", "backup"):
+            (key,) = [found[1] for volume in mounted if (found := KEYS.fullmatch(volume))]
+            assert key == {"backup": "operator"}.get(name, re.sub("-(watch|latest|head)$", "", name))
+            assert service["environment"]["UPCYCLE_BUS_NKEY"] == "/run/keys/bus.nk"
+            has_a_key = key.replace("-", "_") in rights()
+            assert service["environment"]["UPCYCLE_S3_KEY_FILE"] == ("/run/keys/s3.json" if has_a_key else "")
+        else:
+            assert mounted == []
+
+
+@pytest.mark.parametrize("name", sorted(SERVICES))
+def test_memory_and_processes_are_limited(name: str) -> None:
+    assert re.search(r"^\$?\{?.*\d[mg]\}?$", SERVICES[name]["mem_limit"])
+    assert SERVICES[name]["pids_limit"] > 0
+
+
+@pytest.mark.parametrize("name", sorted(SERVICES))
+def test_each_container_names_its_networks(name: str) -> None:
+    """The network that Compose makes by itself would join all that name none."""
+    service = SERVICES[name]
+    networks = [*service.get("networks", [])]
+    assert bool(networks) != (service.get("network_mode") == "none")
+    inside = {network for network, how in COMPOSE["networks"].items() if how.get("internal")}
+    outside = {*networks} - inside
+    assert outside <= {f"outside-{name}"}
+    assert outside or not service.get("ports"), "Docker publishes no port of an internal network"
+
+
+def test_the_tiers_keep_apart_what_has_nothing_to_say_to_each_other() -> None:
+    members = {
+        network: {name for name, service in SERVICES.items() if network in service.get("networks", [])}
+        for network in COMPOSE["networks"]
+    }
+    engines = {"policy-engine-latest", "policy-engine-head"}
+    assert members["inference"] == engines | {"rollout-sampler", "model-gateway"}
+    assert members["tables"] | members["gateway-tables"] == KEEP_TABLES | {"postgres"}
+    assert members["gateway-tables"] == {"postgres", "model-gateway"}
+    assert not members["core"] & (engines | {"rollout-sampler", "model-gateway", "postgres"})
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_keys_are_made_once_and_kept(tmp_path: Path) -> None:
+    command = ["sh", str(ROOT / "deploy" / "keys.sh"), str(tmp_path)]
+    environ = {"PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}", "HOME": str(tmp_path)}
+    environ |= {"UPCYCLE_S3_ACCESS_KEY": "upcycle", "UPCYCLE_S3_SECRET_KEY": "store-canary"}
+
+    def made() -> dict[str, bytes]:
+        subprocess.run(command, env=environ, capture_output=True, timeout=250, check=True)
+        return {str(path.relative_to(tmp_path)): path.read_bytes() for path in tmp_path.rglob("*.*")}
+
+    once = made()
+    assert once == made()
+    assert once.keys() == {
+        *(f"{name}/bus.nk" for name in IDENTITIES), "nats/accounts.conf", "nats/default.accounts",
+        "scenario_runner/secrets.key", "seaweedfs/s3.json", *(f"{name}/s3.json" for name in rights()),
+        *(f"seaweedfs/{name}" for name in FILES),
+    }  # fmt: skip
+    assert all(not path.stat().st_mode & 0o077 for path in tmp_path.rglob("*"))
+    Sealer(tmp_path / "scenario_runner" / "secrets.key")
+    assert b"store-canary" not in b"".join(text for name, text in once.items() if name != "seaweedfs/s3.json")
+
+    environ["STORE_HAS_ONE_KEY"] = "true"
+    shared = {name: text for name, text in made().items() if name.endswith("/s3.json")}
+    assert all(b"store-canary" in text for text in shared.values())
+    del environ["STORE_HAS_ONE_KEY"]
+    parted = {name: text for name, text in made().items() if name.endswith("/s3.json")}
+    assert [name for name, text in parted.items() if b"store-canary" in text] == ["seaweedfs/s3.json"]
+
+
 def test_addresses_that_travel_in_messages_are_reachable_from_other_containers() -> None:
     """Leases carry them: a loopback or wildcard address would lead a sampler to its own container."""
     runner = SERVICES["scenario-runner"]["environment"]
     port = runner["SCENARIO_RUNNER_GRPC_PORT"]
     assert runner["SCENARIO_RUNNER_ADVERTISED_ADDRESS"] == f"scenario-runner:{port}"
-    for name, service in OURS.items():
+    for _name, service in OURS.items():
         if service["command"] == ["upcycle-policy-engine"]:
-            assert service["environment"]["POLICY_ENGINE_ENGINE_HOST"] == name
+            own_names = service["networks"]["inference"]["aliases"]
+            assert [service["environment"]["POLICY_ENGINE_ENGINE_HOST"]] == own_names
+
+
+SIGN = {
+    "checkpoint-registry": "signing-registry",
+    "grpo-trainer": "signing-trainer",
+    "signing": "signing-operator",
+}
+PROVE = {"policy-engine-head", "policy-engine-latest", "rollout-sampler"}
+
+
+def test_who_writes_versions_and_states_signs_with_its_own_key_and_who_reads_them_proves(
+    composed: dict[str, dict[str, str]],
+) -> None:
+    proving = {name: one for name, one in composed.items() if "UPCYCLE_SIGNING_TRUSTED" in one}
+    assert proving.keys() == {*SIGN, *PROVE}
+    assert {name for name, one in proving.items() if "UPCYCLE_SIGNING_KEY" in one} == SIGN.keys()
+    assert {one["UPCYCLE_SIGNING_UNSIGNED"] for one in proving.values()} == {"refuse"}
+    for name, service in SERVICES.items():
+        mounted = {one.partition(":")[0] for one in service.get("volumes", [])}
+        keys = {volume for volume in mounted if volume.startswith("signing-")}
+        if name not in {"volumes", "signing-keys"}:  # they make the keys and give them away
+            assert keys == ({SIGN[name]} if name in SIGN else set()), name
+            assert ("signing" in mounted) == (name in proving), name

@@ -10,6 +10,8 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Final
 
+import docker  # type: ignore[import-untyped]
+
 from upcycle.platform import Addresses
 
 ROOT: Final = Path(__file__).resolve().parents[2]
@@ -25,9 +27,26 @@ PUBLISHED: Final = {
 """Peer -> the address that docker-compose.yml publishes on this machine."""
 
 
-ENDED_JOBS: Final = {("volumes", 0), ("provision", 0), ("model", 0)}
+ENDED_JOBS: Final = {("volumes", 0), ("keys", 0), ("signing-keys", 0), ("provision", 0), ("model", 0)}
 """Services that end by themselves, each with its exit status when it did its work."""
 KILLED: Final = 128 + signal.SIGKILL
+
+
+def image_of(variable: str) -> str:
+    """What docker-compose.yml or deploy/Dockerfile names where a variable of Compose does not choose another,
+    or what deploy/images/stand_in.sh put in its place on this machine.
+    """
+    named = subprocess.run(
+        [ROOT / "deploy" / "images" / "others.sh"], capture_output=True, text=True, check=True
+    ).stdout.splitlines()
+    images = dict(line.split(" ", 1) for line in named) | stand_ins()
+    return os.environ.get(variable) or images[variable]
+
+
+def stand_ins() -> dict[str, str]:
+    """Variables of the images that could not be pulled on this machine; none where all could."""
+    made = ROOT / "build" / "stand_ins.env"
+    return dict(line.split("=", 1) for line in made.read_text().splitlines()) if made.exists() else {}
 
 
 def compose_program() -> str:
@@ -48,9 +67,9 @@ class Composed:
     secrets: Path
     backups: Path
 
-    def up(self) -> None:
-        """Start everything and wait until all of it is healthy."""
-        self._compose("up", "--detach", "--no-build", "--wait", "--wait-timeout", "480")
+    def up(self, **settings: str) -> None:
+        """Start everything and wait until all of it is healthy. settings: in the shell of the command."""
+        self._compose("up", "--detach", "--no-build", "--wait", "--wait-timeout", "480", **settings)
 
     def down(self) -> None:
         """Remove containers, networks and volumes."""
@@ -89,6 +108,12 @@ class Composed:
         """Services that did not end when they were asked to, and were killed after their grace."""
         return [row["Service"] for row in self._containers() if row["ExitCode"] == KILLED]
 
+    def addresses_of(self, service: str) -> list[str]:
+        """Of its container, one in each of its networks."""
+        container = self._compose("ps", "--quiet", service).strip()
+        networks = docker.from_env().containers.get(container).attrs["NetworkSettings"]["Networks"]
+        return [network["IPAddress"] for network in networks.values()]
+
     def _containers(self) -> list[dict[str, Any]]:
         return [json.loads(row) for row in self._compose("ps", "--all", "--format", "json").splitlines()]
 
@@ -102,7 +127,7 @@ class Composed:
             key.write_text(lines["UPCYCLE_ACCESS_OPERATOR_KEY"])
         return Addresses(PUBLISHED, "docker-compose.yml", operator_key_file=key)
 
-    def _compose(self, *arguments: str) -> str:
+    def _compose(self, *arguments: str, **settings: str) -> str:
         done = subprocess.run(
             [compose_program(), "--project-name", PROJECT, "--env-file", str(self.secrets), *arguments],
             cwd=ROOT,
@@ -111,6 +136,8 @@ class Composed:
                 "PWD": str(ROOT),
                 "UPCYCLE_SECRETS": str(self.secrets),
                 "UPCYCLE_BACKUPS": str(self.backups),
+                **stand_ins(),
+                **settings,
             },
             capture_output=True,
             text=True,

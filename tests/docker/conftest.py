@@ -4,6 +4,8 @@ They need a Docker engine, so they carry the marker `docker`, which the default 
 """
 
 import asyncio
+import re
+import secrets
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
@@ -14,13 +16,15 @@ from docker.errors import APIError, ImageNotFound  # type: ignore[import-untyped
 from testcontainers.community.nats import NatsContainer
 from testcontainers.community.postgres import PostgresContainer
 from tests.containers import MinioInContainer, NatsInContainer
+from tests.docker.composed import ROOT, Composed, image_of
+from tests.support import refused
 
 from service_kit.groups import S3Settings
 
-MINIO_IMAGE = "minio/minio:RELEASE.2025-09-07T16-13-09Z"
-NATS_IMAGE = "nats:2.15.1-alpine"
+MINIO_IMAGE = image_of("UPCYCLE_MINIO_IMAGE")
+NATS_IMAGE = image_of("UPCYCLE_NATS_IMAGE")
 NATS_CONFIG = Path(__file__).parents[2] / "deploy" / "nats" / "nats.conf"
-POSTGRES_IMAGE = "postgres:17.2-alpine"
+POSTGRES_IMAGE = image_of("UPCYCLE_POSTGRES_IMAGE")
 _STAND_IN = "upcycle.stand-in"
 """The label of what deploy/images/stand_in.sh builds."""
 
@@ -29,9 +33,10 @@ _seen: dict[str, str] = {}
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    """On which images the suites ran, and on which they did not."""
+    """On which images the suites ran, and on which they did not; how many attacks were refused."""
     for image, what in _seen.items():
         terminalreporter.write_line(f"{image}: {what}")
+    refused.report(terminalreporter, "from containers")
 
 
 def on_engine(image: str) -> str:
@@ -108,3 +113,18 @@ def sql_url(postgres_image: str) -> Iterator[str]:
     """A fresh database of the official image."""
     with PostgresContainer(postgres_image) as postgres:
         yield postgres.get_connection_url(driver=None)
+
+
+@pytest.fixture(scope="session")
+def composed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Composed]:
+    """docker-compose.yml, all of it up, with secrets of its own; removed with its volumes afterwards."""
+    example = (ROOT / "deploy" / "secrets.example.env").read_text()
+    file = Path(tmp_path_factory.mktemp("compose")) / "secrets.env"
+    file.write_text(re.sub("change-me", lambda _: secrets.token_hex(16), example))
+    project = Composed(file, Path(tmp_path_factory.mktemp("backups")))
+    try:
+        project.up()
+        yield project
+    finally:
+        print(project.logs())
+        project.down()

@@ -1,14 +1,15 @@
 """A training run on docker-compose.yml, through its published ports, while its containers are killed."""
 
 import asyncio
-import re
-import secrets
-from collections.abc import AsyncIterator, Iterator
+import json
+from collections import defaultdict
+from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
 import pytest_asyncio
-from tests.docker.composed import PUBLISHED, ROOT, Composed
+from deploy.kubernetes import edges
+from tests.docker.composed import PUBLISHED, Composed
 from tests.platform_recipes import EXAMPLE, HELD_OUT_TASKSET, MODEL, POLICY_DIR, TRAIN_TASKSET, small_training
 from tests.platform_records import recorded, served
 from tests.support.waiting import until
@@ -25,23 +26,10 @@ from upcycle.uploading import import_parts
 
 pytestmark = [pytest.mark.docker, pytest.mark.asyncio(loop_scope="module"), pytest.mark.timeout(1500)]
 STEPS, EVERY = 12, 6
+DIALLED = (Path(__file__).parent / "dialled.py").read_text()
 VICTIMS = ("rollout-sampler", "grpo-trainer", "scenario-runner", "nats", "seaweedfs", "postgres")
 """Killed one after another, a step apart."""
-
-
-@pytest.fixture(scope="module")
-def composed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Composed]:
-    """Everything up, with secrets of its own; removed with its volumes afterwards."""
-    example = (ROOT / "deploy" / "secrets.example.env").read_text()
-    file = Path(tmp_path_factory.mktemp("compose")) / "secrets.env"
-    file.write_text(re.sub("change-me", lambda _: secrets.token_hex(16), example))
-    project = Composed(file, Path(tmp_path_factory.mktemp("backups")))
-    try:
-        project.up()
-        yield project
-    finally:
-        print(project.logs())
-        project.down()
+SERVERS = ("nats", "seaweedfs", "postgres", "otel-collector")
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
@@ -54,6 +42,23 @@ async def platform(composed: Composed) -> AsyncIterator[Platform]:
         yield client
 
 
+@pytest.fixture(scope="module")
+def dialled() -> defaultdict[str, set[str]]:
+    """Service -> host:port of the containers that it was seen connected to, in the tests of this file."""
+    return defaultdict(set)
+
+
+def look(composed: Composed, dialled: defaultdict[str, set[str]]) -> None:
+    """Note whom each service is connected to, or was within the last minute."""
+    services = {*edges.ours(), *SERVERS}
+    names = {address: name for name in services for address in composed.addresses_of(name)}
+    for name in edges.ours():
+        for end in json.loads(composed.execute(name, "python", "-c", DIALLED)):
+            address, _, port = end.rpartition(":")
+            if address in names:
+                dialled[name].add(f"{names[address]}:{port}")
+
+
 async def settled(platform: Platform, run_id: str) -> GetLedgerResponse:
     async def has_settled() -> GetLedgerResponse | None:
         request = GetLedgerRequest(run_id=run_id)
@@ -64,7 +69,9 @@ async def settled(platform: Platform, run_id: str) -> GetLedgerResponse:
     return found
 
 
-async def test_a_run_is_promoted_though_containers_are_killed(composed: Composed, platform: Platform) -> None:
+async def test_a_run_is_promoted_though_containers_are_killed(
+    composed: Composed, platform: Platform, dialled: defaultdict[str, set[str]]
+) -> None:
     spec = small_training(steps=STEPS)
     spec.training.prompts_per_step, spec.training.checkpoint_every_steps = 16, EVERY
     spec.training.learning_rate = 6e-4
@@ -78,6 +85,7 @@ async def test_a_run_is_promoted_though_containers_are_killed(composed: Composed
             return answer.run.step >= step
 
         await until(has_stepped, f"step {step}, before {victim} is killed", timeout_s=240)
+        await asyncio.to_thread(look, composed, dialled)
         await asyncio.to_thread(composed.kill, victim)
         await asyncio.to_thread(composed.start, victim)
     done = await follow_run(platform, run_id, timeout_s=900)
@@ -94,6 +102,7 @@ async def test_a_run_is_promoted_though_containers_are_killed(composed: Composed
 
     await until(is_promoted, "a promotion", timeout_s=300)
     assert composed.not_running() == []
+    await asyncio.to_thread(look, composed, dialled)
 
 
 async def test_the_published_gateway_serves_the_promoted_head(composed: Composed, platform: Platform) -> None:
@@ -106,6 +115,18 @@ async def test_the_published_gateway_serves_the_promoted_head(composed: Composed
         return (await served(PUBLISHED["gateway"], key))[0] == head
 
     await until(serves_head, "the promoted head to be served", timeout_s=60)
+
+
+async def test_services_connect_to_what_the_policies_for_kubernetes_allow(
+    composed: Composed, platform: Platform, dialled: defaultdict[str, set[str]]
+) -> None:
+    """As seen while they trained, promoted, answered and came back."""
+    await asyncio.to_thread(look, composed, dialled)
+    beyond = {name: sorted(ends - {*edges.allowed(name)}) for name, ends in dialled.items()}
+    assert {name: ends for name, ends in beyond.items() if ends} == {}
+    assert all("nats:4222" in dialled[name] for name in edges.ours())
+    unseen = {name: sorted({*edges.allowed(name)} - dialled[name]) for name in edges.ours()}
+    print("allowed, and not seen:", json.dumps(unseen, indent=1))
 
 
 async def test_a_backup_restored_into_new_volumes_is_the_same_platform(composed: Composed) -> None:
@@ -121,6 +142,10 @@ async def test_a_backup_restored_into_new_volumes_is_the_same_platform(composed:
     await asyncio.to_thread(composed.run, "backup", "upcycle", "backup", "/backups/one")
     await asyncio.to_thread(composed.down)
     await asyncio.to_thread(composed.run, "backup", "upcycle", "restore", "/backups/one")
+    # The keys that signed went with the volumes: an operator who knows the backup signs it with the new ones.
+    await asyncio.to_thread(composed.up, UPCYCLE_SIGNING_UNSIGNED="accept")
+    signs = ("upcycle", "signing", "sign", "--apply", "--again")
+    await asyncio.to_thread(composed.run, "signing", *signs)
     await asyncio.to_thread(composed.up)
 
     async with Platform(composed.addresses) as client:

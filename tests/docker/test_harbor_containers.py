@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import pytest
+from tests.docker.composed import image_of
 from tests.docker.conftest import on_engine
 from tests.libs.upcycle.importers.test_harbor import HARBOR, TOML, played, results, shell, written
 
@@ -15,7 +16,7 @@ from upcycle.importers.harbor.container import LABEL
 
 pytestmark = [pytest.mark.docker, pytest.mark.timeout(300)]
 
-BASE = "python:3.11-slim"
+BASE = image_of("UPCYCLE_PYTHON_IMAGE")
 DOCKERFILE = f"""
 FROM {BASE} AS base
 RUN mkdir -p /opt/made && echo "made by RUN" > /opt/made/note && useradd -m agent

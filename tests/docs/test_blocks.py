@@ -26,6 +26,11 @@ LEFT_OUT: Final = {
     "docs/do/recorded-sessions.md": (
         "the platform of the reader plays it; tests/e2e/test_black_box_agent.py runs it",
     ),
+    "docs/do/tenants.md": (
+        "a part of a server's file; tests/attacks/test_tenants.py has such",
+        "statements for a server of your own; tests/attacks/test_shared_servers.py runs such",
+        "a part of a server's file; tests/attacks/test_shared_servers.py has such",
+    ),
     "docs/evaluations_train.md": (
         "it trains until it is stopped; tests/e2e/test_evaluations_train.py runs it",
         "lines of examples/training/from_evaluations.py, which test_documentation.py compares",

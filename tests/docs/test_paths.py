@@ -23,6 +23,11 @@ SERVICES = (
 )
 NOT_OURS = {
     "--format",
+    "--env-file",
+    "--data-parallel-size",
+    "--tensor-parallel-size",
+    "--generate-hashes",
+    "--enable-lora",
     "--volumes",
     "--help",
     "--version",
@@ -35,6 +40,7 @@ NOT_OURS = {
     "--only",
     "--profile",
     "--enable-scale-out",
+    "--middleware",
     "--no-enable-chunked-prefill",
     "--max-sessions",
     "--call-s",
@@ -50,8 +56,8 @@ NOT_OURS = {
     "--scopes",
 }
 """Flags of services, benchmarks and other programs; all others are those of `upcycle`."""
-NO_METRICS = {"upcycle_session"}
-"""Fields of requests."""
+NO_METRICS = {"upcycle_labels", "upcycle_session", "upcycle_vllm_wall"}
+"""Fields of requests, and a module."""
 OF_A_RECIPE = {"CHECKPOINT_REGISTRY_RETENTION_MAX_REMOVALS"}
 OLD_NAMES = ("CHANGELOG.md", "docs/do/upgrade.md")
 PLACEHOLDER = re.compile(r"[<>*{} …=]")

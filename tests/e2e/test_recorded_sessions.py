@@ -30,6 +30,7 @@ GROUP, PROMPTS, STEPS = 4, 2, 2
 QUESTIONS: Final = ("why is checkout slow?", "who pages at night?", "which disk is full?", "is search down?")
 TOOLS: Any = [{"type": "function", "function": {"name": "search_logs", "parameters": {"type": "object"}}}]
 MAX_TURNS = 3
+LABELLED: Final = "group=nightly,label=flow:page,label=env:test"
 RETENTION_S = 30.0
 
 
@@ -58,9 +59,9 @@ async def client(stack: Stack) -> AsyncIterator[AsyncOpenAI]:
         yield made
 
 
-async def plays(client: AsyncOpenAI, session_id: str, question: str) -> None:
+async def plays(client: AsyncOpenAI, session_id: str, question: str, labels: str = "") -> None:
     """The agent's own loop: it asks until there is an answer."""
-    mine = client.with_options(default_headers={"X-Session-ID": session_id})
+    mine = client.with_options(default_headers={"X-Session-ID": session_id, "X-Session-Labels": labels})
     messages: list[Any] = [{"role": "user", "content": question}]
     for _ in range(MAX_TURNS):
         reply = await mine.chat.completions.create(
@@ -79,26 +80,30 @@ async def rewarded(client: AsyncOpenAI, session_id: str, score: float, group: st
     return await client.post(f"/sessions/{session_id}/reward", cast_to=dict[str, Any], body=body)
 
 
-async def graded(client: AsyncOpenAI, question: str, group: str, number: int) -> str:
+async def graded(client: AsyncOpenAI, question: str, group: str, number: int, labels: str) -> str:
     """A session with its reward, every second one liked; the run of its key."""
     session_id = f"{re.sub('[^a-z]', '', question)}-{group}-{number}"
-    await plays(client, session_id, question)
+    await plays(client, session_id, question, labels)
     return str((await rewarded(client, session_id, float(number % 2), group))["run_id"])
 
 
-async def graded_group(client: AsyncOpenAI, question: str, group: str) -> str:
+async def graded_group(client: AsyncOpenAI, question: str, group: str, labels: str = "") -> str:
     """GROUP sessions that begin alike; the run of their key."""
-    run_ids = await asyncio.gather(*(graded(client, question, group, number) for number in range(GROUP)))
+    run_ids = await asyncio.gather(
+        *(graded(client, question, group, number, labels) for number in range(GROUP))
+    )
     (run_id,) = set(run_ids)
     return run_id
+
+
+OF_TASKS: Final = ("--taskset", str(EXAMPLE / "tasks.py"), "--taskset-name", TRAIN_TASKSET, "--no-sampling")
 
 
 async def trained_on(stack: Stack, folder: Path, *options: str) -> dict[str, Any]:
     """`upcycle train` to its end: what its last line says of the run."""
     where = addresses(stack)
-    command = (UPCYCLE, "train", MODEL, "--taskset", str(EXAMPLE / "tasks.py"))
-    named = ("--taskset-name", TRAIN_TASKSET, "--no-sampling", "--prompts", str(PROMPTS), "--json")
-    status, text = await printed(where, folder, *command, *named, *options)
+    command = (UPCYCLE, "train", MODEL, "--prompts", str(PROMPTS), "--json")
+    status, text = await printed(where, folder, *command, *options)
     assert status == 0, text
     lines = [json.loads(line) for line in text.splitlines() if line.startswith("{")]
     (done,) = [line for line in lines if line.get("kind") == "done"]
@@ -121,32 +126,35 @@ async def test_sessions_of_a_foreign_agent_train_once_each_and_an_ungraded_one_i
     stack: Stack, platform: Platform, client: AsyncOpenAI, tmp_path: Path
 ) -> None:
     await plays(client, "nobody-says-how-it-was", QUESTIONS[0])
-    of_key = [await graded_group(client, question, "nightly") for question in QUESTIONS]
+    await graded_group(client, "what does nobody label?", "nightly")  # the oldest: it would be taken first
+    of_key = [await graded_group(client, one, "nightly", "flow=page,env=test") for one in QUESTIONS]
     sessions, num_graded = of_key[0], len(QUESTIONS) * GROUP
     assert set(of_key) == {sessions}
 
-    done = await trained_on(stack, tmp_path, "--sessions", "group=nightly", "--steps", str(STEPS))
+    done = await trained_on(stack, tmp_path, "--sessions", LABELLED, "--steps", str(STEPS))
 
     ledger = await balanced(
         platform, sessions, **{"trained": STEPS * PROMPTS * GROUP, "excluded(ungraded)": 1}
     )
     assert_conserved(ledger)
-    assert dict(ledger.by_state) == {"trained": num_graded, "excluded(ungraded)": 1}
+    assert dict(ledger.by_state) == {"trained": num_graded, "evaluated": GROUP, "excluded(ungraded)": 1}
     wanted = pb.TrajectoryFilter(run_id=sessions, state=LEDGER_STATE_TRAINED)
     listed = await platform.trajectories.ListTrajectories(
         pb.ListTrajectoriesRequest(filter=wanted, page_size=100), timeout=10
     )
     assert {one.ledger.trained_by_run for one in listed.trajectories} == {done["run_id"]}
+    assert {tuple(one.episode.labels) for one in listed.trajectories} == {("env:test", "flow:page")}
     assert sorted({one.ledger.step for one in listed.trajectories}) == list(range(1, STEPS + 1))
     checkpoints = await saved_by(platform, done["run_id"])
     assert (checkpoints[-1].step, dict(checkpoints[-1].sources)) == (STEPS, {sessions: STEPS * PROMPTS})
+    assert done["spec"]["taskset"] == "", "it was about no tasks"
 
 
 async def test_a_run_takes_sessions_as_they_are_graded_and_says_what_it_waits_for(
     stack: Stack, platform: Platform, client: AsyncOpenAI, tmp_path: Path
 ) -> None:
     options = ("--sessions", "group=live", "--sessions-idle-s", "120", "--group", str(GROUP), "--steps", "1")
-    training = asyncio.create_task(trained_on(stack, tmp_path, *options))
+    training = asyncio.create_task(trained_on(stack, tmp_path, *OF_TASKS, *options))
     try:
         run_id = await until(lambda: waits_for_sessions(platform), "the run to wait", timeout_s=60)
         live = QUESTIONS[:PROMPTS]

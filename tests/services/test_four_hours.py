@@ -10,6 +10,7 @@ import random
 from collections.abc import Callable, Coroutine, Mapping
 from datetime import timedelta
 from functools import partial
+from types import MappingProxyType
 from typing import Any, cast
 
 import pytest
@@ -67,6 +68,7 @@ class SleepingChannel:
     is_closed = False
     first_state = None
     guidance = ""
+    guidance_parts: Mapping[str, str] = MappingProxyType({})
 
     async def start(self, *_: Any, failed: Any, timeout_s: float) -> str:
         return "Sleep well."
@@ -150,7 +152,7 @@ class Engine:
     async def version_now(self, _: PolicyWanted) -> int:
         return 3
 
-    async def sample(self, *_: Any) -> Completion:
+    async def sample(self, *_: Any, **__: Any) -> Completion:
         self._turns += 1
         text = CALL if self._turns < TURNS else "rested"
         ids = (*self._chat.encode(text), min(self._chat.stop_token_ids))

@@ -21,8 +21,9 @@ from sql_store import Database
 SERVICES = {"planner": "scenario_runner", "store": "trajectory_store", "registry": "checkpoint_registry"}
 OF_WHAT_IS_OPEN = ("run_not_over", "ix_episodes_unsettled", "ix_episodes_unchecked", "checkpoint_interactive")
 """Indexes that hold no row of what is over, or few."""
-OF_FEW_ROWS = ("feed", "model")
-"""One row, or one for each model: in a test so few that Postgres joins them in any order."""
+OF_FEW_ROWS = ("feed", "model", "new_task")
+"""One row, one for each model, or none, as no run here makes tasks: so few that Postgres joins them in any
+order."""
 SUMMED = ("ledger_counts", "ledger_alarms")
 """What `GetLedger` adds up for all runs; of one run it reads that run's rows alone."""
 MANY_STEPS = 60

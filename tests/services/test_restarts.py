@@ -24,13 +24,16 @@ from trajectory_store.adapters.tables import EPISODES, LEDGER
 from trajectory_store.domain.facts import LedgerState
 
 NOON = datetime(2026, 11, 22, 12, tzinfo=UTC)
+_REFERS_TO_NOTHING = {"new_task": None}
 _BY_TYPE = {str: "", bytes: b"", bool: False, datetime: NOON}
 
 
 def rows_like(table: sa.Table, values: Sequence[Mapping[str, object]]) -> list[dict[str, object]]:
     """With neutral values for all other columns."""
     neutral = {column.name: _BY_TYPE.get(_python_type(column), 0) for column in table.columns}
-    return [{**neutral, "tenant": "default", **one} for one in values]
+    names = neutral.keys() & _REFERS_TO_NOTHING.keys()
+    neutral |= {"tenant": "default"} | {name: _REFERS_TO_NOTHING[name] for name in names}
+    return [{**neutral, **one} for one in values]
 
 
 def _python_type(column: sa.Column[object]) -> type:

@@ -131,6 +131,9 @@ class SimulatedHost:
         self._given.engines[self.base_url] = engine
         return engine
 
+    async def drain(self, limit_s: float) -> None:
+        """Requests of the simulation end in no time."""
+
     async def stop(self) -> None:
         self._given.engines.pop(self.base_url, None)
         self.base_url = ""
@@ -143,6 +146,11 @@ class SimulatedHost:
 
     def prepare(self, policy: Policy) -> Path:
         return policy.directory
+
+    def prepare_held(self, policy: Policy, serving: Policy) -> Path:
+        return policy.directory
+
+    keeps_weights = False
 
 
 async def engine(given: Infrastructure, process: SimulatedProcess) -> None:

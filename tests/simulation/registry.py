@@ -41,7 +41,9 @@ from checkpoint_registry.usecases.lost_facts import TakeLostFacts
 from checkpoint_registry.usecases.models import ManageModels
 from checkpoint_registry.usecases.pairing import PairPolicy, PlayPairs
 from checkpoint_registry.usecases.rollback import RollbackPolicy, WatchHead
-from checkpoint_registry.usecases.watching import WatchHeads, WatchPolicy
+from checkpoint_registry.usecases.watch_reports import ReportWatches
+from checkpoint_registry.usecases.watch_turns import WatchPolicy, WatchTurns
+from checkpoint_registry.usecases.watching import WatchHeads
 from grpo_trainer.domain.states import BasePolicy
 from policy_files import manifest_from_bytes
 from sql_store import OutboxRelay
@@ -80,13 +82,15 @@ async def registry(given: Infrastructure, process: SimulatedProcess) -> None:
     gate = RunGate(gates, models, pairs, tasksets, play, now=now)
     head = WatchHead(gates, pairs, models, RollbackPolicy(enabled=False), now=now)
     watches = SqlWatchStore(database)
-    watch = WatchHeads(watches, models, tasksets, WatchPolicy(enabled=False), now=now)
+    off = WatchPolicy(enabled=False)
+    watch = WatchHeads(watches, models, tasksets, off, now=now)
+    reports = ReportWatches(WatchTurns(watches, models, tasksets, off, now=now), models, watches, off)
     loop = GateLoop(GateLoopDeps(gate, head, watch, gates, watches, wakeups), poll_s=5.0)
     manage = ManageModels(models, cast(Any, None), wakeups.wake, now=now)
     holds = HoldPolicies(SqlHoldStore(database), models, now=now)
     releases = CanaryReleases(SqlCanaryReleases(database), now=now)
     leasing = EngineLeases(leases, now=now)
-    servicer = RegistryServicer(manage, models, versions, leasing, holds, releases)
+    servicer = RegistryServicer(manage, models, versions, leasing, holds, releases, reports)
     given.peers.serve(REGISTRY, process, servicer, STATUS_OF)
     bus = given.bus()
     announced = KeptAnnouncements(given.blobs())

@@ -232,7 +232,7 @@ def _tasksets(plan: SqlPlan, registry: Any, loop: PlannerLoop, given: Infrastruc
     unused = cast(Any, None)
     submit = SubmitRun(plan, GrpcRegistry(registry), new_id=given.new_id, wake=loop.wake)
     runs = Runs(plan, wake=loop.wake)
-    catalog = TasksetUseCases(unused, Tasksets(plan, unused, unused), unused, unused, unused)
+    catalog = TasksetUseCases(unused, unused, Tasksets(plan, unused, unused), unused, unused, unused)
     return TasksetServicer(catalog, submit, runs, unused, prices=Prices(0.0, 0.0, 0.0))
 
 
@@ -281,7 +281,9 @@ class StubEngines:
     async def chat_format(self, model: str, version: int) -> int:
         return version
 
-    async def sample(self, wanted: Any, prompt_ids: object, sampling: object, usage: object) -> Completion:
+    async def sample(
+        self, wanted: Any, prompt_ids: object, sampling: object, usage: object, *, before: str = ""
+    ) -> Completion:
         """One turn, by the version that is served now."""
         version = await self.version_now(wanted)
         spans = (TokenSpan(version, 0, 2),)

@@ -45,8 +45,8 @@ class _Prepared:
     """One statement in SQL, with what its values and rows have to be converted by."""
 
     def __init__(self, compiled: Any, dialect: Dialect) -> None:
-        assert not compiled.insert_prefetch, "defaults belong in the migration"
         self._compiled = compiled
+        self._filled = [(column.key, column.default.arg) for column in compiled.insert_prefetch]
         self._lists = [compiled.bind_names[one] for one in compiled.post_compile_params]
         self._expanded: dict[tuple[int, ...], tuple[str, list[tuple[str, int, Any]]]] = {}
         columns = compiled._result_columns
@@ -56,6 +56,8 @@ class _Prepared:
 
     def bound(self, values: Mapping[str, Any]) -> tuple[str, tuple[Any, ...]]:
         """The text and its values in order; lists are expanded."""
+        if self._filled:
+            values = {**values, **{name: default(None) for name, default in self._filled}}
         sizes = tuple([len(values[name]) for name in self._lists])
         if sizes not in self._expanded:
             self._expanded[sizes] = self._expand(values) if sizes else self._plain()
@@ -148,11 +150,17 @@ class SimulatedConnection:
             raise DBAPIError.instance(text, values, error, sqlite3.Error, dialect=self.dialect) from error
         return prepared.found(cursor)
 
-    def exec_driver_sql(self, text: str, values: tuple[Any, ...] = ()) -> Rows:
-        """A statement as the driver knows it."""
-        cursor = self.raw.execute(text, values)
+    def exec_driver_sql(self, text: str, values: tuple[Any, ...] | list[tuple[Any, ...]] = ()) -> Rows:
+        """A statement as the driver knows it; a list has the values of one that is run for many rows."""
+        is_many = isinstance(values, list)
+        if is_many:
+            self.take_turn()
+        try:
+            cursor = self.raw.executemany(text, values) if is_many else self.raw.execute(text, values)
+        except sqlite3.Error as error:
+            raise DBAPIError.instance(text, values, error, sqlite3.Error, dialect=self.dialect) from error
         names = [one[0] for one in cursor.description or ()]
-        return Rows(SimpleResultMetaData(names), iter(cursor.fetchall()))
+        return Found(SimpleResultMetaData(names), cursor.fetchall(), cursor.rowcount).result()
 
     def _of(self, statement: Any, names: tuple[str, ...], is_many: bool) -> tuple[_Prepared, Any, Any, Any]:
         """A statement that was built once is looked up by itself, one that was built anew by what it says."""

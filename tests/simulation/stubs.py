@@ -7,11 +7,13 @@ import struct
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, Final
 
 from engine_client import SamplingParams
 from episodes import EpisodeBroken, EpisodeFailure
 from grpo_trainer.adapters.policies import HeldOutTasks, PolicyCache, RegistryPolicies
+from grpo_trainer.domain.following import UNSCALED, Scales
 from grpo_trainer.domain.spec import TrainingSpec
 from grpo_trainer.domain.states import BasePolicy
 from grpo_trainer.learner.protocol import BatchGroup, Canary, StepNumbers
@@ -63,6 +65,7 @@ class StubEnvironment:
     source_digest = ""
     first_state = None
     guidance = ""
+    guidance_parts: Mapping[str, str] = MappingProxyType({})
 
     def __init__(self, episode: EpisodeToPlay, rules: "Luck") -> None:
         self._episode = episode
@@ -230,7 +233,7 @@ class StubLearner:
     def check(self, group: BatchGroup) -> None:
         """It takes any tokens."""
 
-    async def step(self, groups: Sequence[BatchGroup]) -> StepNumbers:
+    async def step(self, groups: Sequence[BatchGroup], scales: Scales = UNSCALED) -> StepNumbers:
         self._luck.maybe_break(self._luck.learning_fails, MemoryError, "a row does not fit")
         self._gradients += tuple(group.group_id for group in groups)
         return StepNumbers({"loss": 1.0, "learner_s": 0.1, "rank_s": 0.1}, applied=True)

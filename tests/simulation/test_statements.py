@@ -11,7 +11,7 @@ from sqlalchemy.dialects import sqlite
 from sqlalchemy.exc import IntegrityError
 from tests.simulation.statements import SimulatedConnection
 
-from sql_store import UtcDateTime
+from sql_store import PreparedRows, UtcDateTime
 
 NOON = datetime(2026, 1, 1, 12, tzinfo=UTC)
 TABLE = sa.Table(
@@ -55,7 +55,18 @@ def what_is_unique_is_refused(connection: Any) -> Any:
     return str(refused.value.orig)
 
 
+def prepared_rows_are_counted(connection: Any) -> Any:
+    added = PreparedRows(sqlite.insert(TABLE).on_conflict_do_nothing(), ("name", "at", "is_open"))
+    named = PreparedRows(
+        sa.update(TABLE).where(TABLE.c.name == sa.bindparam("named")).values(at=None), ("named",)
+    )
+    counts = added.run(connection, [{**ROWS[0], "name": name} for name in ("a", "d", "e")])
+    changed = named.run(connection, [{"named": name} for name in ("d", "x")])
+    return counts, changed, moments_and_booleans_come_back(connection)
+
+
 CHECKS = (
+    prepared_rows_are_counted,
     moments_and_booleans_come_back,
     a_list_is_expanded_to_its_size,
     a_statement_that_is_built_anew_has_its_own_values,

@@ -197,3 +197,8 @@ def gemini_shaped(policy: Policy) -> Callable[[Asked], Said]:
         return Said(200, {"candidates": [candidate], "usageMetadata": usage})
 
     return answer
+
+
+def look_for_tea(results: list[str]) -> Turn:
+    """Asks the tool `stock` of the tests' shop for tea, and answers what it said."""
+    return Turn(results[-1]) if results else Turn("", ("stock", {"item": "tea"}))

@@ -16,6 +16,7 @@ from local_stack.spec import ProcessSpec, StepSpec
 from local_stack.stack import StackSettings
 from service_kit.groups import BusSettings
 
+TRAINER: Final = "grpo_trainer"
 ORDER: Final = (
     "provision_watch",
     "trajectory_store",
@@ -26,10 +27,11 @@ ORDER: Final = (
     "model_gateway",
     "policy_engine_latest",
     "policy_engine_head",
-    "grpo_trainer",
+    TRAINER,
 )
 """In which services are upgraded, by docs/do/upgrade.md: readers of a new fact go before its author."""
 _PROVISION_S: Final = 60.0
+_CONVERT_S: Final = 120.0
 
 
 class UpgradingStack(ReplicatedStack):
@@ -51,9 +53,27 @@ class UpgradingStack(ReplicatedStack):
         wanted = names if replica is None else [names[min(replica, len(names)) - 1]]
         for name in wanted:
             await self.stop(name)
+            if service == TRAINER:
+                await self._convert_states()
             self._turn(name, self._today)
             self._give_ports(name)
             await self.start(name)
+
+    async def _convert_states(self) -> None:
+        """By docs/do/upgrade.md: no trainer of today opens the states of the last release."""
+        settings = self.s3
+        login = {
+            "UPCYCLE_S3_ENDPOINT": settings.endpoint,
+            "UPCYCLE_S3_BUCKET": settings.bucket,
+            "UPCYCLE_S3_ACCESS_KEY": settings.access_key.get_secret_value(),
+            "UPCYCLE_S3_SECRET_KEY": settings.secret_key.get_secret_value(),
+        }
+        process = await asyncio.create_subprocess_exec(
+            sys.executable, script("upcycle"), "states", "convert", "--apply", env={**os.environ, **login}
+        )
+        async with asyncio.timeout(_CONVERT_S):
+            status = await process.wait()
+        assert status == 0, f"upcycle states convert ended with {status}"
 
     async def provision_today(self) -> None:
         """What an operator does first: today's streams and durables."""

@@ -114,7 +114,7 @@ def settings(folder: Path, release: Release) -> StackSettings:
         model_dir=POLICY_DIR,
         environment_roots=(release.source,),
         ephemeral_ports=True,
-        single_bus_user=True,  # the last release knows no keys
+        single_login=True,  # the last release knows no keys of its services
         on_event=speaker(),
     )
 

@@ -126,14 +126,14 @@ class Selector:
 
         found = {
             one.episode_id: conversation_of(lines[one.show_name], one.show_name)
-            for one in evaluated.episodes
+            for one in evaluated.counted
             if one.reward is not None and one.show_name in lines
         }
         reasons = {name: self.model.why_unreadable(one) for name, one in found.items()}
         read = {name: one for name, one in found.items() if not reasons[name]}
         scores = await asyncio.to_thread(self.model.score, list(read.values()))
         return best_of_report(
-            evaluated.episodes,
+            evaluated.counted,
             dict(zip(read, scores, strict=True)),
             num_attempts=self.num_attempts,
             chosen_by=f"orm:{self.model.name}",

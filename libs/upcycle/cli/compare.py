@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from upcycle.cli.exits import Exit
 from upcycle.cli.output import JsonFlag, print_json
 from upcycle.cli.report_text import one_line, table
-from upcycle.platform import Platform, PlatformNotFound
+from upcycle.platform import Platform
 from upcycle.reporting.comparison import Comparison, PairedScore, compare
 from upcycle.reporting.episodes import EvaluatedRun
 from upcycle.reporting.files import evaluation_in
@@ -48,13 +48,11 @@ async def _found(names: tuple[str, str]) -> list[EvaluatedRun]:
     runs = [name for name, path in zip(names, paths, strict=True) if path is None]
     if not runs:
         return [one for one in in_files if one is not None]
-    try:
+    from upcycle.cli.runs import as_run_id
+
+    with as_run_id(runs[0]):
         async with Platform() as platform:
             return [one or await _read(platform, name) for name, one in zip(names, in_files, strict=True)]
-    except PlatformNotFound as error:
-        raise PlatformNotFound(
-            f"{runs[0]} is no file, and as the id of a run: {error.message}", error.hint
-        ) from error
 
 
 async def _read(platform: Platform, name: str) -> EvaluatedRun:

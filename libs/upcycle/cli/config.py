@@ -12,6 +12,8 @@ if TYPE_CHECKING:
     from upcycle.user_settings.layers import UserSettings
 
 _SET, _NOT_SET = "set", "not set"
+_RUNNING = "running platform"
+_KEY_FILES = {"keys.UPCYCLE_API_KEY": "gateway_key_file", "keys.UPCYCLE_OPERATOR_KEY": "operator_key_file"}
 _ARGUMENTS = ("policy.model", "taskset")
 """Fields of a run that have no flag of their own."""
 
@@ -70,14 +72,39 @@ def _settings(settings: "UserSettings") -> Iterator[Row]:
     from upcycle.user_settings.catalogue import SETTINGS
     from upcycle.user_settings.layers import Layer
 
-    peers = settings.peers(*Layer)
+    peers, running = settings.peers(*Layer), _running(settings)
     for one in SETTINGS:
         found = settings.find(one.key)
         if found.layer is Layer.DEFAULT:  # an address may follow from the host
             found = peers.get(one.key.removeprefix("platform."), found)
+        if found.layer in (Layer.PROFILE, Layer.DEFAULT) and one.key in running:
+            yield Row(one.key, one.variable, *running[one.key])
+            continue
         value = None if one.hides(found.value) else found.value
         is_set = found.layer is not Layer.DEFAULT and bool(found.value)
         yield Row(one.key, one.variable, value, is_set, found.layer.value, found.place)
+
+
+def _running(settings: "UserSettings") -> dict[str, tuple[str | None, bool, str, str]]:
+    """What commands here take from the platform that `upcycle up` started: value, whether there is one, layer
+    and place, by setting."""
+    from upcycle.errors import UpcycleError
+    from upcycle.platform import running_stack
+
+    try:
+        found = running_stack(settings=settings)
+    except UpcycleError:  # who connects is told
+        return {}
+    if found is None:
+        return {}
+    path, state = found
+    rows: dict[str, tuple[str | None, bool, str, str]] = {
+        f"platform.{peer}": (address, True, _RUNNING, str(path)) for peer, address in state["peers"].items()
+    }
+    for key, name in _KEY_FILES.items():
+        if state.get(name):
+            rows[key] = (None, True, _RUNNING, str(path.parent / state[name]))
+    return rows
 
 
 def _run_fields(settings: "UserSettings") -> Iterator[Row]:

@@ -1,11 +1,15 @@
 """A console to which no text can send control characters, also not that of an agent or a tool."""
 
 from collections.abc import Iterator
+from typing import Any, Final
 
 from rich.console import Console, ConsoleOptions, RenderableType
 from rich.segment import Segment
+from rich.table import Table
 
 from upcycle.printable import printable
+
+_WIDEST: Final = 100_000
 
 
 class TextConsole(Console):
@@ -18,3 +22,17 @@ class TextConsole(Console):
                 yield Segment(shown, one.style)
             else:
                 yield one
+
+
+class PipedConsole(TextConsole):
+    """For what another program reads: a row of a table is one line, however long. columns: of all else."""
+
+    def __init__(self, columns: int) -> None:
+        super().__init__(highlight=False, width=_WIDEST)
+        self._columns = columns
+
+    def print(self, *objects: Any, **options: Any) -> None:
+        """As Console does."""
+        if not any(isinstance(one, Table) for one in objects):
+            options.setdefault("width", self._columns)
+        super().print(*objects, **options)

@@ -71,6 +71,7 @@ def conclude(report: "DemoReport", running: "Demo") -> int:
     out.print(f"   95 % intervals {_percent(before.ci95)} → {_percent(after.ci95)}")
     out.print(f"            paired gain {gain.gain:+.1%} {_percent(gain.gain_ci95)}")
     out.print(f"gate        {_selected(report)}")
+    out.print(f"watch       {_watched(report)}", soft_wrap=True)
     ledger = report.ledger
     out.print(
         f"ledger      {ledger.requested} requested = {ledger.settled} settled + {ledger.in_flight} in flight"
@@ -98,7 +99,11 @@ def conclude(report: "DemoReport", running: "Demo") -> int:
         out.print(f"            {name}: {amount(part.episodes, 'episode')}, {part.usage}", soft_wrap=True)
     out.print(f"report      {running.plan.data_dir / 'report.json'}")
     _say_next(running)
-    shortfalls = report.shortfalls()
+    return _verdict(report)
+
+
+def _verdict(report: "DemoReport") -> int:
+    out, shortfalls = human(), report.shortfalls()
     for line in shortfalls:
         out.print(f"[red]✗ {line}[/red]")
     out.print("[green]✓ the loop closed[/green]" if not shortfalls else "[red]the loop did not close[/red]")
@@ -133,11 +138,20 @@ def _selected(report: "DemoReport") -> str:
     )
 
 
+def _watched(report: "DemoReport") -> str:
+    watched = report.watched
+    if watched is None:
+        return "no head was promoted, so none was watched"
+    ended = f"it went back: {watched.rolled_back}" if watched.rolled_back else "it stays head"
+    pairs = amount(watched.pairs, "pair")
+    return f"head v{watched.version} over {pairs} with the version before it: {ended}"
+
+
 def _walls(report: "DemoReport") -> str:
     walls = report.wall_s
     return (
         f"setup {walls.setup:.0f} s, baseline {walls.baseline:.0f} s, training and gate "
-        f"{walls.training:.0f} s, audit {walls.audit:.0f} s"
+        f"{walls.training:.0f} s, audit {walls.audit:.0f} s, then the watch {walls.watch:.0f} s"
     )
 
 

@@ -2,42 +2,37 @@
 
 import asyncio
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, TextIO
 
-from upcycle.cli.anchor_text import anchor_json, anchor_lines, anchor_of
-from upcycle.cli.best_of import NO_BEST_OF, BestOfFlags, Selector, best_of_json, best_of_lines
-from upcycle.cli.eval_commands import agent_of_command, recorded_json, say_recorded
+from upcycle.cli.best_of import NO_BEST_OF, BestOfFlags, Selector
+from upcycle.cli.eval_commands import agent_of_command
 from upcycle.cli.eval_external_flags import ExternalFlags
 from upcycle.cli.eval_external_progress import ExternalProgress
-from upcycle.cli.eval_flags import Report, unmet_bars
+from upcycle.cli.eval_external_report import say, way_back
+from upcycle.cli.eval_flags import Report
 from upcycle.cli.eval_view import eval_view
 from upcycle.cli.exits import Exit
-from upcycle.cli.failures_text import failure_examples, failures_json, failures_text
 from upcycle.cli.output import human, print_json
-from upcycle.cli.report_text import report_lines
 from upcycle.cli.run_flags import eval_defaults
 from upcycle.cli.task_choice import NO_CHOICE, TaskChoice
-from upcycle.external.command_agent import CommandModel, RecordedEpisodes, is_command
+from upcycle.external.command_agent import CommandModel, is_command
 from upcycle.playing.errors import PlayRefused
-from upcycle.reporting.best_of import BestOfReport
 from upcycle.reporting.episodes import EpisodeRow, EvaluatedRun
 from upcycle.reporting.external_rows import PlannedEvaluation
-from upcycle.reporting.report import report_of
 from upcycle.reporting.trajectory_files import FOLDER, NAME
-from upcycle.results import Coverage, Run, coverage_of
+from upcycle.results import Run
 from upcycle.run_config import Purpose
 from upcycle.run_config.reading import RunFile, Sources
-from upcycle.usage import total_usage
 from upcycle.wording import amount
 
 if TYPE_CHECKING:
     from upcycle.external.evaluating import ExternalOptions
     from upcycle.external.naming import ExternalModel
-    from upcycle.external.sending import SentTrajectories
+    from upcycle.external.resuming import KeptEpisodes
     from upcycle.tasks import Taskset
 
 _SAMPLING: Final = (
@@ -60,9 +55,10 @@ async def evaluate_external(
     report: Report,
     choice: TaskChoice = NO_CHOICE,
     best: BestOfFlags = NO_BEST_OF,
+    resume: str = "",
 ) -> int:
-    """Play the tasks and report; the exit status. Raises PlayRefused before any work for what cannot be
-    played."""
+    """Play the tasks and report; the exit status. resume: the evaluation that goes on. Raises PlayRefused
+    before any work for what cannot be played."""
     from upcycle.external.keeping import planned_evaluation
     from upcycle.local_runs import new_run_id
 
@@ -72,20 +68,40 @@ async def evaluate_external(
     options = _options(given, asked, sampling, external.runtime)
     taskset = choice.of(await _taskset(asked))
     selector = await best.selector()
-    if selector is not None:
-        selector.check(options.group, options.limits.tokens.per_episode, "this evaluation")
     if report.dry_run:
+        _fits(selector, options)
         return _dry_run(taskset, report.as_json)
     model = await _model(given, external, sampling, taskset)
+    if model.is_registered:
+        sampling = {name: getattr(asked.sampling, name) for name in _SAMPLING}
+        model = replace(model, sampling={name: sampling[name] for name in _SAMPLING[:2]})
+        options = _options(given, asked, sampling, external.runtime)
+    _fits(selector, options)
     planned = planned_evaluation(taskset, options, sampling)
-    chosen = _Chosen(new_run_id(), planned, taskset, model, options, choice.remote, selector)
+    kept = _kept(resume, external.trajectories, planned, model.name)
+    if kept is not None:
+        options = replace(options, done=kept.done)
+    chosen = _Chosen(resume or new_run_id(), planned, taskset, model, options, choice.remote, selector, kept)
     return await _played(chosen, external.trajectories, report)
+
+
+def _kept(resume: str, place: Path | None, planned: PlannedEvaluation, agent: str) -> "KeptEpisodes | None":
+    """Of the evaluation that goes on; None: a new one begins."""
+    from upcycle.external.resuming import file_to_resume, kept_episodes
+
+    return kept_episodes(file_to_resume(resume, place), resume, planned, agent) if resume else None
+
+
+def _fits(selector: Selector | None, options: "ExternalOptions") -> None:
+    """Raises what Selector.check raises."""
+    if selector is not None:
+        selector.check(options.group, options.limits.tokens.per_episode, "this evaluation")
 
 
 @dataclass(frozen=True, slots=True)
 class _Chosen:
     """What is evaluated. is_remote: the user wrote --remote. selector: of the best attempts; None: none are
-    chosen."""
+    chosen. kept: of the evaluation that goes on."""
 
     run_id: str
     planned: PlannedEvaluation
@@ -94,25 +110,26 @@ class _Chosen:
     options: "ExternalOptions"
     is_remote: bool
     selector: Selector | None
+    kept: "KeptEpisodes | None"
 
 
 async def _played(chosen: _Chosen, place: Path | None, report: Report) -> int:
     """Play and report; the exit status."""
-    from upcycle.external.evaluating import evaluate_tasks
     from upcycle.external.sending import PlayedEvaluation, send_to_found
 
     run_id, taskset, model, options = chosen.run_id, chosen.taskset, chosen.model, chosen.options
+    if chosen.kept is not None:
+        chosen.kept.leave_failed()
     with _opened(place, run_id) as (path, lines), eval_view() as show:
-        progress, began_s = ExternalProgress(lines, taskset, chosen.planned), time.monotonic()
+        progress = ExternalProgress(lines, taskset, chosen.planned, chosen.kept)
+        began_s = time.monotonic()
 
         def ready() -> None:
             _launched(chosen, report.as_json)
             progress.begin(show)
 
         try:
-            runs = await evaluate_tasks(
-                taskset.tasks, model, options, run_id=run_id, on_ready=ready, on_episode=progress
-            )
+            runs = await _runs(chosen, ready, progress)
         except asyncio.CancelledError:  # Ctrl-C
             _interrupted(_evaluated(chosen, time.monotonic() - began_s, progress.rows), path)
             raise
@@ -120,9 +137,24 @@ async def _played(chosen: _Chosen, place: Path | None, report: Report) -> int:
     selector = chosen.selector
     best = await selector.choose(evaluated, progress.lines_by_episode) if selector is not None else None
     if isinstance(model, CommandModel):  # the gateway has its episodes, with their tokens
-        return _say(evaluated, runs, path, report, model.recorded, best)
+        return say(evaluated, runs, path, report, model.recorded, best)
     sent = await send_to_found(PlayedEvaluation(run_id, model.name, taskset, options.group, progress.played))
-    return _say(evaluated, runs, path, report, sent, best)
+    return say(evaluated, runs, path, report, sent, best)
+
+
+async def _runs(chosen: _Chosen, ready: Callable[[], None], progress: ExternalProgress) -> list[Run]:
+    """Of all episodes, those that were played before too. Where nothing is left, no server is asked."""
+    from upcycle.external.evaluating import evaluate_tasks
+
+    before = [] if chosen.kept is None else list(chosen.kept.runs)
+    if len(before) >= chosen.planned.num_episodes:
+        ready()
+        return before
+    tasks, model, options = chosen.taskset.tasks, chosen.model, chosen.options
+    played = await evaluate_tasks(
+        tasks, model, options, run_id=chosen.run_id, on_ready=ready, on_episode=progress
+    )
+    return before + played
 
 
 def _evaluated(chosen: _Chosen, duration_s: float, rows: Sequence[EpisodeRow]) -> EvaluatedRun:
@@ -145,7 +177,7 @@ def _evaluated(chosen: _Chosen, duration_s: float, rows: Sequence[EpisodeRow]) -
 
 def _interrupted(evaluated: EvaluatedRun, path: Path) -> None:
     said = f"{evaluated.run_id}: {evaluated.shortfall or 'interrupted'}"
-    where = f"; read them in: {path}" if evaluated.episodes else ""
+    where = f"; read them in: {path}; {way_back(evaluated.run_id)}" if evaluated.episodes else ""
     human().print(f"\n{said}{where}", markup=False, soft_wrap=True)
 
 
@@ -211,7 +243,8 @@ def _check(given: Sources, external: ExternalFlags, report: Report, choice: Task
 
 
 def _sampling(given: Sources, asked: RunFile) -> dict[str, Any]:
-    """What was given; None for the rest, which has other defaults than a run."""
+    """What was given; None for the rest, which has other defaults than a run: they are those of models of
+    others, which answer at length. A registered model keeps those of a run."""
     chosen = {name: given.has(f"sampling.{name}") for name in _SAMPLING}
     return {name: getattr(asked.sampling, name) if chosen[name] else None for name in _SAMPLING}
 
@@ -290,90 +323,10 @@ def _launched(chosen: _Chosen, as_json: bool) -> None:
         f"{options.max_concurrent} at once, {kept}"
     )
     human().print(said, markup=False, soft_wrap=True)
+    if chosen.kept is not None:
+        before, failed = len(chosen.kept.runs), chosen.kept.num_failed
+        again = f", {failed} without a reward are played again" if failed else ""
+        said = f"{before} of {planned.num_episodes} episodes were graded before{again}"
+        human().print(said, markup=False, soft_wrap=True)
     if chosen.is_remote:
         human().print("--remote: the platform's gateway answers; the episodes play here", markup=False)
-
-
-def _means(coverage: Coverage, runs: list[Run]) -> tuple[str, str, float]:
-    rewards = [run.reward for run in runs if not run.is_error]
-    if not rewards:
-        return "–", "–", 0.0
-    mean = sum(rewards) / len(rewards)
-    return f"{mean:.3f}", f"{coverage.success_rate:.1%}", mean
-
-
-def _say(
-    evaluated: EvaluatedRun,
-    runs: list[Run],
-    path: Path,
-    report: Report,
-    sent: "SentTrajectories | RecordedEpisodes | None",
-    chosen: BestOfReport | None,
-) -> int:
-    """Print the result; the exit status that it deserves."""
-    coverage = coverage_of(runs)
-    if report.as_json:
-        print_json(
-            "done", {**_done(evaluated, runs, coverage, path), **_sent_json(sent), **best_of_json(chosen)}
-        )
-    else:
-        _print_report(evaluated, runs, coverage, path)
-        for line in best_of_lines(chosen):
-            print(line)
-        _say_sent(evaluated.run_id, sent)
-    unmet = unmet_bars(coverage, report, chosen)
-    for bar in unmet:
-        human().print(bar, style="red", markup=False, soft_wrap=True)
-    return Exit.GATE_UNMET if unmet else Exit.OK
-
-
-def _done(evaluated: EvaluatedRun, runs: list[Run], coverage: Coverage, path: Path) -> dict[str, Any]:
-    found = report_of(evaluated)
-    return {
-        "run_id": evaluated.run_id,
-        "trajectories": str(path),
-        "reward_mean": _means(coverage, runs)[2],
-        "success_rate": coverage.success_rate,
-        "usage": asdict(total_usage(run.usage for run in runs)),
-        "coverage": {**asdict(coverage), "share": coverage.share},
-        "failures": failures_json(failure_examples(runs)),
-        "report": found.to_json() if found else None,
-        "evaluation": evaluated.to_json(),
-        **anchor_json(anchor_of(evaluated)),
-    }
-
-
-def _print_report(evaluated: EvaluatedRun, runs: list[Run], coverage: Coverage, path: Path) -> None:
-    """As of a model of the platform: the same lines."""
-    reward, success, _ = _means(coverage, runs)
-    print(f"{evaluated.run_id}: success {success}, reward {reward}, {coverage}")
-    print(total_usage(run.usage for run in runs))
-    if (found := report_of(evaluated)) is not None:
-        elsewhere = None if path == FOLDER / evaluated.run_id / NAME else path
-        for line in report_lines(found, evaluated, elsewhere):
-            print(line)
-    for line in anchor_lines(anchor_of(evaluated)):
-        print(line)
-    if failures := failure_examples(runs):
-        print(failures_text(failures))
-    print(f"read them in: {path}")
-
-
-def _say_sent(run_id: str, sent: "SentTrajectories | RecordedEpisodes | None") -> None:
-    """What of it the platform keeps, where one is found."""
-    if sent is None:
-        return
-    if isinstance(sent, RecordedEpisodes):
-        say_recorded(sent)
-        return
-    if sent.ids:
-        kept = amount(len(sent.ids), "episode", "episodes")
-        print(f"the platform keeps {kept} as client_graded: upcycle trajectories list --run {run_id}")
-    if sent.left:
-        human().print(sent.why_left, style="yellow", markup=False, soft_wrap=True)
-
-
-def _sent_json(sent: "SentTrajectories | RecordedEpisodes | None") -> dict[str, Any]:
-    if isinstance(sent, RecordedEpisodes):
-        return recorded_json(sent)
-    return {} if sent is None else {"sent": len(sent.ids), "not_sent": dict(sent.left)}

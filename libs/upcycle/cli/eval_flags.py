@@ -7,7 +7,6 @@ from cyclopts import Parameter
 
 from upcycle.cli.output import JsonFlag
 from upcycle.errors import UpcycleError
-from upcycle.local_runs import is_local_run
 from upcycle.reporting.best_of import BestOfReport
 from upcycle.results import MIN_COVERAGE, Coverage
 from upcycle.wording import amount
@@ -49,12 +48,13 @@ class Report:
 @Parameter(name="*", group="A run that was submitted")
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FollowFlags:
-    """Instead of TASKS MODEL."""
+    """Instead of TASKS MODEL; see --resume."""
 
     attach: str = ""
     """follow this evaluation, or `last`, and report at its end: its command was ended, or had --detach."""
     resume: str = ""
-    """the same of an evaluation that is paused: it goes on."""
+    """the same of an evaluation that is paused: it goes on. Of one that an agent of others played
+    (here-…), beside TASKS and the agent: plays the episodes that have no reward yet."""
 
     @property
     def run(self) -> str:
@@ -68,14 +68,20 @@ PLAIN: Final = Report()
 NO_FOLLOW: Final = FollowFlags()
 
 
-def refuse_local(follow: FollowFlags) -> None:
-    """Raises UnclearEvaluation for an evaluation that was played in the process of its command."""
-    if is_local_run(follow.run):
-        flag = "--resume" if follow.resume else "--attach"
+def require_command(follow: FollowFlags, *, is_whole: bool) -> None:
+    """Of an evaluation that is played in the process of its command. is_whole: tasks and agent were given.
+    Raises UnclearEvaluation."""
+    run_id = f"{follow.run:.80}"
+    if follow.attach:
         raise UnclearEvaluation(
-            f"{flag} {follow.run:.80}: it was played by the command that began it, and ended with that",
-            f"`upcycle view {follow.run:.80}` shows what it played; what is missing is played by a new "
-            "evaluation, `upcycle eval TASKS AGENT`, with --task-ids for some tasks alone",
+            f"--attach {run_id}: it was played by the command that began it, and ended with that",
+            f"`upcycle view {run_id}` shows what it played; that command with --resume {run_id} plays what "
+            "is missing",
+        )
+    if not is_whole:
+        raise UnclearEvaluation(
+            f"--resume {run_id} plays in this process: TASKS and the agent missing",
+            f"give the command that began it: upcycle eval TASKS AGENT --resume {run_id}",
         )
 
 

@@ -46,7 +46,7 @@ async def follow_evaluation(platform: "Platform", run_id: str, *, timeout_s: flo
         if redraws(console):
             asking = asyncio.create_task(follower.ask_for_attempts(), name=f"attempts/{run_id}")
         try:
-            async with saying_what_it_waits_for(platform, run_id) as mark:
+            async with saying_what_it_waits_for(platform, run_id, timeout_s) as mark:
 
                 def changed(run: "Run") -> None:
                     mark((run.state, run.counts.SerializeToString(deterministic=True)))

@@ -120,11 +120,15 @@ class EvalCounts:
 
     num_graded: int = 0
     num_errors: int = 0
+    num_left_out: int = 0
     num_successes: int = 0
     reward_sum: float = 0.0
 
     def add(self, run: "Run") -> None:
-        """One more."""
+        """One more; of a task without a solution that it is over, alone."""
+        if not run.counts:
+            self.num_left_out += 1
+            return
         if run.is_error:
             self.num_errors += 1
             return
@@ -137,7 +141,7 @@ class EvalCounts:
         graded, over = self.num_graded, self.num_graded + self.num_errors
         return EvalProgress(
             num_planned=num_planned,
-            num_graded=graded,
+            num_graded=graded + self.num_left_out,
             num_errors=self.num_errors,
             reward=f"{self.reward_sum / graded:.3f}" if graded else "–",
             success=f"{self.num_successes / over:.1%}" if graded else "–",

@@ -16,7 +16,7 @@ from upcycle.cli.eval_flags import (
     FollowFlags,
     Report,
     UnclearEvaluation,
-    refuse_local,
+    require_command,
     unmet_bars,
 )
 from upcycle.cli.exits import Exit
@@ -27,6 +27,7 @@ from upcycle.cli.run_flags import NO_CONFIG, ConfigFlags, eval_defaults, flag_cl
 from upcycle.cli.task_choice import NO_CHOICE, TaskChoice
 from upcycle.errors import DefinitionError
 from upcycle.evaluation import read_results, runs_of
+from upcycle.local_runs import is_local_run
 from upcycle.model_names import named_version
 from upcycle.platform import Platform, PlatformNotFound
 from upcycle.reporting.best_of import BestOfReport
@@ -48,6 +49,7 @@ if TYPE_CHECKING:
 
 EvalFlags: Any = flag_class(Purpose.EVAL, "EvalFlags")
 NO_FLAGS: Final = EvalFlags()
+_STAND_INS: Final = {"policy.model": "model", "taskset": "taskset"}
 
 
 async def evaluate(
@@ -78,17 +80,26 @@ async def evaluate(
         which play here with your own key.
     :param benchmark: tasks that ship with upcycle, in the place of TASKS: sheet-50, repair-30, autonomy-10.
     """
-    from upcycle.cli.benchmarks import with_benchmark
-
     report.check()
     choice.check()
     best.check(report)
-    tasks, model = with_benchmark(benchmark, tasks, model)
-    arguments = {"taskset": ("TASKS", tasks), "policy.model": ("MODEL", model)}
-    given = sources_of(Purpose.EVAL, flags, config, arguments=arguments)
+    given = _given(benchmark, tasks, model, flags, config)
+    if follow.run and is_local_run(follow.run):
+        return await _go_on(follow, best.with_group(given), external, report, choice, best)
     if follow.run:
         return await _follow_again(follow, given, report, best)
     return await _evaluate(best.with_group(given), external, report, choice, best)
+
+
+def _given(
+    benchmark: str, tasks: str | None, model: str | None, flags: EvalFlags, config: ConfigFlags
+) -> Sources:
+    """What arguments, flags and file say together. Raises UnclearEvaluation and what `sources_of` raises."""
+    from upcycle.cli.benchmarks import with_benchmark
+
+    tasks, model = with_benchmark(benchmark, tasks, model)
+    arguments = {"taskset": ("TASKS", tasks), "policy.model": ("MODEL", model)}
+    return sources_of(Purpose.EVAL, flags, config, arguments=arguments)
 
 
 async def _evaluate(
@@ -101,11 +112,30 @@ async def _evaluate(
     return await _evaluate_on_platform(await _with_model(given, report), choice, report, best)
 
 
+async def _go_on(
+    follow: FollowFlags,
+    given: Sources,
+    external: ExternalFlags,
+    report: Report,
+    choice: TaskChoice,
+    best: BestOfFlags,
+) -> int:
+    """An evaluation in one process: what its file has no reward for is played."""
+    from upcycle.cli.eval_external import evaluate_external
+    from upcycle.external.resuming import file_to_resume
+
+    file_to_resume(follow.run, external.trajectories)
+    require_command(follow, is_whole=bool(given.value("taskset")) and external.is_asked(given))
+    return await evaluate_external(given, external, report, choice, best, follow.resume)
+
+
 async def _with_model(given: Sources, report: Report) -> Sources:
     """With the only model of the platform where none was named; a dry run plays none, and asks for none.
     Raises UnclearEvaluation where no tasks were named."""
     is_named = given.value("policy.model")
     if not given.value("taskset"):
+        if given.file:
+            given.run(Purpose.EVAL, _STAND_INS)  # a misspelt field of the file may be what is missing
         missing = "TASKS" if is_named else "TASKS and MODEL"
         raise UnclearEvaluation(f"nothing to evaluate: {missing} missing", "give TASKS MODEL, or a --config")
     if is_named:
@@ -188,7 +218,6 @@ async def _follow_again(follow: FollowFlags, given: Sources, report: Report, bes
     from upcycle.api.taskset.v1.service_pb2 import ResumeRunRequest
     from upcycle.cli.runs import resolve_run
 
-    refuse_local(follow)
     if given.values:
         raise UnclearEvaluation(
             f"a submitted run keeps what it has: {given.say(next(iter(given.values)))} was given too",
@@ -196,14 +225,16 @@ async def _follow_again(follow: FollowFlags, given: Sources, report: Report, bes
         )
     selector = await best.selector()
     async with Platform() as platform:
-        run_id = await resolve_run(platform, follow.run)
-        run = (await read_results(platform, run_id)).run
+        with before_work():
+            run_id = await resolve_run(platform, follow.run)
+            run = (await read_results(platform, run_id)).run
         if run.spec.purpose != PURPOSE_EVAL:
             raise UnclearEvaluation(f"{run_id} trains", f"follow it with `upcycle why {run_id}`")
         if selector is not None:
             selector.check(run.spec.group_size, None, run_id)
         if follow.resume:
-            await platform.tasksets.ResumeRun(ResumeRunRequest(run_id=run_id), timeout=10)
+            with before_work():
+                await platform.tasksets.ResumeRun(ResumeRunRequest(run_id=run_id), timeout=10)
         _launched(run, report.as_json)
         return await _followed(platform, run_id, report, selector)
 

@@ -1,4 +1,4 @@
-"""Before a run: what its held-out set can show, so that nobody trains towards a gate that cannot open."""
+"""Before a run: what its held-out set can show, before a run trains towards a gate that cannot open."""
 
 import asyncio
 from collections import Counter
@@ -18,9 +18,11 @@ async def power_of(platform: "Platform", gate: Gate) -> "Power":
     from upcycle.gate.configured import configured_rule
     from upcycle.gate.power import power
     from upcycle.gate.spending import AlphaWealth
+    from upcycle.impossible_tasks import IMPOSSIBLE_FAMILY
 
     found = await platform.tasksets.GetTaskset(GetTasksetRequest(name=gate.taskset), timeout=60)
     families = Counter(task.family or "default" for task in found.taskset.tasks)
+    del families[IMPOSSIBLE_FAMILY]  # they are played, and no rate counts them
     rule = configured_rule(
         attempts=gate.attempts,
         confidence=gate.confidence,

@@ -2,6 +2,7 @@
 
 import getpass
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -36,3 +37,12 @@ def given(setting: "UserSetting", from_file: Path | None) -> str:
         return getpass.getpass(f"{setting.variable}: ") if setting.is_secret else input(f"{setting.key}: ")
     except EOFError:
         return ""
+
+
+def require_one(asked: Mapping[str, bool], usage: str) -> None:
+    """Of what may be asked for, by what a person calls it. Raises ValueRefused for nothing, and for two."""
+    named = [name for name, is_given in asked.items() if is_given]
+    if not named:
+        raise ValueRefused("nothing is named to set", f"give {usage}")
+    if len(named) > 1:
+        raise ValueRefused(f"{' and '.join(named)} ask for different things", "give one of them")

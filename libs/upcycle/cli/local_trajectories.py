@@ -23,9 +23,11 @@ class LocalEpisode:
 
 
 def can_list(which: TrajectoryChoice) -> bool:
-    """Whether files have what is asked for: no version and no ledger is in them, and no run of a platform."""
+    """Whether files have what is asked for: no version, no label of a session and no ledger is in them, and
+    no run of a platform."""
     is_here = which.run in ("", "last") or is_local_run(which.run)
-    return is_here and not which.version and which.state in (None, "client_graded") and bool(_files(which))
+    of_platform = which.version or which.label
+    return is_here and not of_platform and which.state in (None, "client_graded") and bool(_files(which))
 
 
 def list_local(which: TrajectoryChoice, limit: int, *, as_json: bool) -> None:

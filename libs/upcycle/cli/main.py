@@ -12,7 +12,7 @@ from typing import Any, Final, NoReturn
 import cyclopts
 
 from upcycle.cli.exits import TABLE, Exit
-from upcycle.cli.output import fail
+from upcycle.cli.output import fail, refuse
 
 PURPOSE = "Turn evaluations into better weights: run evaluations, train on them, promote what is better."
 
@@ -118,6 +118,17 @@ KEY_COMMANDS = {
     "revoke": ("upcycle.cli.keys:revoke", "End a key, everywhere within five seconds, for good."),
 }
 BUS_COMMANDS = {"keys": ("upcycle.cli.bus:make_keys", "Make a key of NATS for each service.")}
+STORE_COMMANDS = {"keys": ("upcycle.cli.store:make_keys", "Make a key of the object store for each service.")}
+SIGNING_COMMANDS = {
+    "keys": ("upcycle.cli.signing:make_keys", "Make a key for each writer of versions and states."),
+    "sign": ("upcycle.cli.signing:sign", "What no trusted key has signed; --apply signs it."),
+}
+STATES_COMMANDS = {
+    "convert": (
+        "upcycle.cli.states:convert",
+        "Training states of an earlier release; --apply makes them readable.",
+    )
+}
 SYNC_COMMANDS = {
     "tasks": ("upcycle.cli.sync:sync_tasks", "Register the tasks of a file under a name, or what changed.")
 }
@@ -138,6 +149,9 @@ GROUPS = {
     "models": ("Models, checkpoints, heads.", MODEL_COMMANDS),
     "reward-model": ("What judges an episode without its grade.", REWARD_MODEL_COMMANDS),
     "keys": ("Keys of users and operators.", KEY_COMMANDS),
+    "store": ("The object store.", STORE_COMMANDS),
+    "signing": ("Signatures of versions and training states.", SIGNING_COMMANDS),
+    "states": ("Training states of runs and of interactive training.", STATES_COMMANDS),
     "baseline": ("What people earn on a benchmark.", BASELINE_COMMANDS),
     "config": ("Your settings: environment, upcycle.toml, profile, defaults.", CONFIG_COMMANDS),
     "docs": ("This documentation.", DOCS_COMMANDS),
@@ -197,9 +211,11 @@ def run(arguments: Sequence[str]) -> int:
         for asked in app.parse_commands(list(arguments))[1]:
             if inspect.isfunction(asked.default_command):  # `--help` is one of a method
                 explain(asked)
-        command, bound, _ = app.parse_args(list(arguments), exit_on_error=False, print_error=True)
-    except cyclopts.CycloptsError:
-        return Exit.USAGE
+        command, bound, _ = app.parse_args(list(arguments), exit_on_error=False, print_error=False)
+    except cyclopts.CycloptsError as error:
+        from upcycle.cli.command_lines import misread
+
+        return refuse(misread(error))
     try:
         result = command(*bound.args, **bound.kwargs)
         status = _awaited(result) if inspect.iscoroutine(result) else result
@@ -207,7 +223,7 @@ def run(arguments: Sequence[str]) -> int:
     except KeyboardInterrupt:
         return Exit.INTERRUPTED
     except SystemExit as error:  # of a library: what an author's code calls is told where it is called
-        return fail(_exited(error))
+        return _exited(error)
     except BrokenPipeError:  # `… | head` has read all that it wants
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return Exit.OK
@@ -222,12 +238,14 @@ def _awaited(result: Coroutine[Any, Any, Any]) -> Any:
     return asyncio.run(result)
 
 
-def _exited(error: SystemExit) -> Exception:
+def _exited(error: SystemExit) -> int:
     """No code but this decides the exit status of a command."""
     from upcycle.errors import Failed
     from upcycle.raised import STOP_EXITING, described
 
-    return Failed(f"the command was ended by {described(error)}", STOP_EXITING)
+    if isinstance(error.__context__, BrokenPipeError):  # rich ends so where `… | head` has read its table
+        return Exit.OK
+    return fail(Failed(f"the command was ended by {described(error)}", STOP_EXITING))
 
 
 def main() -> NoReturn:

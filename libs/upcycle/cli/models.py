@@ -9,13 +9,14 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 from cyclopts import Parameter
 
 from upcycle.cli.exits import Exit
-from upcycle.cli.output import JsonFlag, human, print_json, result_console
+from upcycle.cli.output import JsonFlag, fields_of, human, print_json, result_console
 from upcycle.errors import UnknownName
 from upcycle.platform import Platform
 from upcycle.wording import amount
 
 if TYPE_CHECKING:
-    from upcycle.api.registry.v1.registry_pb2 import Checkpoint
+    from upcycle.api.registry.v1.registry_pb2 import Checkpoint, Model
+    from upcycle.api.registry.v1.service_pb2 import GetHeadWatchResponse
 
 IMPORT_TIMEOUT_S = 600.0
 
@@ -151,32 +152,56 @@ async def head(
 ) -> int:
     """The head of MODEL and how it got there; `--set CHECKPOINT` rolls back or promotes manually.
 
+    Its last line says what head and the version before it played side by side since, and what that waits for.
+
     :param model: slug.
     :param set_to: checkpoint that becomes head: its id, or its version as `v14`.
     :param reason: written to the audit log.
     :param as_json: one JSON line.
     """
-    from upcycle.api.registry.v1.service_pb2 import GetModelRequest, ListHeadMovesRequest, SetHeadRequest
+    from upcycle.api.registry.v1.service_pb2 import GetHeadWatchRequest, GetModelRequest, ListHeadMovesRequest
 
     async with Platform() as platform:
         now = (await platform.registry.GetModel(GetModelRequest(model=model), timeout=10)).model
         if set_to is not None:
-            request = SetHeadRequest(
-                model=model,
-                checkpoint_id=await checkpoint_id_of(platform, model, set_to),
-                expected_revision=now.head_revision,
-                actor=getpass.getuser(),
-                reason=reason,
-            )
-            now = (await platform.registry.SetHead(request, timeout=10)).model
+            now = await _moved(platform, now, set_to, reason)
         moves = (await platform.registry.ListHeadMoves(ListHeadMovesRequest(model=model), timeout=10)).moves
+        watch = await platform.registry.GetHeadWatch(GetHeadWatchRequest(model=model), timeout=10)
     if as_json:
-        print_json("head", now)
+        print_json("head", {**fields_of(now), "watch": fields_of(watch)})
         return Exit.OK
     human().print(f"[bold]{model}[/bold] serves {now.head_checkpoint_id} (v{now.head_version})")
     rows = ((str(m.revision), m.from_checkpoint_id, m.to_checkpoint_id, m.actor, m.reason) for m in moves)
     print_table(("revision", "from", "to", "by", "why"), rows)
+    result_console().print(watch_words(watch), soft_wrap=True, markup=False)
     return Exit.OK
+
+
+async def _moved(platform: Platform, now: "Model", set_to: str, reason: str) -> "Model":
+    """With this checkpoint as head, unless head moved meanwhile."""
+    from upcycle.api.registry.v1.service_pb2 import SetHeadRequest
+
+    request = SetHeadRequest(
+        model=now.model,
+        checkpoint_id=await checkpoint_id_of(platform, now.model, set_to),
+        expected_revision=now.head_revision,
+        actor=getpass.getuser(),
+        reason=reason,
+    )
+    return (await platform.registry.SetHead(request, timeout=10)).model
+
+
+def watch_words(watch: "GetHeadWatchResponse") -> str:
+    """What the watch of head played, and what it does now, in one line."""
+    if not watch.pairs_wanted:
+        return f"not watched: {watch.waits_for}"
+    played = (
+        f"watched: {watch.pairs:,} of {watch.pairs_wanted:,} pairs with "
+        f"v{watch.predecessor_version}, head worse in {watch.worse:,}, better in {watch.better:,}"
+    )
+    if watch.run_id:
+        return f"{played}; {watch.run_id} plays more"
+    return f"{played}; waits: {watch.waits_for}" if watch.waits_for else played
 
 
 def print_table(columns: tuple[str, ...], rows: Iterable[tuple[Any, ...]]) -> None:

@@ -36,10 +36,9 @@ def human() -> "Console":
 
 def result_console() -> "Console":
     """Console on standard output, for tables that are the result. As human() otherwise."""
-    from upcycle.cli.consoles import TextConsole
+    from upcycle.cli.consoles import PipedConsole, TextConsole
 
-    width = None if sys.stdout.isatty() else WIDE_COLUMNS  # a table that is piped must not wrap
-    return TextConsole(highlight=False, width=width)
+    return TextConsole(highlight=False) if sys.stdout.isatty() else PipedConsole(WIDE_COLUMNS)
 
 
 def print_json(kind: str, value: Any) -> None:
@@ -78,12 +77,25 @@ def _with_flat_identity(fields: dict[str, Any]) -> dict[str, Any]:
 def fail(error: Exception) -> int:
     """Say in one line what went wrong; the exit status that fits it. Unknown errors show their traceback."""
     status = _status_of(error)
-    if "--json" in sys.argv or os.environ.get("UPCYCLE_OUTPUT") == "json":
-        print_json("error", {"error": {"kind": _kind_of(error), "message": words_of(error)}})
+    _report(_kind_of(error), words_of(error))
     if status is None:
         raise error
     sys.stderr.write(f"upcycle: {terminal_text(words_of(error))}\n")
     return status
+
+
+def refuse(said: str) -> int:
+    """A command line that cannot be read: the same line, which no pipe wraps."""
+    text = " ".join(said.split())
+    _report("usage", text)
+    sys.stderr.write(f"upcycle: {terminal_text(text)}\n")
+    return Exit.USAGE
+
+
+def _report(kind: str, message: str) -> None:
+    """For programs, where they asked for it."""
+    if "--json" in sys.argv or os.environ.get("UPCYCLE_OUTPUT") == "json":
+        print_json("error", {"error": {"kind": kind, "message": message}})
 
 
 def words_of(error: BaseException) -> str:
@@ -118,5 +130,6 @@ def _status_of(error: Exception) -> int | None:
     if isinstance(error, UpcycleError | FileNotFoundError):
         return Exit.USAGE
     if isinstance(error, RemoteError):
-        return Exit.USAGE if error.code is StatusCode.INVALID_ARGUMENT else Exit.FAILED
+        named_wrong = error.code in (StatusCode.INVALID_ARGUMENT, StatusCode.NOT_FOUND)
+        return Exit.USAGE if named_wrong else Exit.FAILED
     return None

@@ -28,18 +28,53 @@ TaskIds = Annotated[tuple[str, ...], Parameter(consume_multiple=True, negative="
 _MOST_CONCURRENT: Final = 256
 
 
+@Parameter(name="*")
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RegradeFlags:
+    """Which trajectories are graded again, and how."""
+
+    source: Path | None = None
+    """Python file that declares the environment; by default the source that the run packed."""
+    task_ids: TaskIds = ()
+    """only trajectories of these tasks, by slug; several with commas or spaces between them."""
+    limit: int | None = None
+    """at most so many trajectories, spread evenly over the tasks."""
+    ignore: Ignored = ()
+    """regular expression of what prompts and results may differ in; may be repeated."""
+    max_concurrent: int = 8
+    """so many at once, up to 256."""
+    cell: Cell = True
+    """each process reads its source and the system alone, and writes a folder of its own, where the kernel
+    can hold that; with --no-cell it may touch what you may, as in `upcycle play`."""
+    cut: float = 0.0
+    """play only the first such share of each success, 0 to 1, and grade that with what the agent had said
+    last by then. Exit status 1: more beginnings succeed than are tolerated, or none could be graded."""
+
+    @property
+    def slugs(self) -> list[str]:
+        return [slug for one in self.task_ids for slug in one.split(",") if slug]
+
+    def check(self) -> None:
+        """Raises RegradeRefused for a number out of its range."""
+        from upcycle.regrading.errors import RegradeRefused
+
+        if self.limit is not None and self.limit < 1:
+            raise RegradeRefused(f"--limit is {self.limit}", "give at least 1")
+        if not 1 <= self.max_concurrent <= _MOST_CONCURRENT:
+            raise RegradeRefused(
+                f"--max-concurrent is {self.max_concurrent}", f"give 1 to {_MOST_CONCURRENT}"
+            )
+        if not 0 <= self.cut < 1:
+            raise RegradeRefused(
+                f"--cut is {self.cut:g}", "give a share above 0 and below 1, such as 0.5; 0: no cut"
+            )
+
+
+_ALL: Final = RegradeFlags()
+
+
 async def regrade_run(
-    run: str,
-    /,
-    *,
-    source: Path | None = None,
-    task_ids: TaskIds = (),
-    limit: int | None = None,
-    ignore: Ignored = (),
-    max_concurrent: int = 8,
-    cell: Cell = True,
-    output: Output = "",
-    as_json: JsonFlag = False,
+    run: str, /, *, flags: RegradeFlags = _ALL, output: Output = "", as_json: JsonFlag = False
 ) -> int:
     """Grade the trajectories of RUN again, and compare: a report, which changes no grade, ledger or evidence.
 
@@ -49,35 +84,43 @@ async def regrade_run(
 
     - by the code that judged it: `upcycle trajectories regrade run-5cc529775cfd`
     - what it would have earned by an edited grader: `upcycle trajectories regrade last --source env.py`
+    - whether success is reached before the evidence is read:
+      `upcycle trajectories regrade last --cut 0.5 --limit 60`
     - tools that say how long they took: `upcycle trajectories regrade last --ignore "in [0-9.]+s"`
 
     :param run: id of a run, `last`, or the trajectories.jsonl of an evaluation in one process, or its id.
-    :param source: Python file that declares the environment; by default the source that the run packed.
-    :param task_ids: only trajectories of these tasks, by slug; several with commas or spaces between them.
-    :param limit: at most so many trajectories, spread evenly over the tasks.
-    :param ignore: regular expression of what prompts and results may differ in; may be repeated.
-    :param max_concurrent: so many at once, up to 256.
-    :param cell: each process reads its source and the system alone, and writes a folder of its own, where the
-        kernel can hold that; with --no-cell it may touch what you may, as in `upcycle play`.
     :param output: also write each trajectory with both grades to this file, as JSON lines.
     :param as_json: one JSON line.
     """
-    _check(limit, max_concurrent, output)
-    slugs = [slug for one in task_ids for slug in one.split(",") if slug]
+    flags.check()
+    _check_output(output)
     with tempfile.TemporaryDirectory(prefix="upcycle-regrade-") as folder:
-        asked = _Asked(run, source, slugs, limit, max_concurrent, Path(folder), cell, _pattern(ignore))
-        done = await _regraded(asked)
-    return _reported(done, output, as_json)
+        done = await _regraded(_Asked(run, flags, _pattern(flags.ignore), Path(folder)))
+    if output:
+        _write(Path(output), done)
+    return _reported_cut(done, flags.cut, as_json) if flags.cut else _reported(done, as_json)
 
 
-def _reported(done: "RegradedRun", output: str, as_json: bool) -> int:
-    """The report, and the file where one was asked for; the exit status."""
+def _reported_cut(done: "RegradedRun", share: float, as_json: bool) -> int:
+    """The report on beginnings; the exit status."""
+    from upcycle.cli.cut_text import cut_fields, cut_lines
+    from upcycle.regrading.cut_report import cut_report
+
+    report = cut_report(done.trajectories, share)
+    if as_json:
+        print_json("regrade_cut", cut_fields(done, report))
+    else:
+        for line in cut_lines(done, report):
+            print(line)
+    return Exit.FAILED if report.is_alarm or not report.num_cut else Exit.OK
+
+
+def _reported(done: "RegradedRun", as_json: bool) -> int:
+    """The report; the exit status."""
     from upcycle.cli.regrade_text import regrade_fields, regrade_lines
     from upcycle.regrading.report import report_of
 
     report = report_of(done.trajectories)
-    if output:
-        _write(Path(output), done)
     if as_json:
         print_json("regrade", regrade_fields(done, report))
     else:
@@ -86,13 +129,9 @@ def _reported(done: "RegradedRun", output: str, as_json: bool) -> int:
     return Exit.OK if report.is_whole else Exit.FAILED
 
 
-def _check(limit: int | None, max_concurrent: int, output: str) -> None:
+def _check_output(output: str) -> None:
     from upcycle.regrading.errors import RegradeRefused
 
-    if limit is not None and limit < 1:
-        raise RegradeRefused(f"--limit is {limit}", "give at least 1")
-    if not 1 <= max_concurrent <= _MOST_CONCURRENT:
-        raise RegradeRefused(f"--max-concurrent is {max_concurrent}", f"give 1 to {_MOST_CONCURRENT}")
     path = Path(output)
     if output and not path.parent.is_dir():
         raise RegradeRefused(f"there is no folder {path.parent}", "create it, or name another file with -o")
@@ -114,17 +153,12 @@ def _pattern(ignore: Sequence[str]) -> re.Pattern[str] | None:
 
 @dataclass(frozen=True, slots=True)
 class _Asked:
-    """source: an edited file; None: the run's own source. folder: where that is laid, and where episodes have
-    theirs."""
+    """folder: where the run's own source is laid, and where episodes have theirs."""
 
     run: str
-    source: Path | None
-    slugs: Sequence[str]
-    limit: int | None
-    max_concurrent: int
-    folder: Path
-    in_cells: bool
+    flags: RegradeFlags
     ignored: re.Pattern[str] | None
+    folder: Path
 
 
 async def _regraded(asked: _Asked) -> "RegradedRun":
@@ -132,20 +166,20 @@ async def _regraded(asked: _Asked) -> "RegradedRun":
     from upcycle.regrading.sources import own_files, own_sources, read_packed
     from upcycle.reporting.trajectory_files import file_of
 
-    path = file_of(asked.run)
+    path, flags = file_of(asked.run), asked.flags
     if path is not None:
-        graded = graded_in_file(path).only(asked.slugs, asked.limit)
-        return await _graded_again(asked, graded, None if asked.source else own_files(graded))
+        graded = graded_in_file(path).only(flags.slugs, flags.limit)
+        return await _graded_again(asked, graded, None if flags.source else own_files(graded))
     async with Platform() as platform:
 
         async def read(digest: str) -> bytes:
             return await read_packed(platform, digest)
 
         found = await graded_on_platform(platform, await _run_id(platform, asked.run))
-        graded = found.only(asked.slugs, asked.limit)
+        graded = found.only(flags.slugs, flags.limit)
         sources = asked.folder / "sources"
         sources.mkdir()
-        own = None if asked.source else await own_sources(graded, read, sources)
+        own = None if flags.source else await own_sources(graded, read, sources)
         return await _graded_again(asked, graded, own)
 
 
@@ -155,15 +189,17 @@ async def _graded_again(asked: _Asked, graded: "GradedRun", own: "Places | None"
     from upcycle.regrading.report import RegradedRun
     from upcycle.regrading.sources import given_source
 
-    is_own = own is not None
-    places = own if own is not None else given_source(graded, asked.source or Path())
+    is_own, flags = own is not None, asked.flags
+    places = own if own is not None else given_source(graded, flags.source or Path())
     by = ", ".join(dict.fromkeys(digest[:12] for _, digest in graded.environments))
-    if asked.source is not None:
-        by = f"{source_digest(asked.source)[:12]}, {asked.source}"
-    cells = asked.folder / "episodes" if asked.in_cells else None
+    if flags.source is not None:
+        by = f"{source_digest(flags.source)[:12]}, {flags.source}"
+    cells = asked.folder / "episodes" if flags.cell else None
     if cells is not None:
         cells.mkdir()
-    options = RegradeOptions(asked.max_concurrent, is_own_source=is_own, cells=cells, ignored=asked.ignored)
+    options = RegradeOptions(
+        flags.max_concurrent, is_own_source=is_own, cells=cells, ignored=asked.ignored, cut=flags.cut
+    )
     done = await regrade(graded.at(places), options, _progress(len(graded.trajectories)))
     return RegradedRun(graded.run_id, by, is_own, tuple(done), graded.num_ungraded, graded.notice)
 

@@ -25,16 +25,34 @@ Output = Annotated[Path, Parameter(name=["--output", "-o"])]
 _NEVER_TRAIN: Final = ("held_out", "audit")
 
 
+@Parameter(name="*")
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrainingFlags:
+    """How it learns."""
+
+    epochs: int = 3
+    """passes over the episodes."""
+    batch: int = 16
+    """episodes of an optimizer step."""
+    learning_rate: float = 1e-4
+    """the highest: it rises in the first tenth of the steps and falls to 0. 1e-5 for a pretrained policy of
+    usual size."""
+    kept_apart: float = 0.2
+    """share of the tasks that do not train, and measure what was learned."""
+    max_tokens: int | None = None
+    """of the longest episode that it reads; by default what the base's context holds."""
+    seed: int = 0
+    """of the tasks that are kept apart, of the new head, and of the order."""
+
+
+_USUAL: Final = TrainingFlags()
+
+
 async def train(
     *sources: Annotated[str, Parameter(name="SOURCE")],
     base: Path,
     output: Output,
-    epochs: int = 3,
-    batch: int = 16,
-    learning_rate: float = 1e-4,
-    kept_apart: float = 0.2,
-    max_tokens: int | None = None,
-    seed: int = 0,
+    training: TrainingFlags = _USUAL,
     as_json: JsonFlag = False,
 ) -> int:
     """Train an outcome reward model on graded trajectories: how likely is it that an episode succeeded?
@@ -48,27 +66,12 @@ async def train(
     :param sources: runs (an id, or `last`), or trajectories files; several are taken together.
     :param base: Hugging Face folder of a policy: the reward model begins with its transformer and tokenizer.
     :param output: folder to make.
-    :param epochs: passes over the episodes.
-    :param batch: episodes of an optimizer step.
-    :param learning_rate: the highest: it rises in the first tenth of the steps and falls to 0. 1e-5 for a
-        pretrained policy of usual size.
-    :param kept_apart: share of the tasks that do not train, and measure what was learned.
-    :param max_tokens: of the longest episode that it reads; by default what the base's context holds.
-    :param seed: of the tasks that are kept apart, of the new head, and of the order.
     :param as_json: one JSON line.
     """
     require_train("reward-model train")
     from reward_models.training import RewardModelOptions
 
-    options = RewardModelOptions(
-        epochs=epochs,
-        batch=batch,
-        learning_rate=learning_rate,
-        kept_apart=kept_apart,
-        max_tokens=max_tokens,
-        seed=seed,
-    )
-    return await _train(sources, base, output, options, as_json)
+    return await _train(sources, base, output, RewardModelOptions(**asdict(training)), as_json)
 
 
 async def _train(

@@ -1,12 +1,17 @@
 """`upcycle runs`."""
 
-from typing import TYPE_CHECKING, Final, Literal
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Annotated, Final, Literal
+
+from cyclopts import Parameter
 
 from upcycle.cli.exits import Exit
 from upcycle.cli.output import JsonFlag, human, print_json, result_console
 from upcycle.errors import UpcycleError
-from upcycle.platform import Platform
+from upcycle.platform import Platform, PlatformNotFound
 from upcycle.reporting.mix_texts import mix_lines
+from upcycle.reporting.new_task_texts import new_tasks_line
 from upcycle.run_client import completed, follow_run, scores, state_word
 from upcycle.tasks import plain_name
 from upcycle.wire import usage_of
@@ -32,21 +37,50 @@ class NoSuchRun(UpcycleError, LookupError):
 
 
 async def resolve_run(platform: Platform, run: str) -> str:
-    """The run id that a person means; `last` is the newest that somebody asked for. What gate, watch and
-    tracking evaluate meanwhile is meant only where there is nothing else."""
+    """The run id that a person means; `last` is the newest that somebody asked for, and not what gate, watch
+    and tracking evaluate meanwhile."""
     from upcycle.api.taskset.v1.service_pb2 import ListRunsRequest
 
     if run != "last":
         return run
-    listed = (await platform.tasksets.ListRuns(ListRunsRequest(limit=_LOOK_BACK), timeout=5)).runs
+    request = ListRunsRequest(limit=_LOOK_BACK, asked_for=True)
+    listed = (await platform.tasksets.ListRuns(request, timeout=5)).runs
     if not listed:
         raise NoSuchRun("there is no run yet", "submit one with `upcycle eval` or `upcycle train`")
     return str(next((one for one in listed if not _is_by_platform(one.spec)), listed[0]).run_id)
 
 
+async def is_run_of_platform(platform: Platform, run_id: str) -> bool:
+    """Whether gate, watch or tracking ordered this run; no, where the planner does not say."""
+    from upcycle.api.taskset.v1.service_pb2 import GetRunRequest
+    from upcycle.errors import Unavailable
+    from upcycle.rpc import RemoteError, remote_errors
+
+    try:
+        with remote_errors():
+            found = await platform.tasksets.GetRun(GetRunRequest(run_id=run_id), timeout=5)
+    except (RemoteError, Unavailable):
+        return False
+    return _is_by_platform(found.run.spec)
+
+
+@contextmanager
+def as_run_id(name: str) -> Iterator[None]:
+    """Without a platform a name may be a mistyped file: the refusal says what it was taken for."""
+    try:
+        yield
+    except PlatformNotFound as error:
+        if name == "last":
+            raise
+        raise PlatformNotFound(
+            f"{name:.80} is no file, and as the id of a run: {error.message}", error.hint
+        ) from error
+
+
 def _is_by_platform(spec: "RunSpec") -> bool:
-    """Two versions side by side are the registry's, and the planner labels what it tracks."""
-    return spec.HasField("against_version") or spec.label.startswith("track run-")
+    from upcycle.tracking import is_by_platform
+
+    return is_by_platform(is_pair=spec.HasField("against_version"), label=spec.label)
 
 
 def refuse_local_run(run: str) -> None:
@@ -80,9 +114,10 @@ async def runs(
     wait: bool = False,
     model: str = "",
     limit: int = 20,
+    all_runs: Annotated[bool, Parameter(name="--all", negative="")] = False,
     as_json: JsonFlag = False,
 ) -> int:
-    """List runs, newest first; pause, resume, stop or cancel RUN.
+    """List runs that somebody asked for, newest first; pause, resume, stop or cancel RUN.
 
     A paused run dispatches nothing new until it is resumed; it outlives restarts. A training run that is
     stopped finishes its step, saves a final checkpoint that its gate judges, and is complete; one that is
@@ -94,17 +129,13 @@ async def runs(
     :param wait: after `stop` or `cancel`, wait until the run is over; exit with 1 when it did not complete.
     :param model: list only runs of this model.
     :param limit: list at most so many.
+    :param all_runs: list also what gate, watch and tracking evaluate.
     :param as_json: one JSON line per run.
     """
-    if cancel is not None:
-        action, run = "cancel", cancel
-    if action != "list" and run is None:
-        raise NoSuchRun(f"`upcycle runs {action}` needs a run", "name its id, or `last`")
-    if run is not None:
-        refuse_local_run(run)
+    action, run = _meant(action, run, cancel)
     async with Platform() as platform:
         if run is None:
-            listed = await _listed(platform, model, limit)
+            listed = await _listed(platform, model, limit, asked_for=not all_runs)
         else:
             listed = [await _steered(platform, action, await resolve_run(platform, run), wait=wait)]
     _print(listed, as_json)
@@ -116,15 +147,27 @@ async def runs(
 def _print_more(run: "Run") -> None:
     """Of one run alone: its mix, its guided groups, what it used."""
     guided = f"guided: {run.guided_groups} of {amount(run.groups, 'group')}" if run.guided_groups else ""
-    for line in filter(None, (*mix_lines(run), guided, str(usage_of(run.usage)))):
+    new = f"new tasks: {line}" if (line := new_tasks_line(run)) else ""
+    for line in filter(None, (*mix_lines(run), guided, new, str(usage_of(run.usage)))):
         print(line)
 
 
-async def _listed(platform: Platform, model: str, limit: int) -> "list[Run]":
+def _meant(action: Action, run: str | None, cancel: str | None) -> tuple[Action, str | None]:
+    """What to do, to which run; None: to list. Raises NoSuchRun."""
+    if cancel is not None:
+        action, run = "cancel", cancel
+    if action != "list" and run is None:
+        raise NoSuchRun(f"`upcycle runs {action}` needs a run", "name its id, or `last`")
+    if run is not None:
+        refuse_local_run(run)
+    return action, run
+
+
+async def _listed(platform: Platform, model: str, limit: int, *, asked_for: bool) -> "list[Run]":
     from upcycle.api.taskset.v1.service_pb2 import ListRunsRequest
 
-    answer = await platform.tasksets.ListRuns(ListRunsRequest(limit=limit, model=model), timeout=10)
-    return list(answer.runs)
+    request = ListRunsRequest(limit=limit, model=model, asked_for=asked_for)
+    return list((await platform.tasksets.ListRuns(request, timeout=10)).runs)
 
 
 async def _steered(platform: Platform, action: Action, run_id: str, *, wait: bool) -> "Run":
@@ -176,7 +219,7 @@ def run_table(listed: "list[Run]") -> object:
     for run in listed:
         purpose = Purpose.Name(run.spec.purpose).removeprefix("PURPOSE_").lower()
         progress = f"{run.counts.settled}/{run.counts.requested}"
-        what = (plain_name(run.spec.taskset), run.spec.policy.model)
+        what = (plain_name(run.spec.taskset) or "(recorded sessions)", run.spec.policy.model)
         table.add_row(run.run_id, purpose, *what, state_word(run), _steps(run), progress, *scores(run)[:2])
     return table
 

@@ -7,12 +7,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from upcycle.cli.exits import Exit
-from upcycle.cli.given_values import ValueRefused, given
+from upcycle.cli.given_values import ValueRefused, given, require_one
 from upcycle.cli.models import print_table
 from upcycle.cli.output import human, print_json
 from upcycle.environment.server_secrets import checked_name, checked_value
 from upcycle.platform import Platform
 from upcycle.user_settings.catalogue import SECRETS, UserSetting
+from upcycle.wording import amount
 
 if TYPE_CHECKING:
     from upcycle.api.secrets.v1.service_pb2 import Secret
@@ -29,11 +30,15 @@ class SecretOptions:
     remove: str | None
     in_profile: bool
     as_json: bool
+    environments: tuple[str, ...] = ()
+    rotate: bool = False
 
 
 async def set_secret(names: Sequence[str], options: SecretOptions) -> int:
     """Raises ValueRefused, SecretRefused, what the profile or the platform refuses."""
     _check(names, options)
+    if options.rotate:
+        return await _rotate(options)
     if options.list_:
         return _list_profile(options) if options.in_profile else await _list(options)
     if options.remove is not None:
@@ -48,8 +53,10 @@ async def set_secret(names: Sequence[str], options: SecretOptions) -> int:
     from upcycle.api.secrets.v1.service_pb2 import SetSecretRequest
 
     async with Platform() as platform:
-        await platform.secrets.SetSecret(SetSecretRequest(name=name, value=value), timeout=_TIMEOUT_S)
-    print(f"secret {name} is set on the platform; MCP servers that start from now on have it")
+        asked = SetSecretRequest(name=name, value=value, environments=options.environments)
+        done = (await platform.secrets.SetSecret(asked, timeout=_TIMEOUT_S)).secret
+    whose = f" of {_allowed(done)}" if done.environments else ""
+    print(f"secret {name} is set on the platform; MCP servers{whose} that start from now on have it")
     return Exit.OK
 
 
@@ -61,8 +68,17 @@ def _check(names: Sequence[str], options: SecretOptions) -> None:
             f"a value of {name} on the command line is seen in the shell's history and by other users",
             f"type `upcycle set secret {name}`, which asks for it; replace a secret so typed",
         )
-    if sum([bool(names), options.list_, options.remove is not None]) != 1:
-        raise ValueRefused("nothing to set, or too much", "give NAME, --list, or --remove NAME")
+    asked = {"NAME": bool(names), "--list": options.list_, "--remove": options.remove is not None}
+    require_one({**asked, "--rotate": options.rotate}, "NAME, --list, --remove NAME, or --rotate")
+    if options.rotate and options.in_profile:
+        raise ValueRefused(
+            "--rotate is about the platform's key, and a profile has none", "leave one of them out"
+        )
+    if options.environments and (options.in_profile or not names):
+        raise ValueRefused(
+            "--environment says which environments of the platform may name a secret that is set there",
+            "give it with `upcycle set secret NAME`, without --profile",
+        )
 
 
 async def _list(options: SecretOptions) -> int:
@@ -74,7 +90,7 @@ async def _list(options: SecretOptions) -> int:
         for secret in found:
             print_json("secret", secret)
     elif found:
-        print_table(("name", "set by", "at"), map(_row, found))
+        print_table(("name", "environments", "set by", "at"), map(_row, found))
     else:
         human().print("no secret is set on the platform")
     return Exit.OK
@@ -109,9 +125,29 @@ async def _remove(name: str, options: SecretOptions) -> int:
     return Exit.OK
 
 
+async def _rotate(options: SecretOptions) -> int:
+    from upcycle.api.secrets.v1.service_pb2 import RotateSecretsRequest
+
+    async with Platform() as platform:
+        done = await platform.secrets.RotateSecrets(RotateSecretsRequest(), timeout=_TIMEOUT_S)
+    if options.as_json:
+        print_json("secrets_rotated", done)
+        return Exit.OK
+    print(
+        f"{done.num_rotated} of {amount(done.num_secrets, 'secret')} encrypted anew: all with key "
+        f"{done.key_id}, older keys are needed no more"
+    )
+    return Exit.OK
+
+
 def _setting(name: str) -> UserSetting:
     return UserSetting(f"{SECRETS}.{name}", name, "", only_profile=True)
 
 
 def _row(secret: "Secret") -> tuple[str, ...]:
-    return (secret.name, secret.set_by, f"{secret.set_at.ToDatetime():%Y-%m-%d %H:%M} UTC")
+    at = f"{secret.set_at.ToDatetime():%Y-%m-%d %H:%M} UTC"
+    return (secret.name, _allowed(secret) or "each", secret.set_by, at)
+
+
+def _allowed(secret: "Secret") -> str:
+    return ", ".join(secret.environments)

@@ -1,7 +1,7 @@
 """`upcycle set`."""
 
 import os
-from collections.abc import Coroutine
+from collections.abc import Coroutine, Mapping
 from difflib import get_close_matches
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 from cyclopts import Parameter
 
 from upcycle.cli.exits import Exit
-from upcycle.cli.given_values import ValueRefused, given
+from upcycle.cli.given_values import ValueRefused, given, require_one
 from upcycle.cli.output import JsonFlag, human, print_json
 
 if TYPE_CHECKING:
@@ -24,6 +24,8 @@ def set_setting(
     list_: Annotated[bool, Parameter(name="--list", negative="")] = False,
     remove: str | None = None,
     in_profile: Annotated[bool, Parameter(name="--profile", negative="")] = False,
+    environment: Annotated[tuple[str, ...], Parameter(negative="")] = (),
+    rotate: Annotated[bool, Parameter(negative="")] = False,
     as_json: JsonFlag = False,
 ) -> "int | Coroutine[Any, Any, int]":
     """Store a key or another setting of yours in your profile, a file that is open to you alone. `upcycle set
@@ -38,15 +40,19 @@ def set_setting(
     :param list_: what the profile holds; keys as set. Of secrets their names.
     :param remove: take this one out of the profile; a secret: off the platform.
     :param in_profile: with `secret`: in your profile, for episodes that you play here without the platform.
+    :param environment: with `secret`: an environment whose MCP servers may name it; several times for
+        several, '*' for each. Without it those that may already, and of a new secret each.
+    :param rotate: with `secret`: encrypt all that the platform keeps with the key that it has now; older keys
+        are needed no more after that.
     :param as_json: with --list, one JSON line for each.
     """
     if name == "secret":
         from upcycle.cli.set_secret import SecretOptions, set_secret
 
-        return set_secret(value, SecretOptions(from_file, list_, remove, in_profile, as_json))
-    if in_profile:
-        raise ValueRefused("--profile belongs to `upcycle set secret`", "leave it out: settings lie there")
-    _check(name, value, asked=[bool(name), list_, remove is not None], from_file=from_file)
+        options = SecretOptions(from_file, list_, remove, in_profile, as_json, environment, rotate)
+        return set_secret(value, options)
+    _without({"--profile": in_profile, "--environment": bool(environment), "--rotate": rotate})
+    _check(name, value, {"--list": list_, "--remove": remove is not None}, from_file)
     if list_:
         return _list(as_json)
     return _store(name or "", from_file) if remove is None else _remove(remove)
@@ -72,7 +78,16 @@ def _store(name: str, from_file: Path | None) -> int:
     return Exit.OK
 
 
-def _check(name: str | None, value: tuple[str, ...], *, asked: list[bool], from_file: Path | None) -> None:
+def _without(of_secrets: dict[str, bool]) -> None:
+    """Flags of secrets, by name, and whether they were given. Raises ValueRefused for one that was."""
+    for flag, is_given in of_secrets.items():
+        if is_given:
+            raise ValueRefused(f"{flag} belongs to `upcycle set secret`", "leave it out")
+
+
+def _check(
+    name: str | None, value: tuple[str, ...], others: Mapping[str, bool], from_file: Path | None
+) -> None:
     """Raises ValueRefused, without repeating a value."""
     given, equals, _ = (name or "").partition("=")
     if value or equals:
@@ -83,8 +98,9 @@ def _check(name: str | None, value: tuple[str, ...], *, asked: list[bool], from_
             f"a value of {given} on the command line is seen in the shell's history and by other users",
             f"type `upcycle set {near[0] if near else given}`, which asks for it; replace a key so typed",
         )
-    if sum(asked) != 1 or (from_file and not name):
-        raise ValueRefused("nothing to set, or too much", "give NAME, --list, or --remove NAME")
+    require_one({"NAME": bool(name), **others}, "NAME, --list, or --remove NAME")
+    if from_file and not name:
+        raise ValueRefused("--from-file is given without NAME", "give both")
 
 
 def named(name: str) -> "UserSetting":

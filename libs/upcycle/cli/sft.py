@@ -3,6 +3,7 @@
 import json
 import random
 import re
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -28,6 +29,7 @@ _PAGE: Final = 1000
 _CLAIM_S: Final = 30.0
 _LIKE_TASK: Final = re.compile("tasks?_?(digest)?", re.IGNORECASE)
 """Fields that a line would have for its task, and that no one would read."""
+_GUIDED: Final = "had guidance in the prompt, which the policy will not have"
 
 
 class SftRefused(UpcycleError, ValueError):
@@ -44,9 +46,10 @@ class SftOptions:
     sft: Path | None = None
     """train on the assistant turns of this JSONL file: `messages`, `tools`; or `prompt`, `completion`; or a
     trajectories file, of which what succeeded trains. A line may name its `task`: one that is held out is
-    refused before the first step."""
+    refused before the first step. Lines with `guided_after` are left out."""
     sft_from: str | None = None
-    """train on the successful trajectories of this run (or `last`); those of held-out tasks never train."""
+    """train on the successful trajectories of this run (or `last`); those of held-out tasks never train, and
+    guided ones are left out."""
     batch: int = 16
     """conversations per optimizer step."""
     observation_weight: float = 0.0
@@ -179,42 +182,50 @@ async def _summaries(platform: Platform, run_id: str) -> "Any":
 
 
 def successes(summaries: "Iterable[TrajectorySummary]", run_id: str) -> "list[TrajectorySummary]":
-    """The trajectories that succeeded and may train, sorted by id. Raises SftRefused if there is none."""
+    """The trajectories that may train: they succeeded, without guidance. Sorted by id. Raises SftRefused if
+    there is none."""
     from upcycle.api.common.v1.common_pb2 import SPLIT_AUDIT, SPLIT_HELD_OUT
 
     listed = list(summaries)
     graded = [one for one in listed if one.graded and one.success and not one.quarantine_reason]
-    allowed = [one for one in graded if one.episode.split not in (SPLIT_HELD_OUT, SPLIT_AUDIT)]
+    unguided = [one for one in graded if not one.episode.guided_after]
+    allowed = [one for one in unguided if one.episode.split not in (SPLIT_HELD_OUT, SPLIT_AUDIT)]
+    num_guided, num_held_out = len(graded) - len(unguided), len(unguided) - len(allowed)
     if not allowed:
         raise SftRefused(
             f"none of the {amount(len(listed), 'trajectory', 'trajectories')} of {run_id} can train: "
-            f"{len(graded)} succeeded, {len(graded) - len(allowed)} of these are of held-out or audit tasks, "
-            "which never train",
+            f"{len(graded)} succeeded, {num_held_out} of these are of held-out or audit tasks, which never "
+            f"train, and {num_guided} {_GUIDED}",
             "name a run over a taskset of split train, or over tasks that no taskset holds",
         )
+    if num_guided:
+        human().print(f"{amount(num_guided, 'success', 'successes')} of {run_id} {_GUIDED}: left out")
     return sorted(allowed, key=lambda one: one.episode.trajectory_id)
 
 
 def conversations_in(path: Path) -> "Iterator[Conversation]":
-    """The conversations of a JSONL file; of a trajectories file those that succeeded. A last line that its
-    writer did not finish is left out, and it is said. Raises SftRefused, naming the line."""
-    num_failed = num_kept = 0
+    """The conversations of a JSONL file, without guided ones; of a trajectories file those that succeeded. A
+    last line that its writer did not finish is left out. What is left out is said. Raises SftRefused, naming
+    the line."""
+    left_out: Counter[str] = Counter()
+    num_kept = 0
     lines, cut = _lines_of(path)
     for number, line in lines:
         conversation = _conversation(f"{path.name}:{number}", line)
-        if conversation is None:
-            num_failed += 1
+        if isinstance(conversation, str):
+            left_out[conversation] += 1
         else:
             num_kept += 1
             yield conversation
-    if cut and not (num_failed or num_kept):
+    if cut and not (left_out or num_kept):
         raise SftRefused(f"{path} holds no conversation to train on: {cut}")
-    if num_failed and not num_kept:
-        many = amount(num_failed, "trajectory", "trajectories")
-        raise SftRefused(f"{path}: none of its {many} succeeded: nothing is to be learned")
-    if num_failed:
-        many = amount(num_failed, "trajectory", "trajectories")
-        human().print(f"{many} of {path} did not succeed: left out", markup=False)
+    if left_out and not num_kept:
+        why = ", ".join(f"{number} {reason}" for reason, number in left_out.items())
+        many = amount(left_out.total(), "trajectory", "trajectories")
+        raise SftRefused(f"{path}: none of its {many} can train: {why}; nothing is to be learned")
+    for reason, number in left_out.items():
+        many = amount(number, "trajectory", "trajectories")
+        human().print(f"{many} of {path} {reason}: left out", markup=False)
     if cut:
         human().print(f"{cut}: it is left out", markup=False, soft_wrap=True)
 
@@ -253,8 +264,8 @@ def _text(line: bytes, name: str) -> str:
         raise SftRefused(f"{name} is not UTF-8: {error}", "save the file as UTF-8") from error
 
 
-def _conversation(name: str, line: str) -> "Conversation | None":
-    """None for a trajectory that did not succeed."""
+def _conversation(name: str, line: str) -> "Conversation | str":
+    """In the place of one that is left out: why."""
     from upcycle.train import Conversation
     from upcycle.trajectory_lines.reading import is_trajectory
 
@@ -262,6 +273,8 @@ def _conversation(name: str, line: str) -> "Conversation | None":
         record = json.loads(line, object_pairs_hook=_once_each)
     except (ValueError, RecursionError) as error:
         raise SftRefused(f"{name} is not JSON: {error}") from error
+    if isinstance(record, dict) and record.get("guided_after"):
+        return _GUIDED
     if is_trajectory(record):
         return _demonstrated(name, record)
     messages = _messages(record)
@@ -278,7 +291,7 @@ def _conversation(name: str, line: str) -> "Conversation | None":
     return Conversation(messages=messages, tools=record.get("tools") or (), name=name, task=task)
 
 
-def _demonstrated(name: str, record: Mapping[str, Any]) -> "Conversation | None":
+def _demonstrated(name: str, record: Mapping[str, Any]) -> "Conversation | str":
     from upcycle.train import Conversation
     from upcycle.trajectory_lines.reading import NoTrajectories, checked_row, demonstration_of
 
@@ -287,7 +300,7 @@ def _demonstrated(name: str, record: Mapping[str, Any]) -> "Conversation | None"
     except NoTrajectories as error:
         raise SftRefused(str(error)) from error
     if not found.succeeded:
-        return None
+        return "did not succeed"
     task = _task(name, found.task)
     return Conversation(messages=found.messages, tools=found.tools, name=name, task=task)
 

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 from upcycle.errors import SourcesRefused
 from upcycle.platform import Platform
 from upcycle.tasks import plain_name
+from upcycle.wording import amount
 
 if TYPE_CHECKING:
     from upcycle.api.taskset.v1.taskset_pb2 import Run, SourceReport
@@ -28,13 +29,16 @@ async def _newest(platform: Platform, model: str) -> str:
     from upcycle.train.running import train_tasksets
 
     allowed = await train_tasksets(platform)
-    listed = await platform.tasksets.ListRuns(ListRunsRequest(limit=_LOOK_BACK, model=model), timeout=10)
+    request = ListRunsRequest(limit=_LOOK_BACK, model=model, asked_for=True)
+    listed = await platform.tasksets.ListRuns(request, timeout=10)
     for run in listed.runs:
         if run.spec.purpose == PURPOSE_EVAL and plain_name(run.spec.taskset) in allowed:
             return str(run.run_id)
+    newest = f"none of the newest {amount(len(listed.runs), 'run')} of {model!r}"
     raise SourcesRefused(
-        f"--from last: none of the newest {len(listed.runs)} runs of {model!r} "
-        "evaluates a taskset of split train",
+        f"--from last: {newest} evaluates a taskset of split train"
+        if listed.runs
+        else f"--from last: {model!r} has no run yet",
         f"measure one: upcycle eval TASKS {model} --group 8",
     )
 

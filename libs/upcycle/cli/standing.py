@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Final
 
 from upcycle.errors import UpcycleError
 from upcycle.run_config import Purpose
-from upcycle.run_config.reading import RunFile, gather
+from upcycle.run_config.reading import RunFile, gather, of_sessions_alone
 from upcycle.run_config.wire import spec_to_wire
 from upcycle.tasks import plain_name
 from upcycle.wording import amount
@@ -68,7 +68,8 @@ def read(path: Path) -> Standing:
     until it is stopped. Raises RunConfigInvalid and StandingInvalid, naming the file and the line."""
     given = gather({}, (), path, names={})
     has_length = given.value("training.steps") is not None or given.value("training.epochs") is not None
-    run = given.run(Purpose.TRAIN, {} if has_length else {"training.steps": 0})
+    length = {} if has_length else {"training.steps": 0}
+    run = given.run(Purpose.TRAIN, {**length, **of_sessions_alone(given)})
     if "last" in run.source_runs:
         raise StandingInvalid(
             f"{given.say('source_runs')}: `last` is another run after each restart", "name the run by its id"
@@ -80,13 +81,10 @@ def read(path: Path) -> Standing:
 async def start_or_find(platform: "Platform", standing: Standing) -> "Run":
     """The standing run, going on or begun anew. Raises FailsAtOnce, and what the platform refuses."""
     from upcycle.cli.mixes import registered_mix
-    from upcycle.cli.tasksets import load_source
     from upcycle.run_client import is_over
 
-    # Not exactly these tasks: the same request again must be the same run after the file changed.
     asked = standing.run
-    source = load_source(asked.taskset, asked.taskset_name, trains=True)
-    taskset = await source.register(platform, exact=False)
+    taskset = await _registered(platform, asked) if asked.taskset else ""
     mix = await registered_mix(platform, asked.mix, exact=False)
     known = await _earlier(platform, standing)
     sources, quick = asked.source_runs, 0
@@ -109,12 +107,20 @@ async def start_or_find(platform: "Platform", standing: Standing) -> "Run":
     )
 
 
+async def _registered(platform: "Platform", asked: RunFile) -> str:
+    """Its taskset; not exactly these tasks: the same request again must be the same run after a change."""
+    from upcycle.cli.tasksets import load_source
+
+    source = load_source(asked.taskset, asked.taskset_name, trains=True)
+    return await source.register(platform, exact=False)
+
+
 async def _earlier(platform: "Platform", standing: Standing) -> "dict[int, Run]":
     """Runs of this file among the newest of its model, by ordinal: a run's label is its request id."""
     from upcycle.api.taskset.v1.service_pb2 import ListRunsRequest
     from upcycle.rpc import remote_errors
 
-    request = ListRunsRequest(model=standing.model, limit=_LOOK_BACK)
+    request = ListRunsRequest(model=standing.model, limit=_LOOK_BACK, asked_for=True)
     with remote_errors("standing run"):
         listed = (await platform.tasksets.ListRuns(request, timeout=10)).runs
     prefix = standing.request_id(0)[:-1]
@@ -172,8 +178,7 @@ async def keep(platform: "Platform", standing: Standing) -> list[str]:
     if other is None:
         return [f"no standing run: {refusal}"]
     return [
-        f"no standing run: {standing.model} is being trained by {other.run_id} on "
-        f"{plain_name(other.spec.taskset)}",
+        f"no standing run: {standing.model} is being trained by {other.run_id} on {_what_trains(other)}",
         f"  end that one and start again: upcycle runs stop {other.run_id} --wait",
         f"  or train a copy of the model: upcycle models fork {standing.model} NEW, and name NEW in "
         f"{standing.path}",
@@ -201,8 +206,7 @@ def standing_line(run: "Run") -> str:
 
     model, limit = run.spec.policy.model, run.spec.training.steps
     until = f"for {amount(limit, 'step')}" if limit else "until it is stopped"
-    taskset = plain_name(run.spec.taskset)
-    on = f"what evaluations of {taskset} bring" if run.spec.no_sampling else taskset
+    on = _what_trains(run)
     where = f"goes on at step {run.step}" if run.step else "is at its beginning"
     way = f"go on with it: upcycle runs resume {run.run_id}"
     if state_word(run) != "paused":
@@ -210,3 +214,10 @@ def standing_line(run: "Run") -> str:
     else:
         where += " and is paused"
     return f"standing run {run.run_id} trains {model} on {on} {until}; it {where}. To {way}"
+
+
+def _what_trains(run: "Run") -> str:
+    taskset = plain_name(run.spec.taskset)
+    if not taskset:
+        return f"recorded sessions ({run.spec.sessions})"
+    return f"what evaluations of {taskset} bring" if run.spec.no_sampling else taskset

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, Final
 from upcycle.cli.exits import Exit
 from upcycle.cli.output import JsonFlag, fields_of, human, print_json
 from upcycle.cli.report_text import one_line, table
+from upcycle.cli.taskset_checks import check_lines, found_in
 from upcycle.cli.taskset_diff import Difference, difference
 from upcycle.errors import UpcycleError
 from upcycle.platform import Platform
@@ -18,7 +19,10 @@ if TYPE_CHECKING:
     from upcycle.api.taskset.v1.taskset_pb2 import TasksetSummary
 
 TIMEOUT_S: Final = 60.0
-_COLUMNS: Final = ("taskset", "revision", "tasks", "split", "tasks by side", "source", "registered (UTC)")
+_COLUMNS: Final = (
+    *("taskset", "revision", "tasks", "split", "tasks by side", "source", "registered (UTC)"),
+    "found",
+)
 _DIGEST_CHARS: Final = 12
 
 
@@ -68,6 +72,8 @@ async def show(name: str, *, limit: int = 50, as_json: JsonFlag = False) -> int:
     print(f"{exact_name(taskset.name, taskset.revision)}, digest {taskset.digest[:_DIGEST_CHARS]}")
     print(f"environment {taskset.environment.name}: {where}")
     _print([_COLUMNS[1:], *(_row(one)[1:] for one in found.revisions)])
+    for line in check_lines(next(one for one in found.revisions if one.revision == taskset.revision)):
+        print(line)
     shown = list(zip(taskset.tasks, found.task_splits, strict=True))
     rows = [
         (
@@ -186,7 +192,8 @@ def _row(one: "TasksetSummary") -> tuple[str, ...]:
     sides = ", ".join(f"{count} {side}" for side, count in sorted(one.splits.items()))
     when = f"{moment_of(one.registered_at):%Y-%m-%d %H:%M}"
     source = one.source_digest[:_DIGEST_CHARS] or "not known"
-    return one.name, str(one.revision), str(one.num_tasks), split_word(one.split), sides, source, when
+    words = one.name, str(one.revision), str(one.num_tasks), split_word(one.split), sides, source, when
+    return *words, found_in(one)
 
 
 def _fields(found: "GetTasksetResponse") -> Mapping[str, Any]:

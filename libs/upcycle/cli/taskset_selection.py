@@ -35,12 +35,12 @@ class Selection:
 
     def check(self) -> None:
         """Raises UnclearSelection unless one of them is given."""
-        given = (self.failed, self.no_spread, self.below is not None)
-        if sum(given) != 1:
-            found = "none" if not any(given) else "several"
-            raise UnclearSelection(
-                f"of --failed, --no-spread and --below {found} is given", "give one: --below 0.5"
-            )
+        flags = {"--failed": self.failed, "--no-spread": self.no_spread, "--below": self.below is not None}
+        given = [flag for flag, is_given in flags.items() if is_given]
+        if len(given) > 1:
+            raise UnclearSelection(f"{' and '.join(given)} each choose tasks", "give one of them")
+        if not given:
+            raise UnclearSelection("nothing says which tasks", f"give one of {', '.join(flags)} X")
         if self.below is not None and not math.isfinite(self.below):
             raise UnclearSelection(f"--below is {self.below}", "give a reward, such as 0.5")
 

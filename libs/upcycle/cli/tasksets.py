@@ -1,5 +1,6 @@
 """Tasksets that a person names: the file that defines them, or the name of a registered one."""
 
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -9,7 +10,7 @@ from typing import TYPE_CHECKING, Final
 from upcycle.cli.output import human
 from upcycle.cli.terminal_text import terminal_text
 from upcycle.errors import DefinitionError, UpcycleError
-from upcycle.raised import place_of
+from upcycle.raised import described, place_of
 from upcycle.tasks_files import TASKS_FILES
 from upcycle.wording import amount
 
@@ -94,9 +95,11 @@ def load_source(source: str, name: str = "", *, trains: bool = False) -> Taskset
     """
     path = Path(source)
     if path.suffix not in TASKS_FILES:
-        if path.is_file():
+        if path.is_file() or (
+            path.is_dir() and len(path.parts) > 1
+        ):  # a folder's own name may be a taskset's
             raise UnclearTasks(
-                f"{source} is a file, and none of tasks",
+                f"{source} is a folder" if path.is_dir() else f"{source} is a file, and none of tasks",
                 "give a .py, .json, .jsonl or .csv file, or the name of a registered taskset",
             )
         return TasksetSource(source)
@@ -141,5 +144,13 @@ def naming_lines(hint: str = "") -> Iterator[None]:
             error.message = f"{place}: {error.message}"
         raise
     except Exception as error:
-        place = place_of(error) or "nowhere"
-        raise DefinitionError(f"{place}: {type(error).__name__}: {error}", hint) from error
+        place = place_of(error)
+        said = f"{place}: {described(error)}" if place else described(error)
+        raise DefinitionError(said, hint or _way_out(error)) from error
+
+
+def _way_out(error: Exception) -> str:
+    """Of a module that is missing; "" of what only its author can mend."""
+    if not isinstance(error, ModuleNotFoundError) or not error.name:
+        return ""
+    return f"install what has {error.name!r} for {sys.executable}, or write the file beside it"

@@ -16,9 +16,10 @@ from upcycle.errors import UpcycleError
 from upcycle.platform import Platform
 from upcycle.run_client import completed, scores
 from upcycle.run_config import Gate, Purpose, RunSpec, Training, checked
-from upcycle.run_config.reading import RunFile, Sources
+from upcycle.run_config.reading import RunFile, Sources, of_sessions_alone, without_tasks_of_settings
 from upcycle.run_config.wire import spec_to_wire
 from upcycle.tasks import plain_name
+from upcycle.tasks_files import TASKS_FILES
 from upcycle.wire import usage_of
 from upcycle.wording import amount
 
@@ -31,6 +32,7 @@ NO_FLAGS: Final = TrainFlags()
 _LOOK_BACK: Final = 50
 _OF_SOURCES: Final = ("source_runs", "sessions", "sessions_idle_s", "no_sampling", "training.no_step_groups")
 _OF_SFT: Final = ("training.steps", "training.epochs", "training.learning_rate", "training.seed")
+_STAND_INS: Final = {"policy.model": "model", "taskset": "taskset"}
 _OF_FIRST_SOURCE: Final = "the taskset of the first source"
 
 
@@ -76,7 +78,7 @@ async def train(
 
     - GRPO, promoted by a gate: `upcycle train shop --taskset tasks.py --gate shop-held-out --steps 50`
     - a run as a file; flags win: `upcycle train --config run.toml --steps 10`
-    - sessions of your agent: `upcycle train shop --sessions group=nightly --taskset tasks.py --no-sampling`
+    - sessions of your agent: `upcycle train shop --sessions group=nightly --steps 20`
     - from demonstrations: `upcycle train shop --sft demonstrations.jsonl --epochs 2`
 
     :param model: slug of the model; its weights advance in place.
@@ -86,11 +88,11 @@ async def train(
         head plays it beside the version that was head before the run.
     """
     _refuse_lone_options(sft)
-    given = sources_of(Purpose.TRAIN, flags, config, arguments={"policy.model": ("MODEL", model)})
+    asked = sources_of(Purpose.TRAIN, flags, config, arguments={"policy.model": ("MODEL", model)})
+    given = without_tasks_of_settings(asked)
     _refuse_unfit(given, view, sft, deployed=deployed, audit=audit)
     if view.attach is not None:
-        async with Platform() as platform:
-            return await _follow(platform, await _attached(platform, view.attach), view)
+        return await _follow_again(view.attach, view)
     model = _model_to_train(given, sft, config.config)
     if sft.is_asked:
         return await train_sft(model, sft, _sft_call(given, view))
@@ -99,12 +101,24 @@ async def train(
 
 def _refuse_unfit(given: Sources, view: View, sft: SftOptions, *, deployed: str, audit: str) -> None:
     """Raises UnclearTraining and SourcesRefused for options that do not go with what is asked."""
-    if deployed and (view.attach is not None or sft.is_asked or given.value("source_runs")):
+    plays_file = given.value("taskset") or not given.value("sessions")
+    if deployed and (view.attach is not None or sft.is_asked or given.value("source_runs") or not plays_file):
         raise UnclearTraining("--deployed is for a run that plays a tasks file", "leave it out")
     if audit and (view.attach is not None or view.detach or sft.is_asked):
         raise UnclearTraining("--audit is for a run that is started and followed here", "leave it out")
+    gate = given.value("gate.taskset") or ""
+    if gate.endswith(TASKS_FILES):
+        raise UnclearTraining(
+            f"{given.say('gate.taskset')} is {gate}, a file",
+            "name a held-out taskset of the tasks file, or a registered one",
+        )
     if view.attach is not None:
         _refuse_sources(given)
+
+
+async def _follow_again(run: str, view: View) -> int:
+    async with Platform() as platform:
+        return await _follow(platform, await _attached(platform, run), view)
 
 
 async def _trained(run: RunFile, deployed: str, audit: str, view: View) -> int:
@@ -128,19 +142,20 @@ async def _trained(run: RunFile, deployed: str, audit: str, view: View) -> int:
 
 
 def _run(given: Sources) -> RunFile:
-    """The taskset of a run that begins with evaluations is theirs, unless it was asked for here."""
+    """The taskset of a run that begins with evaluations is theirs, unless it was asked for here. One of
+    recorded sessions alone needs none."""
     if not given.value("source_runs"):
-        return given.run(Purpose.TRAIN, {})
+        return given.run(Purpose.TRAIN, of_sessions_alone(given))
     settings = tuple(path for path in ("taskset", "taskset_name") if path not in given.values)
     return given.without(*settings).run(Purpose.TRAIN, {"taskset": _OF_FIRST_SOURCE})
 
 
 def _source(run: RunFile, deployed: str) -> "TasksetSource | None":
-    """What the run plays; None where its first source says so."""
+    """What the run plays; None where its first source says so, or nothing is played."""
     from upcycle.cli.tasksets import load_source
     from upcycle.cli.tool_limits import refuse_long_tools
 
-    if run.taskset == _OF_FIRST_SOURCE:
+    if run.taskset in ("", _OF_FIRST_SOURCE):
         return None
     source = load_source(run.taskset, run.taskset_name, trains=True)
     if deployed:
@@ -150,14 +165,17 @@ def _source(run: RunFile, deployed: str) -> "TasksetSource | None":
 
 
 def _model_to_train(given: Sources, sft: SftOptions, config: Path | None) -> str:
-    """Raises UnclearTraining where the model, or what it would train on, is missing."""
+    """Raises UnclearTraining where the model, or what it would train on, is missing; RunConfigInvalid where
+    something else is wrong, too."""
     model: str | None = given.value("policy.model")
-    if model and (sft.is_asked or given.value("taskset") or given.value("source_runs")):
+    if model and (sft.is_asked or any(given.value(path) for path in ("taskset", "source_runs", "sessions"))):
         return model
+    if config and not sft.is_asked:
+        given.run(Purpose.TRAIN, _STAND_INS)  # a misspelt field of the file may be what is missing
     raise UnclearTraining(
         "nothing to train on" if model or not config else f"{config}: policy.model is missing",
-        "give MODEL with --taskset, --from, --sft or --sft-from (MODEL before --from), a --config that "
-        "names them, or --attach RUN; --sessions goes with a --taskset",
+        "give MODEL with --taskset, --from, --sessions, --sft or --sft-from (MODEL before --from), a "
+        "--config that names them, or --attach RUN",
     )
 
 
@@ -192,7 +210,8 @@ def _sft_call(given: Sources, view: View) -> SftCall:
     if other:
         raise SftRefused(
             f"{', '.join(other)}: for GRPO over a taskset, not for SFT",
-            "leave them out; with `TrainingClient.step` each step brings its own learning_rate",
+            "leave that out, or --sft and --sft-from; with `TrainingClient.step` each step brings its own "
+            "learning_rate",
         )
     if view.detach:
         raise SftRefused("--detach: this process drives SFT step by step", "leave --detach out")
@@ -220,10 +239,10 @@ async def _registered(platform: Platform, run: RunFile, source: "TasksetSource |
 
     evaluations = tuple(await resolve(platform, run.policy.model, run.source_runs))
     exact = run.training is not None and not run.training.is_standing
-    if source is None:
-        name = await taskset_of(platform, evaluations[0])
-    else:
+    if source is not None:
         name = await source.register(platform, exact=exact)
+    else:
+        name = await taskset_of(platform, evaluations[0]) if evaluations else ""
     track = await with_benchmarks(platform, run.track)
     mix = await registered_mix(platform, run.mix, exact=exact)
     return replace(run.run, taskset=name, source_runs=evaluations, track=track, mix=mix)
@@ -236,7 +255,7 @@ async def _launched(platform: Platform, spec: RunSpec, view: View) -> str:
 
     with before_work():
         run = await submit_run(platform, spec_to_wire(spec))
-    taskset = plain_name(run.spec.taskset)
+    taskset = plain_name(run.spec.taskset) or "recorded sessions"
     for line in begun_lines(run):
         human().print(line, markup=False, soft_wrap=True)
     if view.as_json:
@@ -293,7 +312,8 @@ async def _attached(platform: Platform, run: str) -> str:
 
     run_id = await resolve_run(platform, run)
     if run == "last":
-        listed = (await platform.tasksets.ListRuns(ListRunsRequest(limit=_LOOK_BACK), timeout=10)).runs
+        request = ListRunsRequest(limit=_LOOK_BACK, asked_for=True)
+        listed = (await platform.tasksets.ListRuns(request, timeout=10)).runs
         trains = (one.run_id for one in listed if one.spec.purpose == PURPOSE_TRAIN)
         run_id = next(trains, run_id)
     found = (await platform.tasksets.GetRun(GetRunRequest(run_id=run_id), timeout=10)).run
@@ -309,7 +329,7 @@ async def _follow(platform: Platform, run_id: str, view: View) -> int:
 
     try:
         with progress_view(view.as_json) as show:
-            async with saying_what_it_waits_for(platform, run_id) as mark:
+            async with saying_what_it_waits_for(platform, run_id, view.timeout_s) as mark:
 
                 def happened(progress: TrainingProgress, event: Event) -> None:
                     counts = progress.run.counts.SerializeToString(deterministic=True)

@@ -4,13 +4,16 @@ import json
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Final, Literal
+from typing import TYPE_CHECKING, Annotated, Final, Literal, TextIO
+
+from cyclopts import Parameter
 
 from upcycle.cli.exits import Exit
 from upcycle.cli.output import JsonFlag, human, print_json, result_console
 from upcycle.cli.trajectory_choice import ALL, TrajectoryChoice, UnclearFilter
 from upcycle.local_runs import is_local_run
 from upcycle.platform import Platform, PlatformNotFound
+from upcycle.whole_files import written_whole
 from upcycle.wording import amount
 
 if TYPE_CHECKING:
@@ -69,7 +72,17 @@ def _print_table(listed: "Sequence[TrajectorySummary]") -> None:
     tasksets = {one.episode.taskset for one in listed}
     named = len(tasksets) > 1  # of one alone it is no news
     what = ("trajectory", "taskset", "task") if named else ("trajectory", "task")
-    columns = (*what, "turns", "tokens", "version", "reward", "success", "ledger")
+    labelled = any(one.episode.labels for one in listed)
+    columns = (
+        *what,
+        *(("labels",) if labelled else ()),
+        "turns",
+        "tokens",
+        "version",
+        "reward",
+        "success",
+        "ledger",
+    )
     table = Table(*columns, box=None)
     for one in listed:
         reward = f"{one.reward:.3f}" if one.graded else "–"
@@ -77,7 +90,8 @@ def _print_table(listed: "Sequence[TrajectorySummary]") -> None:
         counts = (str(one.num_turns), str(one.num_sampled_tokens), version)
         success = "yes" if one.success else "no"
         of = (one.episode.taskset or "–",) if named else ()
-        what = (one.episode.trajectory_id, *of, one.episode.task_slug)
+        labels = (" ".join(one.episode.labels) or "–",) if labelled else ()
+        what = (one.episode.trajectory_id, *of, one.episode.task_slug, *labels)
         table.add_row(*what, *counts, reward, success, ledger_words(one.ledger))
     result_console().print(table)
 
@@ -110,7 +124,7 @@ async def show(
         _show_line(played, trajectory, as_json)
         return Exit.OK
     async with connected as platform:
-        trajectory_id = await _resolve(platform, trajectory)
+        trajectory_id = await resolve_trajectory(platform, trajectory)
         request = GetTrajectoryRequest(trajectory_id=trajectory_id)
         record = await platform.trajectories.GetTrajectory(request, timeout=10)
         failure = "" if as_json else await _failure_of(platform, record.summary)
@@ -151,36 +165,63 @@ async def _failure_of(platform: Platform, summary: "TrajectorySummary") -> str:
     return next((row.failure_detail for row in results if row.episode_id == summary.episode.episode_id), "")
 
 
-async def _resolve(platform: Platform, trajectory: str) -> str:
-    from upcycle.api.trajectory.v1.service_pb2 import ListTrajectoriesRequest
+async def resolve_trajectory(platform: Platform, trajectory: str) -> str:
+    """The trajectory that a person means; `last` is the newest one that is not of a run of the platform."""
+    from upcycle.cli.runs import is_run_of_platform, resolve_run
     from upcycle.errors import UnknownName
 
     if trajectory != "last":
         return trajectory
-    listed = await platform.trajectories.ListTrajectories(ListTrajectoriesRequest(page_size=1), timeout=10)
-    if not listed.trajectories:
+    newest = await _newest(platform, "")
+    if newest is None:
         raise UnknownName("no trajectory is stored yet", "run `upcycle eval` first")
-    return str(listed.trajectories[0].episode.trajectory_id)
+    run_id = newest.episode.run_id
+    if run_id and await is_run_of_platform(platform, run_id):
+        meant = await resolve_run(platform, "last")
+        newest = await _newest(platform, meant) or newest
+    return str(newest.episode.trajectory_id)
+
+
+async def _newest(platform: Platform, run_id: str) -> "TrajectorySummary | None":
+    """run_id: "" for that of any run."""
+    from upcycle.api.trajectory.v1.service_pb2 import ListTrajectoriesRequest, TrajectoryFilter
+
+    request = ListTrajectoriesRequest(filter=TrajectoryFilter(run_id=run_id), page_size=1)
+    listed = (await platform.trajectories.ListTrajectories(request, timeout=10)).trajectories
+    return listed[0] if listed else None
 
 
 async def export(
-    *, which: TrajectoryChoice = ALL, form: Literal["triples", "records", "trajectories"] = "triples"
+    *,
+    which: TrajectoryChoice = ALL,
+    form: Literal["triples", "records", "trajectories"] = "triples",
+    output: Annotated[Path | None, Parameter(name=["--output", "-o"])] = None,
 ) -> int:
-    """Write trajectories to standard output as JSON lines.
+    """Write trajectories as JSON lines.
 
     :param form: `triples` of prompt, completion and reward; whole `records`; or `trajectories`, the lines of
         `upcycle eval --trajectories`, which `upcycle view` and `upcycle train --sft` read.
+    :param output: file to write, in the place of one that is there; by default standard output.
     """
+    which.check()
+    if output is None:
+        return await _export(which, form, sys.stdout)
+    if not output.parent.is_dir():
+        raise UnclearFilter(f"--output {output}: there is no folder {output.parent}", "make it first")
+    with written_whole(output) as draft, draft.open("w", encoding="utf-8") as lines:
+        return await _export(which, form, lines)
+
+
+async def _export(which: TrajectoryChoice, form: str, to: TextIO) -> int:
     from upcycle.api.trajectory.v1 import service_pb2
 
-    which.check()
     asked = service_pb2.EXPORT_FORMAT_TRIPLES if form == "triples" else service_pb2.EXPORT_FORMAT_RECORDS
     lines = removed = 0
     async with Platform() as platform:
         wanted = await which.to_wire(platform)
         request = service_pb2.ExportTrajectoriesRequest(filter=wanted, format=asked)
         async for part in platform.trajectories.ExportTrajectories(request, timeout=3600):
-            sys.stdout.write(_as_trajectories(part.jsonl) if form == "trajectories" else part.jsonl)
+            to.write(_as_trajectories(part.jsonl) if form == "trajectories" else part.jsonl)
             lines += part.jsonl.count("\n")
             removed += part.removed
         if not lines and not removed:

@@ -10,6 +10,7 @@ from cyclopts import Parameter
 from upcycle.errors import UpcycleError
 from upcycle.local_runs import is_local_run
 from upcycle.platform import Platform
+from upcycle.session_labels import checked
 
 if TYPE_CHECKING:
     from upcycle.api.trajectory.v1.service_pb2 import TrajectoryFilter
@@ -65,6 +66,8 @@ class TrajectoryChoice:
     """of episodes that ended with a failure of this kind."""
     version: str = ""
     """of which this version of the model, such as v14, sampled some tokens."""
+    label: tuple[str, ...] = ()
+    """of recorded sessions with this label, such as flow:refund; several: all of them."""
     state: State | None = None
     """where the ledger has them; client_graded, which no ledger counts, is listed by this flag alone, or by
     --run of an evaluation in one process (here-…)."""
@@ -81,6 +84,10 @@ class TrajectoryChoice:
             )
         if self.version and not _VERSION.fullmatch(self.version):
             raise UnclearFilter(f"--version {self.version!r} is no version", "give one such as v14")
+        try:
+            checked(self.label)
+        except ValueError as error:
+            raise UnclearFilter(f"--label: {error}", "give one such as flow:refund") from error
 
     def odd_rewards(self) -> str:
         """What to say of a bound outside 0 to 1; "" where none is."""
@@ -111,6 +118,7 @@ class TrajectoryChoice:
             max_reward=self.max_reward,
             failure_kind=self.failure or "",
             version=int(version[1]) if version else None,
+            labels=checked(self.label),
             state=LedgerState.Value(f"LEDGER_STATE_{known.upper()}"),
         )
 

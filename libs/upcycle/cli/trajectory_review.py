@@ -3,6 +3,8 @@
 import getpass
 import random
 import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 from upcycle.cli.exits import Exit
@@ -13,7 +15,7 @@ from upcycle.platform import Platform
 from upcycle.wording import amount
 
 if TYPE_CHECKING:
-    from upcycle.api.trajectory.v1.service_pb2 import Review, ReviewVerdict, RewardAlarm
+    from upcycle.api.trajectory.v1.service_pb2 import Review, ReviewVerdict, RewardAlarm, SignatureBatch
     from upcycle.api.trajectory.v1.trajectory_pb2 import TrajectorySummary
 
 MAX_SHOWN: Final = 200
@@ -24,39 +26,90 @@ _QUESTION: Final = "[s]olved  [h]acked  [u]nclear  [n]ext  [q]uit, then a note: 
 
 
 async def review(
-    run: str, *, top: int = 20, sample: int = 0, by: str = "", seed: int = 0, as_json: JsonFlag = False
+    run: str,
+    *,
+    top: int = 20,
+    sample: int = 0,
+    by_signature: bool = False,
+    by: str = "",
+    seed: int = 0,
+    as_json: JsonFlag = False,
 ) -> int:
     """The highest-rewarded trajectories of a run one by one with their evidence, and a verdict on each.
 
     A verdict is kept with who and when. `hacked` quarantines the trajectory, and those of its run that are
-    like it. Trajectories that this person reviewed before are left out.
+    like it, also those that come later. Left out are trajectories in quarantine, and those that this person
+    reviewed before.
 
     :param run: run id, or `last`.
     :param top: so many, of the highest reward.
     :param sample: so many drawn at random instead.
+    :param by_signature: one of each kind instead, what pays most in the run first: a verdict of hacked sets
+        all of its kind aside.
     :param by: whose verdict it is; by default the user of this machine.
     :param seed: of the draw.
-    :param as_json: the trajectories as JSON lines, without asking.
+    :param as_json: what would be shown as JSON lines, without asking.
     """
-    for name, number in (("top", top), ("sample", sample)):
-        if not 0 <= number <= MAX_SHOWN:
-            raise UnclearFilter(f"--{name} is {number}", f"give 0 to {MAX_SHOWN}")
+    _check_choice(top, sample, by_signature=by_signature)
     reviewer = by or getpass.getuser()
     async with Platform() as platform:
         run = await resolve_run(platform, run)
-        graded = await _graded(platform, run)
-        known = {one.trajectory_id for one in await _reviews(platform, run) if one.reviewer == reviewer}
-        fresh = [one for one in graded if one.episode.trajectory_id not in known]
-        chosen = _chosen(fresh, top, sample, seed)
+        known = _seen_by(reviewer, await _reviews(platform, run))
+        if by_signature:
+            chosen = await _kinds(platform, run, known, top)
+        else:
+            fresh = [one for one in await _graded(platform, run) if one.episode.trajectory_id not in known]
+            chosen = [_of_one(one) for one in _chosen(fresh, top, sample, seed)]
         if not chosen:
             await check_run(platform, run)
             human().print(f"run {run} has no graded trajectory that {reviewer} has not reviewed")
-        for number, summary in enumerate(chosen, start=1):
-            if as_json:
-                print_json("trajectory", summary)
-            elif not await _asked(platform, summary, f"{number} of {len(chosen)}", reviewer):
-                break
+        await _go_through(platform, chosen, reviewer, as_json=as_json)
     return Exit.OK
+
+
+@dataclass(frozen=True, slots=True)
+class _Shown:
+    """What is asked about. said: behind its id; record: its line of JSON, with its type."""
+
+    trajectory_id: str
+    said: str
+    record: "tuple[str, TrajectorySummary | SignatureBatch]"
+
+
+def _of_one(summary: "TrajectorySummary") -> _Shown:
+    return _Shown(summary.episode.trajectory_id, "", ("trajectory", summary))
+
+
+def _of_batch(batch: "SignatureBatch") -> _Shown:
+    many = amount(batch.num_trajectories, "trajectory", "trajectories")
+    seen = f", alarms {', '.join(batch.monitors)}" if batch.monitors else ", no alarm: the same answer"
+    said = f": one of {many} of its kind, mean reward {batch.mean_reward:.3f}{seen}"
+    return _Shown(batch.trajectory_id, said, ("signature", batch))
+
+
+def _seen_by(reviewer: str, reviews: "list[Review]") -> set[str]:
+    """The store keeps a name with whose key it came with: `ada (operator)`."""
+    own = (one for one in reviews if one.reviewer == reviewer or one.reviewer.startswith(f"{reviewer} ("))
+    return {one.trajectory_id for one in own}
+
+
+async def _kinds(platform: Platform, run: str, known: set[str], top: int) -> list[_Shown]:
+    """One trajectory of each kind, without kinds whose trajectory is `known`."""
+    shown = (_of_batch(one) for one in await _batches(platform, run))
+    return [one for one in shown if one.trajectory_id not in known][:top]
+
+
+async def _go_through(platform: Platform, chosen: Sequence[_Shown], reviewer: str, *, as_json: bool) -> None:
+    """One after the other, without those that a verdict on an earlier one set aside."""
+    aside: set[str] = set()
+    for number, shown in enumerate(chosen, start=1):
+        if as_json:
+            print_json(*shown.record)
+        elif shown.trajectory_id not in aside:
+            found = await _asked(platform, shown, f"{number} of {len(chosen)}", reviewer)
+            if found is None:
+                break
+            aside.update(found)
 
 
 async def alarms(
@@ -121,11 +174,18 @@ async def _graded(platform: Platform, run: str) -> "list[TrajectorySummary]":
         wanted = TrajectoryFilter(run_id=run)
         request = ListTrajectoriesRequest(filter=wanted, page_size=_PAGE, page_token=token)
         page = await platform.trajectories.ListTrajectories(request, timeout=_ASK_S)
-        found += (one for one in page.trajectories if one.graded)
+        found += (one for one in page.trajectories if one.graded and not one.quarantine_reason)
         token = page.next_page_token
         if not token:
             break
     return found
+
+
+async def _batches(platform: Platform, run: str) -> "list[SignatureBatch]":
+    from upcycle.api.trajectory.v1.service_pb2 import ListSignaturesRequest
+
+    asked = ListSignaturesRequest(run_id=run)
+    return list((await platform.trajectories.ListSignatures(asked, timeout=_ASK_S)).batches)
 
 
 async def _reviews(platform: Platform, run: str) -> "list[Review]":
@@ -135,31 +195,40 @@ async def _reviews(platform: Platform, run: str) -> "list[Review]":
     return list(reply.reviews)
 
 
+def _check_choice(top: int, sample: int, *, by_signature: bool) -> None:
+    for name, number in (("top", top), ("sample", sample)):
+        if not 0 <= number <= MAX_SHOWN:
+            raise UnclearFilter(f"--{name} is {number}", f"give 0 to {MAX_SHOWN}")
+    if by_signature and sample:
+        raise UnclearFilter("--sample beside --by-signature", "give one of them")
+
+
 def _chosen(graded: "list[TrajectorySummary]", top: int, sample: int, seed: int) -> "list[TrajectorySummary]":
     if sample:
         return random.Random(seed).sample(graded, min(sample, len(graded)))  # noqa: S311 - a draw, no secret
     return sorted(graded, key=lambda one: (-one.reward, one.episode.trajectory_id))[:top]
 
 
-async def _asked(platform: Platform, summary: "TrajectorySummary", where: str, reviewer: str) -> bool:
-    """Show one trajectory and ask about it. False: the person has enough, or there is nobody to ask."""
+async def _asked(platform: Platform, shown: _Shown, where: str, reviewer: str) -> "Sequence[str] | None":
+    """Show one trajectory and ask about it; what the verdict set aside. None: the person has enough, or
+    there is no terminal to ask at."""
     from upcycle.api.trajectory.v1.service_pb2 import ReviewTrajectoryRequest
     from upcycle.api.trajectory.v1.service_pb2 import ReviewVerdict as Verdict
 
-    await _show(platform, summary.episode.trajectory_id)
-    human().print(f"{where}  {summary.episode.trajectory_id}", markup=False)
+    await _show(platform, shown.trajectory_id)
+    human().print(f"{where}  {shown.trajectory_id}{shown.said}", markup=False, soft_wrap=True)
     verdict, note = _answer()
     if verdict is None:
-        return False
+        return None
     if verdict == Verdict.REVIEW_VERDICT_UNSPECIFIED:
-        return True
+        return ()
     request = ReviewTrajectoryRequest(
-        trajectory_id=summary.episode.trajectory_id, verdict=verdict, reviewer=reviewer, note=note
+        trajectory_id=shown.trajectory_id, verdict=verdict, reviewer=reviewer, note=note
     )
     reply = await platform.trajectories.ReviewTrajectory(request, timeout=_ASK_S)
     if reply.quarantined:
         human().print(f"set aside: {amount(len(reply.quarantined), 'trajectory', 'trajectories')}")
-    return True
+    return list(reply.quarantined)
 
 
 async def _show(platform: Platform, trajectory_id: str) -> None:

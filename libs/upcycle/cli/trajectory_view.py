@@ -61,6 +61,8 @@ def _heading(summary: "TrajectorySummary", body: "TrajectoryBody") -> Text:
     text = Text(summary.episode.trajectory_id, style="bold")
     ended, episode = ledger_words(summary.ledger), body.episode
     text.append(f"\n{episode.task_slug} · {episode.model}{span} · {stop} · ledger: {ended}", style="not bold")
+    labels = " ".join(summary.episode.labels)
+    text.append(f"\nlabels {labels}" if labels else "", "not bold dim")
     text.append(f"\nof taskset {episode.taskset}" if episode.taskset else "", "not bold dim")
     if body.unrecorded_calls:
         text.append(
@@ -68,6 +70,8 @@ def _heading(summary: "TrajectorySummary", body: "TrajectoryBody") -> Text:
         )
     text.append(f"\njudged by source {body.source_digest[:12]}" if body.source_digest else "", "not bold dim")
     text.append(f"\nguided after {episode.guided_after}" if episode.guided_after else "", "not bold dim")
+    for part in body.guidance_parts:
+        text.append(f"\n  {part.kind}: {terminal_text(part.text, max_chars=200)}", "not bold dim")
     text.append(f"\ntrace {summary.trace_id}" if summary.trace_id else "", style="not bold dim")
     return text
 

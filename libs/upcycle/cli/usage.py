@@ -79,7 +79,8 @@ async def _asked(addresses: "Addresses", parameters: Mapping[str, str]) -> dict[
         said = response.text[:_SHOWN_CHARS]
     if response.status_code >= 500:
         raise Unavailable(f"the gateway at {url} answered {response.status_code}: {said}")
-    raise UsageRefused(f"the gateway at {url} answered {response.status_code}: {said}")
+    hint = addresses.gateway_key_hint() if response.status_code == 401 else ""
+    raise UsageRefused(f"the gateway at {url} answered {response.status_code}: {said}", hint)
 
 
 def _heading(by: Sequence[str]) -> tuple[str, ...]:

@@ -53,12 +53,13 @@ async def _page_of_file(path: Path, asked: Asked) -> "RunPage":
 
 
 async def _page_of_run(run: str, asked: Asked) -> "RunPage":
-    from upcycle.cli.runs import resolve_run
+    from upcycle.cli.runs import as_run_id, resolve_run
     from upcycle.platform import Platform
     from upcycle.viewing.platform_run import read_page
 
-    async with Platform() as platform:
-        return await read_page(platform, await resolve_run(platform, run), asked)
+    with as_run_id(run):
+        async with Platform() as platform:
+            return await read_page(platform, await resolve_run(platform, run), asked)
 
 
 def _write(page: "RunPage", place: str) -> None:

@@ -42,10 +42,12 @@ class SayingWaits:
 
 
 @asynccontextmanager
-async def saying_what_it_waits_for(platform: "Platform", run_id: str) -> AsyncIterator[MarkChange]:
+async def saying_what_it_waits_for(
+    platform: "Platform", run_id: str, timeout_s: float
+) -> AsyncIterator[MarkChange]:
     """What to call with each state of the run. A line on standard error names who owes what, and what to do,
-    once for each cause."""
-    quiet = _Quiet(platform, run_id)
+    once for each cause; the first says how long the command follows it: timeout_s in all."""
+    quiet = _Quiet(platform, run_id, timeout_s)
     asking = asyncio.create_task(quiet.ask_until_cancelled(), name=f"waiting/{run_id}")
     try:
         yield quiet.mark
@@ -55,8 +57,9 @@ async def saying_what_it_waits_for(platform: "Platform", run_id: str) -> AsyncIt
 
 
 class _Quiet:
-    def __init__(self, platform: "Platform", run_id: str) -> None:
+    def __init__(self, platform: "Platform", run_id: str, timeout_s: float) -> None:
         self._platform, self._run_id = platform, run_id
+        self._ends = f" (this command follows it for {timeout_s:g} s, --timeout-s; the run waits on)"
         self._last: object = None
         self._changed = asyncio.Event()
         self._said = set[str]()
@@ -85,4 +88,5 @@ class _Quiet:
             if (known := _NUMBER.sub("#", cause)) not in self._said:
                 self._said.add(known)
                 line = one_row(f"it waits for {cause} → {reason.remedy}")
+                line, self._ends = f"{line}{self._ends}", ""
                 human().print(line, style="yellow", markup=False, soft_wrap=True)

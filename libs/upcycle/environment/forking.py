@@ -6,6 +6,7 @@ is to have, {"kill": pid}. Out: {"forked": token, "pid"} or {"unforked": token, 
 {"exited": pid, "status"}. It ends when the other side hangs up. Linux only.
 """
 
+import contextlib
 import ctypes
 import json
 import os
@@ -15,6 +16,7 @@ import socket
 import sys
 import traceback
 from collections.abc import Callable, Mapping, Sequence
+from importlib import import_module
 from typing import Any, Final, NoReturn
 
 MAX_PACKET_BYTES: Final = 128 * 1024
@@ -29,15 +31,27 @@ _PR_SET_PDEATHSIG: Final = 1
 _PR_SET_CHILD_SUBREAPER: Final = 36
 
 
+_LATE: Final = {"mcp": "jsonschema.validators"}
+"""By the module that is loaded: what it imports only when it first works, and that costs most of a second."""
+
+
 def can_fork() -> bool:
     """Whether this system has what the loop needs."""
     return sys.platform == "linux"
+
+
+def _import_late_modules() -> None:
+    """Here once, and not in each child at its first call of a tool."""
+    for loaded, late in _LATE.items():
+        if loaded in sys.modules:
+            import_module(late)
 
 
 class ForkLoop:
     """The loop of the process. `run` returns when the other side is gone."""
 
     def __init__(self, control: socket.socket, become: Become) -> None:
+        _import_late_modules()
         self._control = control
         self._become = become
         self._pid = os.getpid()
@@ -165,6 +179,19 @@ def die_with_parent(parent_pid: int) -> None:
 def _close(descriptors: Sequence[int]) -> None:
     for descriptor in descriptors:
         os.close(descriptor)
+
+
+def descendants_of(pid: int) -> list[int]:
+    """Processes that a process started, and those that they started. None where the system does not say."""
+    found, parents = list[int](), [pid]
+    while parents:
+        parent = parents.pop()
+        with contextlib.suppress(OSError):
+            for thread in os.listdir(f"/proc/{parent}/task"):
+                with open(f"/proc/{parent}/task/{thread}/children") as listed:
+                    parents += (children := [int(word) for word in listed.read().split()])
+                    found += children
+    return found
 
 
 def _children_of(pid: int) -> list[int]:

@@ -12,7 +12,7 @@ from http import HTTPStatus
 from typing import TYPE_CHECKING, Any, Final, NoReturn, Protocol, TypeVar
 
 from upcycle.environment.mcp_http import http_transport
-from upcycle.environment.mcp_program import program_transport
+from upcycle.environment.mcp_program import program_transport, why
 from upcycle.environment.server_secrets import NOTHING_HIDDEN, HiddenValues, check_references
 from upcycle.environment.tools import ToolResult, ToolSpec, checked_timeout
 from upcycle.errors import DefinitionError, InfrastructureError, ToolFailed, UnknownName, UpcycleError
@@ -37,7 +37,7 @@ STILL_THERE_S: Final = 5.0
 MAX_TOOLS: Final = 1000
 T = TypeVar("T")
 _ABANDONED: Final = set["asyncio.Future[Any]"]()
-"""Calls that nobody waits for any more, until they end."""
+"""Calls whose caller is gone, until they end."""
 
 log = logging.getLogger(__name__)
 
@@ -132,7 +132,10 @@ def _may_be_gone(error: Exception) -> bool:
 
 def _said(error: BaseException) -> str:
     from mcp import MCPError
+    from pydantic import ValidationError
 
+    if isinstance(error, ValidationError):
+        return f"its answer is none of the protocol: {why(error)}"
     return str(error) if isinstance(error, MCPError) else f"{type(error).__name__}: {error}"
 
 
@@ -208,8 +211,8 @@ class _AttachedServer:
             self._why = _first_of(error)
             if self.client is not None:
                 what = "mcp_not_closed" if self._closing.is_set() else "mcp_server_gone"
-                why = self._hidden.cut(repr(self._why))
-                log.warning(what, extra={"server": self._name, "why": why})
+                said = self._hidden.cut(_said(self._why))
+                log.warning(what, extra={"server": self._name, "why": said})
 
 
 class McpTools:
@@ -289,7 +292,7 @@ def _refuse(name: str, server: Mapping[str, Any], cause: BaseException, hidden: 
     reported = hidden.cut(_said(cause))
     said, shown = f"MCP server {name!r} ({where:.200}): {reported}", _shown(cause, reported, hidden)
     if "url" not in server:
-        raise ToolFailed(said, "run its command by hand: is it installed, and does it stay?") from shown
+        raise ToolFailed(said, "run its command in a shell: is it installed, and does it stay?") from shown
     raise ToolFailed(said, "is it running?") from (InfrastructureError(said) if _is_away(cause) else shown)
 
 

@@ -19,6 +19,7 @@ import anyio
 from mcp.client.stdio import get_default_environment
 from mcp.shared.message import SessionMessage
 from mcp.types import ErrorData, JSONRPCError, jsonrpc_message_adapter
+from pydantic import ValidationError
 
 if TYPE_CHECKING:
     from anyio.streams.memory import MemoryObjectReceiveStream, MemoryObjectSendStream
@@ -93,9 +94,16 @@ async def _next_message(name: str, stdout: asyncio.StreamReader) -> "Received | 
         return await _left_out(name, stdout, error)
     try:
         return SessionMessage(jsonrpc_message_adapter.validate_json(line, by_name=False))
-    except ValueError as error:
-        log.warning("MCP server %r printed what is no message: %.200r", name, line)
-        return error
+    except ValidationError as error:
+        # Neither the line nor the error, which repeats it, is shown: a server that has a secret may print it.
+        log.warning("MCP server %r printed %d bytes that are no message: %s", name, len(line), why(error))
+        return ValueError(f"{len(line)} bytes that are no message")
+
+
+def why(error: ValidationError) -> str:
+    """What is wrong, without the input: pydantic shortens it, and half a secret would not be cut out."""
+    first = error.errors(include_input=False, include_url=False)[0]
+    return f"{'.'.join(map(str, first['loc']))}: {first['msg']}".removeprefix(": ")
 
 
 def too_large(size: str) -> ErrorData:

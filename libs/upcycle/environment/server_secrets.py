@@ -2,6 +2,7 @@
 environment's file does not hold: only the process that starts the server, or opens its URL, is given it.
 """
 
+import itertools
 import json
 import os
 import re
@@ -13,6 +14,8 @@ from upcycle.errors import DefinitionError, UpcycleError
 MIN_CHARS: Final = 6
 """A shorter value stands in honest texts, and could not be cut out of them."""
 MAX_CHARS: Final = 4096
+_MIN_PART: Final = 4
+"""Characters of the rest of a value that are cut off a text which was cut before."""
 _NAME: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,63}")
 _REFERENCE: Final = re.compile(r"\$\{secret:([^}]*)\}")
 _PLACES: Final = ("env", "headers")
@@ -137,16 +140,15 @@ def from_memory(descriptor: int) -> dict[str, str]:
 
 
 class HiddenValues:
-    """Values to be cut out of whatever leaves a process, by exact match, also as JSON writes them."""
+    """Values to be cut out of whatever leaves a process, by exact match, also as JSON writes them: with
+    `\\u0026`, `\\/` and `\\"` of any writer, and in a text within a text."""
 
     def __init__(self, values: Mapping[str, str]) -> None:
-        names: dict[str, str] = {}
-        for name, value in values.items():
-            if len(value) >= MIN_CHARS:
-                names |= {value: name, json.dumps(value)[1:-1]: name}
-        longest_first = sorted(names, key=len, reverse=True)
-        self._names = names
-        self._pattern = re.compile("|".join(map(re.escape, longest_first))) if names else None
+        # Longest first; of equal values the first name.
+        held = {value: name for name, value in reversed([*values.items()]) if len(value) >= MIN_CHARS}
+        self._held = sorted(held.items(), key=lambda one: -len(one[0]))
+        spelled = (f"({_spellings(value)})" for value, _ in self._held)
+        self._pattern = re.compile("|".join(spelled)) if held else None
 
     def __bool__(self) -> bool:
         return self._pattern is not None
@@ -155,7 +157,18 @@ class HiddenValues:
         """The text with `[secret NAME]` in place of each value."""
         if self._pattern is None:
             return text
-        return self._pattern.sub(lambda found: f"[secret {self._names[found[0]]}]", text)
+        return self._pattern.sub(lambda found: self._shown((found.lastindex or 0) - 1), text)
+
+    def cut_part(self, text: str, *, lacks_begin: bool = False, lacks_end: bool = False) -> str:
+        """Of a text whose begin or end is missing: what is left there of a value goes too."""
+        text = self.cut(text)
+        for number, (value, _) in enumerate(self._held):
+            shown = self._shown(number)
+            if lacks_begin and (length := _overlap(value, text)):
+                text = shown + text[length:]
+            if lacks_end and (length := _overlap(text, value)):
+                text = text[:-length] + shown
+        return text
 
     def cut_from(self, value: Any) -> Any:
         """The same for every text of a JSON value, keys included."""
@@ -169,5 +182,32 @@ class HiddenValues:
             return [self.cut_from(one) for one in value]
         return value
 
+    def _shown(self, number: int) -> str:
+        return f"[secret {self._held[number][1]}]"
+
 
 NOTHING_HIDDEN: Final = HiddenValues({})
+
+
+def _spellings(value: str) -> str:
+    """A pattern. Where a value goes on, any number of backslashes stands before what JSON may escape; where
+    it begins, none, so that a text of backslashes is read once."""
+    parts = list[str]()
+    for char, run in itertools.groupby(value):
+        times = len(list(run))
+        if char == "\\":
+            parts.append(("" if parts else r"(?<!\\)") + rf"\\{{{times},}}+")
+        elif char.isalnum() or char == " ":
+            parts.append(re.escape(char) * times)
+        else:
+            code = f"u00(?i:{ord(char):02x})"
+            later = rf"\\*+(?:{re.escape(char)}|{code})"
+            parts.append(later if parts else rf"(?:{re.escape(char)}|\\{code})")
+            parts += [later] * (times - 1)
+    return "".join(parts)
+
+
+def _overlap(first: str, second: str) -> int:
+    """How many characters at the end of one text begin the other; 0 where they are few."""
+    longest = min(len(first), len(second))
+    return next((n for n in range(longest, _MIN_PART - 1, -1) if first.endswith(second[:n])), 0)

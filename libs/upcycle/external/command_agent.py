@@ -37,7 +37,10 @@ COMMAND_S: Final = 1800.0
 MAX_ANSWER_BYTES: Final = 1 << 20
 _MAX_VARIABLE_BYTES: Final = 100 * 1024
 """The system takes no longer variables; a longer prompt is on the standard input alone."""
+_PART_BYTES: Final = 1 << 16
 _SHOWN_CHARS: Final = 500
+_KEPT_BYTES: Final = 16 << 10
+"""Of the standard error: many more than are shown, so that no half of a key is among those."""
 _NO_CALLS: Final = "the agent asked the model nothing"
 
 
@@ -112,23 +115,42 @@ class CommandPlayer(ModelPlayer):
         )
         try:
             async with asyncio.timeout(model.timeout_s):
-                printed, said = await process.communicate(prompt.encode())
+                printed, said = await self._talk(process, prompt.encode())
         except TimeoutError as error:
             raise PlayerFailed(f"{self._shown} did not end within {model.timeout_s:g} s") from error
         finally:
             if process.returncode is None:
                 with suppress(ProcessLookupError):
                     os.killpg(process.pid, signal.SIGKILL)
+                # Else `wait` would wait for pipes that are not read any more, or that a child of it holds.
+                process._transport.close()  # type: ignore[attr-defined]
                 await process.wait()
         if process.returncode != 0:
-            last = hidden(said.decode(errors="replace").strip()[-_SHOWN_CHARS:], model.key)
+            last = hidden(said.decode(errors="replace"), model.key).strip()[-_SHOWN_CHARS:]
             raise PlayerFailed(f"{self._shown} ended with status {process.returncode}: {last}")
-        if len(printed) > MAX_ANSWER_BYTES:
-            raise PlayerFailed(
-                f"{self._shown} printed {len(printed)} bytes, at most {MAX_ANSWER_BYTES} are an answer",
-                "print the answer alone, and the rest to the standard error",
-            )
         return printed.decode(errors="replace")
+
+    async def _talk(self, process: asyncio.subprocess.Process, prompt: bytes) -> tuple[bytes, bytes]:
+        """What it prints, and the end of what it says on the standard error. Neither is held beyond its
+        limit: a program that prints without end takes no memory. Raises PlayerFailed."""
+        assert process.stdin and process.stdout and process.stderr  # noqa: PT018, S101 - pipes were asked for
+        printed, said, _ = await asyncio.gather(
+            self._answer(process.stdout), _end_of(process.stderr), _feed(process.stdin, prompt)
+        )
+        await process.wait()
+        return printed, said
+
+    async def _answer(self, stdout: asyncio.StreamReader) -> bytes:
+        printed = bytearray()
+        while part := await stdout.read(_PART_BYTES):
+            printed += part
+            if len(printed) > MAX_ANSWER_BYTES:
+                raise PlayerFailed(
+                    f"{self._shown} printed more than {MAX_ANSWER_BYTES} bytes, at most {MAX_ANSWER_BYTES} "
+                    "are an answer",
+                    "print the answer alone, and the rest to the standard error",
+                )
+        return bytes(printed)
 
     @property
     def _shown(self) -> str:
@@ -148,6 +170,22 @@ class CommandPlayer(ModelPlayer):
             "UPCYCLE_SESSION": self._session_id,
             **({"UPCYCLE_PROMPT": prompt} if fits else {}),
         }
+
+
+async def _end_of(stream: asyncio.StreamReader) -> bytes:
+    """The last bytes."""
+    kept = b""
+    while part := await stream.read(_PART_BYTES):
+        kept = (kept + part)[-_KEPT_BYTES:]
+    return kept
+
+
+async def _feed(stdin: asyncio.StreamWriter, prompt: bytes) -> None:
+    """A program need not read it."""
+    with suppress(BrokenPipeError, ConnectionResetError):
+        stdin.write(prompt)
+        await stdin.drain()
+    stdin.close()
 
 
 def is_command(agent: str) -> bool:

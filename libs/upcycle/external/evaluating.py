@@ -59,13 +59,15 @@ class _Kept(EpisodeOpened):
 @dataclass(frozen=True, slots=True)
 class ExternalOptions:
     """Of an evaluation in this process. pauses_s: before each further request to a busy server. runtime: of
-    the environments; None: each episode in a process of its own."""
+    the environments; None: each episode in a process of its own. done: task and attempt of episodes that are
+    not played again."""
 
     group: int = 1
     max_concurrent: int = MAX_CONCURRENT
     limits: PlayLimits = field(default_factory=PlayLimits)
     pauses_s: tuple[float, ...] = PAUSES_S
     runtime: PlayRuntime | None = None
+    done: frozenset[tuple[str, int]] = frozenset()
 
     def __post_init__(self) -> None:
         for name, value in (("group", self.group), ("max_concurrent", self.max_concurrent)):
@@ -148,8 +150,9 @@ class _Evaluation:
 
         try:
             async with asyncio.TaskGroup() as playing:
-                attempts = range(self._options.group)
-                runs = [playing.create_task(one(task, index)) for task in tasks for index in attempts]
+                every = [(task, index) for task in tasks for index in range(self._options.group)]
+                left = [one for one in every if (one[0].slug, one[1]) not in self._options.done]
+                runs = [playing.create_task(one(task, index)) for task, index in left]
         except* (AgentRefused, PlayRefused) as refused:
             raise refused.exceptions[0] from None
         return [run.result() for run in runs]
@@ -212,4 +215,5 @@ def run_of(episode: PlayedEpisode, run_id: str, episode_id: str, blame: Blame, u
         usage=usage,
         failure_detail=blame.detail,
         turn_rewards=result.turn_rewards if result else (),
+        family=episode.task.family,
     )

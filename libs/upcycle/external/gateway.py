@@ -1,10 +1,11 @@
 """A registered model, or one of a provider behind it, through our gateway, as any OpenAI client asks it."""
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
 from upcycle.external import behind_gateway
-from upcycle.external.behind_gateway import Served
+from upcycle.external.behind_gateway import OURS, Served
 from upcycle.external.dialects import OpenAIChat
 from upcycle.external.naming import NO_SCREEN, ExternalModel, external_model
 from upcycle.playing.errors import PlayRefused
@@ -32,7 +33,7 @@ async def gateway_model(slug: str, **sampling: float | None) -> ExternalModel:
     if slug.partition("#")[0] in NO_SCREEN:
         external_model(slug)
     addresses = find_addresses()
-    served = await _served(gateway_at(addresses, slug))
+    served = await _served(gateway_at(addresses, slug), addresses)
     known = [one.name for one in served]
     if slug not in known and behind_gateway.is_agent(slug):
         slug = behind_gateway.model_of(slug, served, addresses.gateway_url)
@@ -43,10 +44,11 @@ async def gateway_model(slug: str, **sampling: float | None) -> ExternalModel:
             "models of others are those of its providers, as provider/name",
             behind_gateway.without_gateway(slug),
         )
-    return gateway_at(addresses, slug, **sampling)
+    is_registered = Served(slug, OURS) in served
+    return replace(gateway_at(addresses, slug, **sampling), is_registered=is_registered)
 
 
-async def _served(asking: ExternalModel) -> list[Served]:
+async def _served(asking: ExternalModel, addresses: "Addresses") -> list[Served]:
     """What its key may use. Raises PlayRefused, Unavailable."""
     server = asking.server()
     try:
@@ -54,8 +56,6 @@ async def _served(asking: ExternalModel) -> list[Served]:
     finally:
         await server.close()
     if status == 401:
-        raise PlayRefused(
-            f"the gateway at {asking.url} answered 401", f"set the key of this platform in {KEY}"
-        )
+        raise PlayRefused(f"the gateway at {asking.url} answered 401", addresses.gateway_key_hint())
     rows = answer.get("data") if status == 200 and isinstance(answer, Mapping) else None
     return [Served(str(row["id"]), str(row.get("owned_by") or "")) for row in rows or () if "id" in row]

@@ -76,7 +76,7 @@ NAMES: Final = (*VENDORS, COMPATIBLE)
 @dataclass(frozen=True, slots=True)
 class ExternalModel:
     """A model behind a server that is not ours. name: as people read it, without a key. headers: hold the
-    key, and are shown nowhere."""
+    key, and are shown nowhere. is_registered: a model of the platform, asked through its gateway."""
 
     name: str
     url: str
@@ -86,6 +86,7 @@ class ExternalModel:
     headers: Mapping[str, str] = field(default_factory=dict, repr=False)
     key: str = field(default="", repr=False)
     sampling: Mapping[str, float] = field(default_factory=dict)
+    is_registered: bool = False
 
     def server(self, *, pauses_s: tuple[float, ...] = PAUSES_S) -> ModelServer:
         """Its server; one for all episodes of an evaluation."""

@@ -54,7 +54,7 @@ class Decision:
     gain: Gain | None = None  # against head, at the nominal level of that look; None before the first
     families: tuple[FamilyRisk, ...] = ()  # against head, or the best head so far where that is more at risk
     base: Gain | None = None  # against the model's base version; decides nothing
-    missing: int = 0  # attempts of either side that infrastructure lost
+    missing: int = 0  # attempts of either side without an outcome
     played: int = 0  # attempts of both sides that the decision rests on
     more: Mapping[str, int] = field(default_factory=dict)  # task to its attempts per side; CONTINUE only
     needed: SampleNeeded | None = None  # INCONCLUSIVE only

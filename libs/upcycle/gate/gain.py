@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from upcycle.gate.evidence import TaskPlay
 from upcycle.gate.outcomes import TaskCount
+from upcycle.statistics.binomial import binomial_tail
 from upcycle.statistics.student import t_quantile, t_tail
 
 
@@ -80,21 +81,7 @@ def sign_test(wins: int, losses: int) -> float:
     Equal seeds make attempts dependent, and attempts at a task share its difficulty; without a difference
     each pair that differs is a fair coin all the same.
     """
-    n = wins + losses
-    return _binomial_tail(wins, n) if wins > losses else 1.0 - _binomial_tail(losses + 1, n)
-
-
-def _binomial_tail(at_least: int, n: int) -> float:
-    """P(at least so many of n fair coins), for more than half of n."""
-    if at_least > n:
-        return 0.0
-    ways = math.lgamma(n + 1) - math.lgamma(at_least + 1) - math.lgamma(n - at_least + 1)
-    term = math.exp(ways - n * math.log(2))
-    total = 0.0
-    for k in range(at_least, n + 1):
-        total += term
-        term *= (n - k) / (k + 1)
-    return min(1.0, total)
+    return binomial_tail(wins, wins + losses, 0.5)
 
 
 @dataclass(frozen=True, slots=True)

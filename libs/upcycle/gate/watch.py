@@ -11,6 +11,7 @@ import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from enum import StrEnum
+from functools import lru_cache
 from typing import Final
 
 ALPHA: Final = 0.009
@@ -27,6 +28,7 @@ class Trigger(StrEnum):
     FAILED = "failed"  # attributable failures
     UNREADABLE = "unreadable"  # a turn that could not be parsed
     EMPTY = "empty"  # an answer without text
+    HACKED = "hacked"  # it passed a task without a solution
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +42,7 @@ class Play:
 
 @dataclass(frozen=True, slots=True)
 class Pair:
-    """Head and its predecessor on one task."""
+    """Head and its predecessor on one task. family: "" where triggers alone count."""
 
     family: str
     head: Play
@@ -59,13 +61,10 @@ class Bet:
     @property
     def log_wealth(self) -> float:
         """Of the mean over the stakes."""
-        stakes = (self.worse * math.log1p(s) + self.better * math.log1p(-s) for s in self.stakes)
-        return _log_sum(stakes) - math.log(len(self.stakes))
+        return _log_wealth(self.stakes, self.worse, self.better)
 
     def after(self, loss: int) -> "Bet":
-        """loss: 1 where head did worse, -1 where the predecessor did, 0 where they did alike."""
-        if loss == 0:
-            return self
+        """loss: 1 where head did worse, -1 where the predecessor did."""
         return Bet(self.weight, self.stakes, self.worse + (loss > 0), self.better + (loss < 0))
 
 
@@ -103,18 +102,28 @@ class Watch:
 
     def after(self, pair: Pair) -> "Watch":
         """The watch after one more pair. Raises KeyError for a family that was not named at the start."""
-        loss = pair.predecessor.success - pair.head.success
-        losses = {SUCCESS: loss, family_bet(pair.family): loss}
-        for trigger in Trigger:
-            losses[trigger.value] = (trigger in pair.head.triggers) - (trigger in pair.predecessor.triggers)
-        bets = {**self.bets, **{name: self.bets[name].after(x) for name, x in losses.items()}}
-        later = replace(self, bets=bets, pairs=self.pairs + 1)
-        if self.cause or not any(losses.values()):
+        losses = self._losses(pair)
+        if not losses:
+            return Watch(self.bets, self.alpha, self.pairs + 1, self.cause)
+        bets = {**self.bets, **{name: self.bets[name].after(loss) for name, loss in losses.items()}}
+        later = Watch(bets, self.alpha, self.pairs + 1, self.cause)
+        if self.cause:
             return later
         parts = later._parts()
         if _log_sum(parts.values()) < -math.log(self.alpha):
             return later
         return replace(later, cause=max(parts, key=parts.__getitem__))
+
+    def _losses(self, pair: Pair) -> dict[str, int]:
+        """By bet, those that the pair changes."""
+        found = {}
+        if pair.family:
+            self.bets[family_bet(pair.family)]  # raises KeyError, also where both did alike
+        if pair.family and (loss := pair.predecessor.success - pair.head.success):
+            found = {SUCCESS: loss, family_bet(pair.family): loss}
+        for trigger in pair.head.triggers ^ pair.predecessor.triggers:
+            found[trigger.value] = 1 if trigger in pair.head.triggers else -1
+        return found
 
     def _parts(self) -> dict[str, float]:
         return {name: math.log(bet.weight) + bet.log_wealth for name, bet in self.bets.items()}
@@ -123,6 +132,12 @@ class Watch:
 def family_bet(family: str) -> str:
     """The name of the bet on a family."""
     return f"family {family}"
+
+
+@lru_cache(maxsize=4096)  # of nine bets, a pair changes two
+def _log_wealth(stakes: tuple[float, ...], worse: int, better: int) -> float:
+    wealth = (worse * math.log1p(stake) + better * math.log1p(-stake) for stake in stakes)
+    return _log_sum(wealth) - math.log(len(stakes))
 
 
 def _log_sum(logs: Iterable[float]) -> float:

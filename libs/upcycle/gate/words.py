@@ -8,6 +8,9 @@ from upcycle.gate.gain import Gain, SampleNeeded
 from upcycle.gate.rule import GateRule
 from upcycle.wording import amount
 
+PASSED_AND_WAITS: Final = "it passed, and waits"
+"""In the reason of a candidate that becomes head once the alarms of its runs are known."""
+
 _OPENINGS: Final = {
     Verdict.PROMOTE: "promoted",
     Verdict.HOLD: "held",
@@ -15,18 +18,24 @@ _OPENINGS: Final = {
     Verdict.CONTINUE: "undecided",
 }
 
+_LOST: Final = "lost to infrastructure"
+_UNGRADED: Final = f"without a shadow grade or {_LOST}"
 
-def reason_of(decision: Decision, rule: GateRule) -> str:
-    """What was decided, on which figures, at which level."""
-    parts = [_why(decision, rule)]
+
+def reason_of(decision: Decision, rule: GateRule, *, by_shadow: bool = False) -> str:
+    """What was decided, on which figures, at which level. by_shadow: the shadow graders said what a success
+    is, so that an attempt may also be missing because they did not grade it."""
+    parts = [_why(decision, rule, by_shadow)]
     if decision.gain is not None:
         parts.append(_figures(decision.gain, decision))
+    if by_shadow and decision.played:
+        parts.append(_counted(decision))
     if decision.verdict is Verdict.PROMOTE and decision.unproven:
         parts.append(f"not proven and watched: {', '.join(decision.unproven)}")
     return f"{_OPENINGS[decision.verdict]}: {'; '.join(parts)}"
 
 
-def _why(decision: Decision, rule: GateRule) -> str:
+def _why(decision: Decision, rule: GateRule, by_shadow: bool) -> str:
     match decision.ground:
         case Ground.NEXT_LOOK | Ground.FAMILIES_AT_RISK:
             return _open(decision)
@@ -39,17 +48,15 @@ def _why(decision: Decision, rule: GateRule) -> str:
             critical = [one for one in decision.families if one.family in rule.critical]
             return "; ".join(_not_proven(one) for one in critical if not one.is_proven)
         case ground:
-            return _plain(decision, rule)[ground]
+            return _plain(decision, rule, by_shadow)[ground]
 
 
-def _plain(decision: Decision, rule: GateRule) -> dict[Ground, str]:
-    missing = amount(decision.missing, "attempt")
+def _plain(decision: Decision, rule: GateRule, by_shadow: bool) -> dict[Ground, str]:
+    missing = f"{amount(decision.missing, 'attempt')} {_UNGRADED if by_shadow else _LOST}"
     return {
         Ground.GAIN_SHOWN: f"a gain above {rule.min_gain:.1%} is shown, no family lost more than its margin",
         Ground.NO_GAIN_IN_SIGHT: f"a gain above {rule.min_gain + rule.futility_gain:.1%} is unlikely",
-        Ground.EVIDENCE_INCOMPLETE: (
-            f"evidence incomplete: {missing} lost to infrastructure could turn the verdict"
-        ),
+        Ground.EVIDENCE_INCOMPLETE: f"evidence incomplete: {missing} could turn the verdict",
         Ground.TOO_FEW_TASKS: "a gate needs at least 2 held-out tasks",
     }
 
@@ -60,6 +67,18 @@ def _open(decision: Decision) -> str:
     if decision.ground is Ground.NEXT_LOOK:
         return f"{total} {what}"
     return f"the gain is shown; {total} of families at risk {what}"
+
+
+def _counted(decision: Decision) -> str:
+    """Of both sides. An attempt that its policy failed counts as 0, with or without a shadow grade."""
+    if not decision.missing:
+        return f"by the shadow graders, all {amount(decision.played, 'attempt')} counted"
+    counted = decision.played - decision.missing
+    return (
+        f"by the shadow graders, {counted} of {amount(decision.played, 'attempt')} counted, "
+        f"{decision.missing} missing ({_UNGRADED}): to promote, the missing ones count as failures of the "
+        "candidate and successes of head"
+    )
 
 
 def _figures(gain: Gain, decision: Decision) -> str:

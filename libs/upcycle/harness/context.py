@@ -1,8 +1,8 @@
 """What becomes of a context that is full: the episode stops, or older observations give way to stubs.
 
 Compression is that of WebAgent-R1 (M-GRPO): all actions stay, and what tools said before the last turn is
-replaced. A context that was compressed is a new one; whoever records it says so, and its tokens before the
-next turn are a prompt.
+replaced. A context that was compressed is a new one; the recorder of the episode says so, and its tokens
+before the next turn are a prompt.
 """
 
 from collections.abc import Mapping, Sequence

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Final, NoReturn, Protocol
 
 from upcycle.environment.channel import ChannelServer, ControlChannel
 from upcycle.environment.fork_client import ended_text
+from upcycle.environment.forking import descendants_of
 from upcycle.environment.server_secrets import NOTHING_HIDDEN, HiddenValues, profile_values
 from upcycle.external.keys import forget_keys
 from upcycle.playing.errors import PlayRefused
@@ -68,8 +69,8 @@ class KeptOutput:
 
     def text(self) -> str:
         """As it is so far."""
-        text = self._hidden.cut(bytes(self._kept).decode("utf-8", "replace"))
         more = self._num_bytes - len(self._kept)
+        text = self._hidden.cut_part(bytes(self._kept).decode("utf-8", "replace"), lacks_end=more > 0)
         return f"{text}\n[{amount(more, 'more byte was', 'more bytes were')} printed]" if more else text
 
     def finish(self) -> None:
@@ -121,9 +122,13 @@ class ForkedHost:
         return left_text(self._status)
 
     async def end(self) -> None:
-        """Kill its process group."""
+        """Kill its process group, and what it started in sessions of their own, as MCP servers are."""
+        started = descendants_of(self.pid)  # asked before: they lose their parent with it
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(self.pid, signal.SIGKILL)
+        for pid in started:
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.kill(pid, signal.SIGKILL)
         await asyncio.to_thread(self._wait, ENDED_WAIT_S)
         await asyncio.to_thread(self._output.finish)
 

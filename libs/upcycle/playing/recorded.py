@@ -1,7 +1,7 @@
 """A graded trajectory as it was recorded: what was asked, called, read and answered, and what it earned."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
 from upcycle.harness.turns import was_refused
@@ -59,6 +59,16 @@ class RecordedEpisode:
         """As a scenario reads it."""
         return {"turns": [{name: row[name] for name in _FIELDS if name in row} for row in self.turns]}
 
+    def cut_at(self, share: float) -> "RecordedEpisode":
+        """Its beginning: this share of its turns, at least one and never all, with what the policy had said
+        last by then as its answer; of a single turn this share of what it said. States are left out."""
+        if len(self.turns) < 2:
+            turns = [{**row, "text": _beginning(row["text"], share)} for row in self.turns]
+            return replace(self, turns=turns, answer=_beginning(self.answer, share), states=())
+        kept = self.turns[: min(len(self.turns) - 1, max(1, int(len(self.turns) * share)))]
+        said = (str(row["text"]) for row in reversed(kept))
+        return replace(self, turns=kept, answer=next(filter(str.strip, said), ""), states=())
+
     @property
     def calls(self) -> Iterator[RecordedCall]:
         """Those that a tool ran, in their order."""
@@ -76,6 +86,10 @@ class RecordedEpisode:
             and all(_is_same_message(*pair, is_same) for pair in zip(read, given, strict=False))
             and after[:1] in ([], ["assistant"])
         )
+
+
+def _beginning(text: str, share: float) -> str:
+    return text[: int(len(text) * share)]
 
 
 def recorded_of(line: Mapping[str, Any], name: str) -> RecordedEpisode:

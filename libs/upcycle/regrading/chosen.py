@@ -5,6 +5,7 @@ from dataclasses import dataclass, replace
 from difflib import get_close_matches
 from typing import Any, Final
 
+from upcycle.evenly import evenly
 from upcycle.regrading.errors import RegradeRefused
 from upcycle.task_rows import EnvironmentRef, Task
 
@@ -51,8 +52,7 @@ class GradedRun:
                 f"did you mean {near[0]!r}?" if near else f"it has {there}",
             )
         kept = [one for one in self.trajectories if not slugs or one.task.slug in slugs]
-        count = min(len(kept), limit or len(kept))
-        return replace(self, trajectories=tuple(kept[at * len(kept) // count] for at in range(count)))
+        return replace(self, trajectories=tuple(evenly(kept, limit or len(kept))))
 
     def at(self, places: Mapping[tuple[EnvironmentRef, str], EnvironmentRef]) -> "GradedRun":
         """The same with each environment where its source lies now."""

@@ -62,6 +62,8 @@ class RegradeOptions:
     is_own_source: bool = True
     cells: Path | None = None
     ignored: re.Pattern[str] | None = None
+    cut: float = 0.0
+    """Only the first such share of each success is played, and graded; 0: each trajectory whole."""
     limits: PlayLimits = field(default_factory=PlayLimits)
 
 
@@ -128,6 +130,12 @@ class _Grading:
         found = replace(found, old=recorded.grade)
         if recorded.policy_failure not in BY_THE_GRADE:
             return replace(found, outcome="kept", new=recorded.grade, why=recorded.policy_failure)
+        if self._options.cut:
+            if not recorded.grade.success or recorded.guidance:
+                return replace(
+                    found, outcome="kept", new=recorded.grade, why="no success of the policy alone"
+                )
+            recorded = recorded.cut_at(self._options.cut)
         judged_by = recorded.source_digest
         if self._options.is_own_source and judged_by not in ("", chosen.source_digest):
             why = f"it was judged by source {judged_by[:12]}, and its run by another one"
@@ -142,7 +150,8 @@ class _Grading:
 
     async def _replayed(self, found: Regraded, recorded: RecordedEpisode) -> Regraded:
         hosts, options = self._hosts[found.task.environment], self._options
-        judge, rules = _CountedJudge(self._judges), ReplayRules(options.is_own_source, options.ignored)
+        with_states = options.is_own_source and not options.cut
+        judge, rules = _CountedJudge(self._judges), ReplayRules(with_states, options.ignored)
         host = await hosts.new(found.task)
         try:
             async with host.channel() as channel:

@@ -67,7 +67,7 @@ class _Pair:
 def compare(a: EvaluatedRun, b: EvaluatedRun) -> Comparison:
     """B against A. Raises NotComparable for other tasks and for another source."""
     _check(a, b)
-    theirs, ours = by_task(a.episodes), by_task(b.episodes)
+    theirs, ours = by_task(a.counted), by_task(b.counted)
     pairs = [_Pair(rows[0].family, theirs[slug], rows) for slug, rows in ours.items()]
     families: defaultdict[str, list[_Pair]] = defaultdict(list)
     for pair in pairs:

@@ -5,6 +5,7 @@ from dataclasses import asdict, dataclass, field, fields
 from typing import Any, Self
 
 from upcycle.errors import UpcycleError
+from upcycle.impossible_tasks import IMPOSSIBLE_FAMILY
 from upcycle.wording import amount
 
 
@@ -67,6 +68,11 @@ class EvaluatedRun:
     num_planned: int = 0
     num_unread: int = 0
     notice: str = ""
+
+    @property
+    def counted(self) -> tuple[EpisodeRow, ...]:
+        """The episodes that say what the policy can do: not those of tasks without a solution."""
+        return tuple(one for one in self.episodes if one.family != IMPOSSIBLE_FAMILY)
 
     @property
     def shortfall(self) -> str:

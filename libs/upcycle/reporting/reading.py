@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from upcycle.errors import UpcycleError
 from upcycle.evaluation import READ_CONCURRENCY, read_results
+from upcycle.evenly import evenly
 from upcycle.reporting.episodes import EpisodeRow, EvaluatedRun, NoEvaluation
 from upcycle.reporting.shown_answers import TaskSecrets
 from upcycle.run_client import is_over, state_word
@@ -139,8 +140,8 @@ async def _with_trajectories(platform: "Platform", found: EvaluatedRun, secrets:
     summaries = await _indexed(platform, found.run_id, graded)
     episodes = [_with_summary(one, summaries.get(one.trajectory_id)) for one in found.episodes]
     unsolved = [one for one in episodes if one.reward is not None and not one.success and one.num_turns]
-    chosen = _evenly(unsolved, MAX_READ)
-    solved = _evenly([one for one in episodes if one.success], MAX_SOLVED_READ) if secrets else []
+    chosen = evenly(unsolved, MAX_READ)
+    solved = evenly([one for one in episodes if one.success], MAX_SOLVED_READ) if secrets else []
     limit = asyncio.Semaphore(READ_CONCURRENCY)
     reading = (_with_ending(platform, one, limit, secrets) for one in (*chosen, *solved))
     read = await asyncio.gather(*reading)
@@ -152,10 +153,6 @@ async def _with_trajectories(platform: "Platform", found: EvaluatedRun, secrets:
         num_unread=len(unsolved) - len(chosen),
         notice=f"the trajectory store has not indexed {amount(missing, 'episode')} yet" if missing else "",
     )
-
-
-def _evenly(episodes: Sequence[EpisodeRow], most: int) -> Sequence[EpisodeRow]:
-    return episodes[:: -(-len(episodes) // most)] if episodes else []
 
 
 async def _indexed(platform: "Platform", run_id: str, wanted: set[str]) -> dict[str, "TrajectorySummary"]:

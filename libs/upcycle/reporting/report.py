@@ -75,17 +75,18 @@ class EvaluationReport:
 
 
 def report_of(run: EvaluatedRun) -> EvaluationReport | None:
-    """The report; None for a run without an episode."""
-    if not run.episodes:
+    """The report, without tasks that have no solution; None for a run without an episode."""
+    episodes = run.counted
+    if not episodes:
         return None
-    graded = [one for one in run.episodes if one.reward is not None]
+    graded = [one for one in episodes if one.reward is not None]
     groups = [rewards for rewards in _rewards(run) if len(rewards) == run.group]
     bins, refused = _bins(graded)
-    counted = graded or run.episodes
+    counted = graded or episodes
     tokens = [one.num_tokens for one in counted if one.num_tokens is not None]
     return EvaluationReport(
-        overall=score("all", run.episodes),
-        families=_families(run.episodes),
+        overall=score("all", episodes),
+        families=_families(episodes),
         attempts=_attempts(run),
         subscores=_subscores(graded),
         bins=bins,
@@ -96,8 +97,8 @@ def report_of(run: EvaluatedRun) -> EvaluationReport | None:
         worst=_worst(graded),
         mean_turns=sum(one.num_turns for one in counted) / len(counted),
         mean_tokens=sum(tokens) / len(tokens) if tokens else None,
-        num_tokens=sum(one.num_tokens or 0 for one in run.episodes),
-        shown_answers=shown_answers(run.episodes),
+        num_tokens=sum(one.num_tokens or 0 for one in episodes),
+        shown_answers=shown_answers(episodes),
     )
 
 
@@ -138,7 +139,7 @@ def _total(rows: Iterable[EpisodeRow]) -> TaskTotal:
 
 def _rewards(run: EvaluatedRun) -> list[list[float]]:
     """The rewards of each task's episodes that were graded."""
-    tasks = by_task(run.episodes).values()
+    tasks = by_task(run.counted).values()
     return [[one.reward for one in rows if one.reward is not None] for rows in tasks]
 
 
@@ -151,7 +152,7 @@ def _families(episodes: Sequence[EpisodeRow]) -> tuple[Score, ...]:
 
 def _attempts(run: EvaluatedRun) -> tuple[AttemptScore, ...]:
     """Over the tasks with as many planned episodes as the group has."""
-    whole = [rows for rows in by_task(run.episodes).values() if len(rows) == run.group]
+    whole = [rows for rows in by_task(run.counted).values() if len(rows) == run.group]
     if run.group < 2 or not whole:
         return ()
     solved = [sum(one.success for one in rows) for rows in whole]

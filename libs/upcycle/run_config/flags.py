@@ -27,6 +27,7 @@ _SHORT: Final = {
     "gate.min_gain": "gate-min-gain",
     "gate.critical": "gate-critical",
     "gate.require_review": "gate-require-review",
+    "gate.by_shadow": "gate-by-shadow",
 }
 """Flags whose name is not the last part of their field."""
 _OF_PURPOSE: Final = {

@@ -36,3 +36,6 @@ class Gate:
     require_review: Annotated[Whole, Limit(0, MAX_REVIEWED)] = 0
     """so many of the run's highest-rewarded trajectories a person must have confirmed (upcycle trajectories
     review) before a checkpoint is promoted; 0: none."""
+    by_shadow: Flag = False
+    """an attempt is a success where all shadow graders (weight 0, a name that begins with `shadow`) say so,
+    whatever the reward's grader says; one that has none is missing."""

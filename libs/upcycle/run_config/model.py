@@ -6,18 +6,18 @@ Frozen pydantic dataclasses: whatever makes one, checks it. `checked` turns pyda
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import field, replace
 from fractions import Fraction
 from typing import Annotated, Any, Final
 
 from pydantic import Strict, model_validator
 from pydantic.dataclasses import dataclass
-from pydantic_core import ArgsKwargs, PydanticCustomError
 
 from upcycle.harness.context import POLICIES as CONTEXTS
 from upcycle.harness.context import STOP
 from upcycle.mixing import with_own
+from upcycle.run_config.breaking import keep_rules, refuse_two_lengths
 from upcycle.run_config.gate import CONFIG, Flag, Gate, Number, Whole
 from upcycle.run_config.limits import (
     LARGEST,
@@ -27,7 +27,6 @@ from upcycle.run_config.limits import (
     Limit,
     OneOf,
     Text,
-    shown,
 )
 from upcycle.run_config.losses import NO_TRAINING_LOSS, TRAINING_LOSSES
 from upcycle.run_config.names import (
@@ -36,13 +35,16 @@ from upcycle.run_config.names import (
     ALL_LINEAR,
     BY_EPISODE,
     CONSTANT,
+    CUT_OFF_EPISODES,
     GUIDANCE,
     KL_ESTIMATORS,
     KL_PLACEMENTS,
     LEAVE_OUT,
     LINEAR,
+    NEW_TASKS,
     REWARD_SCHEDULES,
     SCHEDULES,
+    SELF_PLAY_ALPHA,
     SINGLE_SESSIONS,
     SOLVED_GROUPS,
     TASK_SAMPLERS,
@@ -51,29 +53,16 @@ from upcycle.run_config.names import (
     Channel,
     Purpose,
 )
-from upcycle.run_config.rules import POLICY_RULES, RUN_RULES, SAMPLING_RULES, TRAINING_RULES, Rule
+from upcycle.run_config.rules import POLICY_RULES, RUN_RULES, SAMPLING_RULES
 from upcycle.run_config.thinking import Thinking
-from upcycle.tracking import STOP_RULES
+from upcycle.run_config.training_rules import TRAINING_RULES
+from upcycle.tracking import STOP_RULES, is_by_platform
 
-RULES: Final = "rules"
-"""Type of the pydantic errors that rules over several fields raise; `reasons` are their sentences."""
 FULL_RATE: Final = 1e-6
 LORA_RATE: Final = 1e-5
 """Learning rates by what trains: those of prime-rl and TRL; adapters take about ten times as much."""
 
 Seed = Annotated[int, Strict(), Limit(-(2**62), 2**62)]
-
-
-def marked(name: str) -> str:
-    """A field's name inside the text of a rule, until the reader's name for it is put in."""
-    return f"{{{name}}}"
-
-
-def keep_rules(value: Any, rules: Sequence[Rule]) -> None:
-    """Raises an error with the sentence of every rule that the value breaks."""
-    reasons = [text for rule in rules for text in rule(value, marked)]
-    if reasons:
-        raise PydanticCustomError(RULES, "{text}", {"text": "; ".join(reasons), "reasons": reasons})
 
 
 @dataclass(frozen=True, slots=True, config=CONFIG)
@@ -226,6 +215,28 @@ class Training:
     group with the scenario's guidance in its prompt; such episodes train and count as evidence nowhere."""
     guidance_max_share: Annotated[Number, Limit(0, 1, above=True)] = 0.25
     """with guidance `on_failure`: of the run's groups, those that are guided at most."""
+    new_tasks: Annotated[str, OneOf(NEW_TASKS)] = "off"
+    """`failed`: of a task that all failed, the scenario's generator makes a new one, which the run plays too;
+    `solved`: of one that all solved. New tasks are training data and count as evidence nowhere."""
+    new_tasks_share: Annotated[Number, Limit(0, 1, above=True)] = 0.25
+    """with new tasks: of the run's groups, those that play them at most."""
+    new_tasks_retire_after: Annotated[Whole, Limit(1, 1000)] = 2
+    """with new tasks: groups in a row without spread after which one of them is played no more."""
+    self_play: str = ""
+    """`PROPOSER:SOLVER`, two scenarios of one environment: answers to tasks of the first that have success
+    become tasks of the second, played by a group each, and are paid by how many of that group solve them.
+    Both train."""
+    self_play_alpha: Annotated[Number, Limit(0, 1)] = SELF_PLAY_ALPHA
+    """with self_play: a proposal that a share s of its group solves is paid 1 - (1 + alpha) * s, and -alpha
+    where all or none solve it; an answer that is no proposal -1."""
+    cut_off_episodes: Annotated[str, OneOf(CUT_OFF_EPISODES)] = "train"
+    """episodes that a limit of tokens or turns ended: `train` on them, or `leave_out`: their rewards count
+    in their group, and their tokens do not train."""
+    lr_success_decay: Annotated[Number, Limit(0, 1, below=True)] = 0.0
+    """the learning rate is multiplied by 1 - lr_success_decay * success, the mean of the last steps'
+    `success_all`."""
+    kl_success_growth: Annotated[Number, Limit(0, 1000)] = 0.0
+    """`kl_coefficient` is multiplied by 1 + kl_success_growth * success, likewise."""
     no_step_groups: Annotated[Whole, Limit(0, why="0 is max(8 * prompts_per_step, 64)")] = 0
     """groups in a row that may end without a step; then a run with a limit of steps ends, because its tasks
     teach it nothing. 0: max(8 * prompts_per_step, 64)."""
@@ -239,12 +250,7 @@ class Training:
     @model_validator(mode="before")
     @classmethod
     def _one_length(cls, data: Any) -> Any:
-        given = (data.kwargs or {}) if isinstance(data, ArgsKwargs) else data
-        if isinstance(given, Mapping) and "steps" in given and given.get("epochs") is not None:
-            both = f"({shown(given['steps'])}) and {marked('epochs')} ({shown(given['epochs'])})"
-            reason = f"{marked('steps')} {both} both say how long the run is: leave one out"
-            raise PydanticCustomError(RULES, "{text}", {"text": reason, "reasons": [reason]})
-        return data
+        return refuse_two_lengths(data)
 
     @model_validator(mode="after")
     def _check(self) -> Training:
@@ -301,9 +307,9 @@ class Training:
 class RunSpec:
     """One run: what plays, on which tasks, how it is sampled and, of a training run, how it trains."""
 
-    taskset: Annotated[str, Text(1)]
+    taskset: Annotated[str, Text()]
     """name of a registered taskset; on the command line and in a file also a tasks file (.py, .json,
-    .jsonl or .csv)."""
+    .jsonl or .csv). A training run of recorded sessions may have none: it plays nothing."""
     purpose: Purpose
     """`train`, or `eval`."""
     policy: PolicyChoice
@@ -345,7 +351,8 @@ class RunSpec:
     draws: Annotated[Whole, Limit(1, 1_000_000)] | None = None
     """groups of an evaluation, each of a task drawn at random with replacement; else each task once."""
     sessions: Annotated[str, Text(0, 500)] = ""
-    """graded recorded sessions that train first: `all`, or key=KEY,group=NAME,since=7d,before=DATE."""
+    """graded recorded sessions that train first: `all`, or key=KEY,group=NAME,label=NAME:VALUE,since=7d,
+    before=DATE; several labels: all of them."""
     sessions_idle_s: Annotated[Whole, Limit(0, 2_592_000)] = 0
     """sessions that are graded while the run goes on train, too, until none that can train came for so many
     seconds; 0: those that are graded when it is submitted."""
@@ -356,6 +363,11 @@ class RunSpec:
             object.__setattr__(self, "training", Training())
         keep_rules(self, RUN_RULES)
         return self
+
+    @property
+    def is_by_platform(self) -> bool:
+        """Whether gate, watch or tracking ordered it."""
+        return is_by_platform(is_pair=self.against_version is not None, label=self.label)
 
     @property
     def num_sides(self) -> int:

@@ -27,7 +27,10 @@ class Channel(StrEnum):
 CHANNELS: Final = (Channel.LATEST, Channel.HEAD)
 """The channels that a run may play; a candidate is pinned by its version."""
 NORMALIZE_THEN_SUM: Final = "normalize_then_sum"
-ADVANTAGES: Final = ("batch", "dr_grpo", "grpo", "m_grpo", "max_rl", NORMALIZE_THEN_SUM, "rloo")
+HIERARCHICAL: Final = "hierarchical"
+"""The advantage of runs that play against themselves: each role is compared with its own."""
+MAX_RL: Final = "max_rl"
+ADVANTAGES: Final = ("batch", "dr_grpo", "grpo", HIERARCHICAL, "m_grpo", MAX_RL, NORMALIZE_THEN_SUM, "rloo")
 AGGREGATIONS: Final = ("constant_length", "row_mean", "row_sum", "sum", "token_mean", "turn_mean")
 KL_ESTIMATORS: Final = ("k1", "k2", "k3", "k3_plus")
 KL_PLACEMENTS: Final = ("loss", "reward")
@@ -37,6 +40,7 @@ SCHEDULES: Final = (CONSTANT, "cosine", LINEAR)
 SOLVED_GROUPS: Final = ("skip", "train")
 LEAVE_OUT, BATCH_BASELINE = "leave_out", "batch"
 SINGLE_SESSIONS: Final = (BATCH_BASELINE, LEAVE_OUT)
+CUT_OFF_EPISODES: Final = (LEAVE_OUT, "train")
 WITH_BATCH_BASELINE: Final = ("dr_grpo", "rloo")
 """Advantages that single sessions can have: the others divide by what one reward does not have."""
 BY_EPISODE, BY_TURN = "episode", "turn"
@@ -45,6 +49,9 @@ UNIFORM, SPREAD, AGE = "uniform", "spread", "age"
 TASK_SAMPLERS: Final = (AGE, SPREAD, UNIFORM)
 ON_FAILURE: Final = "on_failure"
 GUIDANCE: Final = ("off", ON_FAILURE)
+FAILED_TASKS, SOLVED_TASKS = "failed", "solved"
+NEW_TASKS: Final = (FAILED_TASKS, "off", SOLVED_TASKS)
+SELF_PLAY_ALPHA: Final = 0.8
 FADE: Final = "fade"
 REWARD_SCHEDULES: Final = (CONSTANT, FADE)
 SFT_LOSS: Final = "cross_entropy"

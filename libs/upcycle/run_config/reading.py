@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass as plain_dataclass
 from dataclasses import field
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 from pydantic.dataclasses import dataclass
 
@@ -42,6 +42,10 @@ class Given:
 
     value: Any
     where: str
+
+
+_TASKS: Final = ("taskset", "taskset_name", "mix")
+"""Fields that say what a run plays."""
 
 
 @plain_dataclass(frozen=True, slots=True)
@@ -105,6 +109,21 @@ class Sources:
             )
         object.__setattr__(run, "taskset", str(tasks))
         return run
+
+
+def without_tasks_of_settings(given: Sources) -> Sources:
+    """What was given, of a run that was asked to train on recorded sessions: the user's settings add no tasks
+    to it, as they add none to a run that begins with evaluations."""
+    if "sessions" not in given.values or any(path in given.values for path in _TASKS):
+        return given
+    return given.without(*_TASKS)
+
+
+def of_sessions_alone(given: Sources) -> dict[str, Any]:
+    """Defaults of a training run that names recorded sessions and no taskset: it plays nothing. Empty of any
+    other run."""
+    alone = given.value("sessions") and not given.value("taskset")
+    return {"taskset": "", "no_sampling": True} if alone else {}
 
 
 def gather(

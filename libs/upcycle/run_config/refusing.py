@@ -15,8 +15,9 @@ from typing import Any, Final, TypeVar, cast, get_args, get_type_hints
 from pydantic import TypeAdapter, ValidationError
 
 from upcycle.errors import UpcycleError
+from upcycle.run_config.breaking import RULES
 from upcycle.run_config.limits import REFUSED, shown
-from upcycle.run_config.model import RULES, RunSpec
+from upcycle.run_config.model import RunSpec
 from upcycle.run_config.names import Say
 
 T = TypeVar("T")

@@ -7,8 +7,8 @@ names for them (`spec.training.steps`, `--steps`, `run.toml:7 training.steps`), 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, Any, Final
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Final
 
 from upcycle.local_runs import is_local_run, why_no_source
 from upcycle.mixing import with_own
@@ -20,145 +20,13 @@ from upcycle.run_config.limits import (
     MAX_TRAINABLE_GROUP,
     MAX_TRAJECTORIES_PER_STEP,
 )
-from upcycle.run_config.losses import loss_refusals
-from upcycle.run_config.names import (
-    ALL_LINEAR,
-    BATCH_BASELINE,
-    BY_TURN,
-    CHANNELS,
-    CONSTANT,
-    FADE,
-    NORMALIZE_THEN_SUM,
-    ON_FAILURE,
-    SCHEDULES,
-    UNIFORM,
-    WITH_BATCH_BASELINE,
-    Channel,
-    Purpose,
-    Say,
-)
+from upcycle.run_config.names import BATCH_BASELINE, CHANNELS, ON_FAILURE, UNIFORM, Channel, Purpose, Say
+from upcycle.run_config.training_rules import Rule
 from upcycle.session_query import parse_sessions
 from upcycle.tracking import parse_tracked
 
 if TYPE_CHECKING:
-    from upcycle.run_config.model import PolicyChoice, RunSpec, Sampling, Training
-
-Rule = Callable[[Any, Say], Iterator[str]]
-
-
-def _loss(training: Training, say: Say) -> Iterator[str]:
-    yield from loss_refusals(
-        training.loss,
-        training.loss_config,
-        kl_estimator=training.kl_estimator,
-        kl_placement=training.kl_placement,
-        say=say,
-    )
-
-
-def _schedule(training: Training, say: Say) -> Iterator[str]:
-    """Of a run in epochs the number of steps is known when its taskset is: only then is the rest checked."""
-    name, steps, warmup = training.lr_schedule, training.steps, training.warmup_steps
-    falling = " or ".join(one for one in SCHEDULES if one != CONSTANT)
-    if training.epochs is None and name != CONSTANT and steps == 0:
-        yield (
-            f"{say('lr_schedule')} {name!r} falls over the steps of a run, and {say('steps')} is 0, which "
-            f"has no end: give {say('steps')} a number, or choose {CONSTANT}"
-        )
-    if training.epochs is None and 0 < steps <= warmup:
-        limit = f">= 0 and below {say('steps')} ({steps})"
-        yield f"{say('warmup_steps')} must be {limit}, got {warmup}: some step must have the full rate"
-    if name == CONSTANT and training.min_lr_fraction > 0:
-        yield (
-            f"{say('min_lr_fraction')} is {training.min_lr_fraction:g} but a constant rate falls to nothing "
-            f"less: set {say('lr_schedule')} to {falling}, or leave it out"
-        )
-
-
-def _staleness(training: Training, say: Say) -> Iterator[str]:
-    pace, limit = training.max_staleness, training.stale_after
-    if 0 < limit < pace:
-        yield (
-            f"{say('stale_after')} is {limit} and {say('max_staleness')} {pace}: groups that sampling may "
-            "have open would be thrown away; give it at least as many versions, or leave it out"
-        )
-
-
-def _credit(training: Training, say: Say) -> Iterator[str]:
-    by_turn = training.turn_credit == BY_TURN
-    for name, default in (("turn_discount", 1.0), ("turn_reward_weight", 1.0)):
-        if not by_turn and getattr(training, name) != default:
-            yield (
-                f"{say(name)} is set but {say('turn_credit')} is {training.turn_credit!r}: nothing reads it; "
-                f"set {say('turn_credit')} to {BY_TURN}, or leave it out"
-            )
-    if by_turn and training.advantage == NORMALIZE_THEN_SUM:
-        yield (
-            f"{say('turn_credit')} {BY_TURN!r} compares what a turn led to, one number, and "
-            f"{say('advantage')} {NORMALIZE_THEN_SUM!r} the parts of a reward: choose one of them"
-        )
-
-
-def _fading(training: Training, say: Say) -> Iterator[str]:
-    parts, pays_turns = training.process_rewards, training.turn_credit == BY_TURN
-    if training.reward_schedule == FADE:
-        if not parts and not (pays_turns and training.turn_reward_weight):
-            yield (
-                f"{say('reward_schedule')} is {FADE!r} and nothing fades: name the graders that pay for the "
-                f"process in {say('process_rewards')}, or set {say('turn_credit')} to {BY_TURN}"
-            )
-        return
-    for name, default in (("fade_at", 0.8), ("fade_steps", 10), ("process_rewards", ())):
-        if getattr(training, name) != default:
-            yield (
-                f"{say(name)} is set but {say('reward_schedule')} is {training.reward_schedule!r}: nothing "
-                f"reads it; set {say('reward_schedule')} to {FADE}, or leave it out"
-            )
-
-
-def _guidance(training: Training, say: Say) -> Iterator[str]:
-    if training.guidance != ON_FAILURE and training.guidance_max_share != 0.25:
-        yield (
-            f"{say('guidance_max_share')} is set but {say('guidance')} is {training.guidance!r}: nothing "
-            f"reads it; set {say('guidance')} to {ON_FAILURE}, or leave it out"
-        )
-
-
-def _single_sessions(training: Training, say: Say) -> Iterator[str]:
-    if training.single_sessions != BATCH_BASELINE:
-        return
-    chosen = f"{say('single_sessions')} is {BATCH_BASELINE!r}"
-    if training.advantage not in WITH_BATCH_BASELINE:
-        yield (
-            f"{chosen} and {say('advantage')} is {training.advantage!r}, which divides by what one reward "
-            f"does not have: set {say('advantage')} to {' or '.join(WITH_BATCH_BASELINE)}"
-        )
-    if training.turn_credit == BY_TURN:
-        yield (
-            f"{chosen} and {say('turn_credit')} is {BY_TURN!r}: turns of one session have no others of the "
-            "same index beside them; leave one of them out"
-        )
-    if training.prompts_per_step < 2:
-        yield (
-            f"{chosen} and {say('prompts_per_step')} is 1: a session is compared with the other groups of a "
-            f"step; set {say('prompts_per_step')} to 2 or more"
-        )
-
-
-def _adapters(training: Training, say: Say) -> Iterator[str]:
-    targets = training.lora_targets
-    if training.lora_rank == 0:
-        for name, default in (("lora_alpha", 0.0), ("lora_targets", ALL_LINEAR)):
-            if getattr(training, name) != default:
-                yield (
-                    f"{say(name)} is set but {say('lora_rank')} is 0: all weights train, and nothing reads "
-                    f"it; give {say('lora_rank')} a number, or leave it out"
-                )
-    elif not all(one.strip() for one in targets.split(",")):
-        yield (
-            f"{say('lora_targets')} {targets!r} holds an empty name: give {ALL_LINEAR}, or names of layers "
-            "with commas between them"
-        )
+    from upcycle.run_config.model import PolicyChoice, RunSpec, Sampling
 
 
 def _batch(spec: RunSpec, say: Say) -> Iterator[str]:
@@ -268,6 +136,35 @@ def _sampler(spec: RunSpec, say: Say) -> Iterator[str]:
             f"{say('training.guidance')} is {ON_FAILURE!r} and {say('no_sampling')} is set: the run attempts "
             "no task itself; leave one of them out"
         )
+    if spec.training is not None and spec.no_sampling and spec.training.new_tasks != "off":
+        yield (
+            f"{say('training.new_tasks')} is {spec.training.new_tasks!r} and {say('no_sampling')} is set: "
+            "the run plays no task itself; leave one of them out"
+        )
+
+
+def _self_play(spec: RunSpec, say: Say) -> Iterator[str]:
+    if spec.training is not None and spec.no_sampling and spec.training.self_play:
+        yield (
+            f"{say('training.self_play')} is {spec.training.self_play!r} and {say('no_sampling')} is set: "
+            "the run plays no task itself; leave one of them out"
+        )
+
+
+def _no_taskset(spec: RunSpec, say: Say) -> Iterator[str]:
+    """What a run may not ask for that is about no tasks."""
+    if spec.taskset:
+        return
+    if not spec.sessions or spec.source_runs or not spec.no_sampling:
+        yield (
+            f"{say('taskset')} must be set; only a training run with {say('sessions')} and "
+            f"{say('no_sampling')}, and without {say('source_runs')}, needs none"
+        )
+    if spec.training is not None and spec.training.epochs is not None:
+        yield (
+            f"{say('training.epochs')} are passes over a taskset, and {say('taskset')} is empty: name one, "
+            f"or set {say('training.steps')}"
+        )
 
 
 def _sources(spec: RunSpec, say: Say) -> Iterator[str]:
@@ -352,16 +249,6 @@ def _thinking(sampling: Sampling, say: Say) -> Iterator[str]:
 
 
 SAMPLING_RULES: Final[tuple[Rule, ...]] = (_thinking,)
-TRAINING_RULES: Final[tuple[Rule, ...]] = (
-    _loss,
-    _schedule,
-    _staleness,
-    _credit,
-    _fading,
-    _guidance,
-    _single_sessions,
-    _adapters,
-)
 POLICY_RULES: Final[tuple[Rule, ...]] = (_channel,)
 RUN_RULES: Final[tuple[Rule, ...]] = (
     _batch,
@@ -372,6 +259,8 @@ RUN_RULES: Final[tuple[Rule, ...]] = (
     _choice_of_tasks,
     _pair,
     _sampler,
+    _self_play,
+    _no_taskset,
     _sources,
     _sessions,
     _tracking,

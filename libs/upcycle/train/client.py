@@ -40,7 +40,7 @@ from upcycle.train.results import (
     optim_step_of,
     step_of,
 )
-from upcycle.train.running import TrainedRun, run_ids_of, submit, wait_until_finished
+from upcycle.train.running import TrainedRun, run_ids_of, submit, submit_alone, wait_until_finished
 from upcycle.train.sampling import Prompt, Sampled, SamplingRequest, sampled
 from upcycle.trained_models import head_was_set, stepped
 
@@ -312,6 +312,21 @@ class TrainingClient:
         async with connected(self._runtime) as platform:
             run_id = await submit(platform, self.model, run_ids_of(runs), taskset, chosen)
             return await wait_until_finished(platform, run_id, timeout_s)
+
+    async def train_on_sessions(
+        self, sessions: str = "all", *, timeout_s: float = 86_400.0, **options: Any
+    ) -> TrainedRun:
+        """Start a training run on graded recorded sessions alone, and wait until it is over.
+
+        sessions: which ones, as of `upcycle train --sessions`. options: its other flags, such as steps,
+        prompts, single_sessions, sessions_idle_s. Raises RunConfigInvalid; upcycle.rpc.RemoteError where the
+        planner finds none that can train, with the reasons; TrainingFailed as train_on.
+        """
+        from upcycle.run_config.flags import training_run
+
+        chosen = training_run(self.model, {**options, "sessions": sessions, "no_sampling": True})
+        async with connected(self._runtime) as platform:
+            return await wait_until_finished(platform, await submit_alone(platform, chosen), timeout_s)
 
     async def available_losses(self) -> list[str]:
         """Built-in losses that the model can be trained with."""

@@ -93,6 +93,13 @@ async def submit(
     return (await submit_run(platform, spec_to_wire(run))).run_id
 
 
+async def submit_alone(platform: "Platform", spec: "RunSpec") -> str:
+    """The run id of a training run that is about no tasks, of recorded sessions. Raises RemoteError."""
+    from upcycle.run_config.wire import spec_to_wire
+
+    return (await submit_run(platform, spec_to_wire(replace(spec, taskset="")))).run_id
+
+
 async def _taskset(
     platform: "Platform", run_id: str, taskset: "Taskset | str | None", *, follows: bool
 ) -> str:

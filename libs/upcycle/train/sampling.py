@@ -95,7 +95,7 @@ async def sampled(
     said = f"sample of {request.model!r}: {response.status_code} {code}: {message}"
     if code in _NOT_NOW or (is_published and code == _NOT_YET):
         raise Unavailable(said)
-    raise SamplingRefused(said)
+    raise SamplingRefused(said, addresses.gateway_key_hint() if response.status_code == 401 else "")
 
 
 def _refusal(response: Any) -> tuple[str, str]:

@@ -77,6 +77,7 @@ def line_of_record(record: Mapping[str, Any]) -> dict[str, Any]:
         "stop_reason": _word(body.get("stop_reason"), "STOP_REASON_"),
         "answer": body.get("answer", ""),
         **_guided(episode, body),
+        **({"labels": episode["labels"]} if episode.get("labels") else {}),
         "reward": float(summary.get("reward", 0.0)) if graded else None,
         "success": bool(summary.get("success")) if graded else None,
         "subscores": [_subscore(one) for one in summary.get("subscores", [])] if graded else [],
@@ -88,11 +89,13 @@ def line_of_record(record: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def _guided(episode: Mapping[str, Any], body: Mapping[str, Any]) -> dict[str, str]:
-    """Of an episode whose prompt had guidance: after which attempt, and the text."""
+def _guided(episode: Mapping[str, Any], body: Mapping[str, Any]) -> dict[str, Any]:
+    """Of an episode whose prompt had guidance: after which attempt, the text, and its parts by kind."""
     if not episode.get("guided_after"):
         return {}
-    return {"guided_after": episode["guided_after"], "guidance": body.get("guidance", "")}
+    parts = [{"kind": one["kind"], "text": one["text"]} for one in body.get("guidance_parts", ())]
+    said = {"guided_after": episode["guided_after"], "guidance": body.get("guidance", "")}
+    return {**said, "guidance_parts": parts}
 
 
 def _span(sampled_by: Mapping[str, Any]) -> dict[str, int] | None:

@@ -4,6 +4,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
+from upcycle.evenly import evenly
 from upcycle.reporting.episodes import EpisodeRow
 from upcycle.viewing.errors import TooManyEpisodes
 
@@ -54,7 +55,7 @@ def _some(episodes: Sequence[EpisodeRow], limit: int) -> list[tuple[EpisodeRow, 
     take(reversed(ranked), "best", limit // _PART)
     rest = [one for one in episodes if one.episode_id not in chosen]
     free = limit - len(chosen)
-    chosen |= {one.episode_id: (one, "sample") for one in _spread(rest, free)}
+    chosen |= {one.episode_id: (one, "sample") for one in evenly(rest, free)}
     return list(chosen.values())
 
 
@@ -75,9 +76,3 @@ def _one_per_task_first(rows: Iterable[EpisodeRow]) -> list[EpisodeRow]:
         else:
             first[one.task_slug] = one
     return [*first.values(), *others]
-
-
-def _spread(rows: Sequence[EpisodeRow], count: int) -> list[EpisodeRow]:
-    """So many of them, evenly apart."""
-    count = min(count, len(rows))
-    return [rows[at * len(rows) // count] for at in range(count)]

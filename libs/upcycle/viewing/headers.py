@@ -5,6 +5,7 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
 from upcycle.reporting.mix_texts import mix_lines
+from upcycle.reporting.new_task_texts import new_tasks_line
 
 if TYPE_CHECKING:
     from google.protobuf.timestamp_pb2 import Timestamp
@@ -21,6 +22,7 @@ def _facts(run: "Run", versions: Sequence[int]) -> Iterator[tuple[str, str]]:
     yield "model", run.spec.policy.model
     yield ("version" if len(versions) == 1 else "versions"), ", ".join(f"v{version}" for version in versions)
     yield "taskset", "" if run.mix else run.spec.taskset
+    yield "recorded sessions", run.spec.sessions
     for line in mix_lines(run):
         yield "taskset", line
     yield "taskset digest", run.taskset_digest[:12]
@@ -34,6 +36,7 @@ def _facts(run: "Run", versions: Sequence[int]) -> Iterator[tuple[str, str]]:
     ends = sorted(run.counts.groups_by_outcome.items())
     yield "groups", ", ".join(f"{count} {how}" for how, count in ends)
     yield "guided groups", f"{run.guided_groups} of {run.groups}" if run.guided_groups else ""
+    yield "new tasks", new_tasks_line(run)
     usage = run.usage
     spent = {"engines": usage.engine_s, "environments": usage.environment_s, "trainer": usage.trainer_s}
     yield "machines", ", ".join(f"{name} {seconds:.1f} s" for name, seconds in spent.items() if seconds)

@@ -6,6 +6,7 @@ from checkpoint_registry import wire
 from checkpoint_registry.domain.models import Checkpoint, PublishedVersion
 from identities.objects import PolicyFolder
 from policy_files import AnnouncedVersions, Announcement, FalseAnnouncement, KeptFacts
+from signed_objects import UnprovenBlob
 from upcycle.api.training.v1.events_pb2 import CheckpointSaved, PolicyPublished
 from upcycle.errors import Unavailable
 
@@ -21,6 +22,8 @@ class KeptAnnouncements:
         """Raises FalseAnnouncement unless the files of the version are stored and are those of the fact."""
         try:
             await said.check_stored(self._store)
+        except UnprovenBlob as error:
+            raise said.false(str(error)) from error
         except BlobError as error:
             what = f"{said.model}@v{said.version}"
             raise Unavailable(f"the manifest of {what} cannot be read: {error}") from error

@@ -19,7 +19,11 @@ from checkpoint_registry.domain.models import (
     PublishedVersion,
 )
 
-_GATE_OPTIONS: Final[Mapping[str, Callable[[Any], Any]]] = {"critical": tuple, "require_review": int}
+_GATE_OPTIONS: Final[Mapping[str, Callable[[Any], Any]]] = {
+    "critical": tuple,
+    "require_review": int,
+    "by_shadow": bool,
+}
 """Fields of a gate that stand in `gate_options`, each with how it is read back."""
 
 
@@ -53,7 +57,10 @@ def checkpoint_values(checkpoint: Checkpoint) -> dict[str, Any]:
 
 def version_of(row: RowMapping) -> PublishedVersion:
     """A row of `published_version`."""
-    return PublishedVersion(**{**_columns(row, PublishedVersion), "manifest": BlobRef(**row["manifest"])})
+    values = _columns(row, PublishedVersion)
+    values["manifest"] = BlobRef(**row["manifest"])
+    values["training_state"] = BlobRef(**row["training_state"]) if row["training_state"] else None
+    return PublishedVersion(**values)
 
 
 def move_of(row: RowMapping) -> HeadMove:

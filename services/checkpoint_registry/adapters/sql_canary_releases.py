@@ -9,7 +9,13 @@ from checkpoint_registry.adapters.canary_rows import HOLDER, change_release, end
 from checkpoint_registry.adapters.rows import release_of
 from checkpoint_registry.adapters.sql_heads import lock_revision, read_checkpoint
 from checkpoint_registry.adapters.sql_holds import grant_hold
-from checkpoint_registry.domain.errors import AlreadyHead, NoCanaryRelease, UnknownCheckpoint, UnknownModel
+from checkpoint_registry.domain.errors import (
+    AlreadyHead,
+    NoCanaryRelease,
+    ReleaseUnderWay,
+    UnknownCheckpoint,
+    UnknownModel,
+)
 from checkpoint_registry.domain.models import CanaryRelease, EngineLease
 from identities.objects import PolicyFolder
 from sql_store import Database, owned
@@ -22,13 +28,17 @@ class SqlCanaryReleases:
         self._db = database
 
     async def set_release(
-        self, wanted: CanaryRelease, *, head_revision: int | None, until: datetime
+        self, wanted: CanaryRelease, *, head_revision: int | None, until: datetime, changes: bool = True
     ) -> tuple[CanaryRelease, EngineLease]:
-        """Its version is looked up by its checkpoint, and held until then. Raises UnknownModel,
-        UnknownCheckpoint, HeadMoved, AlreadyHead, VersionRemoved, NoEngine, OtherBase, NoRoom."""
+        """Its version is looked up by its checkpoint, and held until then. changes: one that is under way
+        may be changed. Raises UnknownModel, UnknownCheckpoint, HeadMoved, AlreadyHead, ReleaseUnderWay,
+        VersionRemoved, NoEngine, OtherBase, NoRoom."""
 
         def work(connection: Connection) -> tuple[CanaryRelease, EngineLease]:
             lock_revision(connection, wanted.model, head_revision)
+            known = releases_under_way(connection, wanted.model).get(wanted.model)
+            if known is not None and not changes:
+                raise ReleaseUnderWay(wanted.model, known.version)
             target = read_checkpoint(connection, wanted.checkpoint_id)
             if target.model != wanted.model:
                 raise UnknownCheckpoint(f"checkpoint {target.checkpoint_id!r} is not one of {wanted.model!r}")
@@ -41,11 +51,18 @@ class SqlCanaryReleases:
 
         return await self._db.run(work)
 
-    async def end(self, model: str, *, actor: str, reason: str, at: datetime) -> CanaryRelease:
-        """Raises UnknownModel, NoCanaryRelease."""
+    async def end(
+        self, model: str, *, actor: str, reason: str, at: datetime, revision: int | None = None
+    ) -> CanaryRelease:
+        """revision: of the release that is meant; None: whichever is under way. Raises UnknownModel,
+        NoCanaryRelease."""
 
         def work(connection: Connection) -> CanaryRelease:
             lock_revision(connection, model, None)
+            if revision is not None:
+                release = releases_under_way(connection, model).get(model)
+                if release is None or release.revision != revision:
+                    raise NoCanaryRelease(model)
             ended = end_release(connection, model, actor=actor, reason=reason, at=at)
             if ended is None:
                 raise NoCanaryRelease(model)

@@ -76,9 +76,14 @@ def _evidence(connection: Connection, run_ids: Sequence[str]) -> list[Reference]
 
 
 def _requests(connection: Connection, run_ids: Sequence[str]) -> list[Reference]:
-    """Runs that a gate asked for, whatever became of them; the gate of 0.3.0 kept a table of its own."""
-    found: list[str] = []
-    for table in (tables.pair_run, tables.watch_run, tables.evaluation_request):
+    """Runs that a gate asked for, whatever became of them, and those of the watches of today's heads: their
+    stored pairs are enough for an earlier one. The gate of 0.3.0 kept a table of its own."""
+    head, watch = tables.model.c, tables.watch_run.c
+    of_head = (head.model == watch.model) & (head.head_revision == watch.head_revision)
+    rows = tables.watch_run.join(tables.model, of_head & owned(tables.model))
+    watches = select(watch.run_id).select_from(rows).where(owned(tables.watch_run), watch.run_id.in_(run_ids))
+    found: list[str] = list(connection.execute(watches).scalars())
+    for table in (tables.pair_run, tables.evaluation_request):
         query = select(table.c.run_id).where(owned(table), table.c.run_id.in_(run_ids))
         found += connection.execute(query).scalars()
     return [Reference(run_id, _EVIDENCE) for run_id in dict.fromkeys(found)]

@@ -33,7 +33,7 @@ published_version = Table(
     metadata,
     *columns("tenant model digest run_id", String),
     *columns("version step", BigInteger),
-    *columns("manifest", JSON),
+    *columns("manifest training_state", JSON),
     *columns("published_at removed_at", UtcDateTime),
 )
 engine_lease = Table(
@@ -90,8 +90,9 @@ pair_run = Table(
 watch_run = Table(
     "watch_run",
     metadata,
-    *columns("tenant request_id model run_id state detail", String),
+    *columns("tenant request_id model run_id state detail beside source_digest", String),
     *columns("head_revision number", BigInteger),
+    *columns("engine_s", Float),
     *columns("pairs", JSON),
     *columns("updated_at", UtcDateTime),
 )

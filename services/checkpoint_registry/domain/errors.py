@@ -34,7 +34,10 @@ class UnknownVersion(RegistryError):
     """No such version was published, or its fact has not arrived yet."""
 
     def __init__(self, model: str, version: int) -> None:
-        super().__init__(f"no version {version} of model {model!r} is recorded as published")
+        super().__init__(
+            f"no version {version} of model {model!r} is recorded as published; "
+            f"`upcycle models checkpoints {model}` lists those that can be chosen"
+        )
 
 
 class VersionRemoved(RegistryError):
@@ -100,6 +103,13 @@ class NoCanaryRelease(RegistryError):
         super().__init__(
             f"no canary release of {model!r} is under way; `upcycle models canary {model}` lists its changes"
         )
+
+
+class ReleaseUnderWay(RegistryError):
+    """The registry may begin a release of its own only where none is."""
+
+    def __init__(self, model: str, version: int) -> None:
+        super().__init__(f"a canary release of {model!r}, v{version}, is under way and stays")
 
 
 class VersionConflict(RegistryError):

@@ -126,7 +126,7 @@ def _refuse_without_engine(name: str, base: str, engines: Collection[EngineRoom]
     if engines:
         raise NoRoom(
             f"no engine can hold {name}: the {len(engines)} that run hold no policy beside their channel's "
-            "(vLLM, or POLICY_ENGINE_MAX_HELD=0)"
+            "(vLLM without POLICY_ENGINE_VLLM_LORA_RANK, or POLICY_ENGINE_MAX_HELD=0)"
         )
     raise NoEngine(f"no engine can hold {name}: no engine supervisor runs")
 

@@ -25,7 +25,8 @@ class JobPhase(StrEnum):
 @dataclass(frozen=True, slots=True)
 class GateSpec:
     """What the run asks of its checkpoints; rates 0..1. attempts: at most, per task and side. confidence:
-    1 - the error of the run. require_review: trajectories of the run that people must have confirmed."""
+    1 - the error of the run. require_review: trajectories of the run that people must have confirmed.
+    by_shadow: the shadow graders say what is a success."""
 
     taskset: str
     attempts: int
@@ -34,6 +35,7 @@ class GateSpec:
     min_gain: float
     critical: tuple[str, ...] = ()
     require_review: int = 0
+    by_shadow: bool = False
 
     def rule(self) -> GateRule:
         """Raises BadGateRule for what an older planner accepted and no gate can keep."""

@@ -60,6 +60,8 @@ class PublishedVersion:
     run_id: str
     step: int
     published_at: datetime
+    training_state: BlobRef | None = None
+    """Marker of the trainer's state that was saved with it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,7 +90,14 @@ class Checkpoint:
     def published(self) -> PublishedVersion:
         """The same version as an engine fetches it."""
         return PublishedVersion(
-            self.model, self.version, self.digest, self.manifest, self.run_id, self.step, self.created_at
+            self.model,
+            self.version,
+            self.digest,
+            self.manifest,
+            self.run_id,
+            self.step,
+            self.created_at,
+            self.training_state,
         )
 
 

@@ -3,9 +3,10 @@
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
+from typing import Final
 
-from checkpoint_registry.domain.evidence import Evaluation, Tally
-from checkpoint_registry.domain.jobs import RequestState
+from checkpoint_registry.domain.evidence import Evaluation, SamplingProfile, Tally
+from checkpoint_registry.domain.jobs import GateSpec, RequestState
 from checkpoint_registry.domain.runs import EpisodeOutcome
 from upcycle.gate.baseline import HeadRecord
 from upcycle.gate.outcomes import Outcome, Outcomes, TaskCount, TaskOutcomes
@@ -34,6 +35,11 @@ class PairRun:
     source_digest: str = ""  # of the code that judged it
     outcomes: Mapping[str, TaskOutcomes] = field(default_factory=dict)  # by task, once it is finished
 
+    @property
+    def by_shadow(self) -> bool:
+        """Whether its shadow graders say what is a success."""
+        return self.profile_key.endswith(_BY_SHADOW)
+
 
 @dataclass(frozen=True, slots=True)
 class NextPairs:
@@ -43,13 +49,23 @@ class NextPairs:
     attempts: int
 
 
-def by_task(results: Iterable[EpisodeOutcome], attempts: int) -> dict[str, TaskOutcomes]:
+_BY_SHADOW: Final = "+shadow"
+
+
+def evidence_key(profile: SamplingProfile, gate: GateSpec) -> str:
+    """What evidence is compared under: how it was sampled, and which graders say what is a success."""
+    return profile.key() + (_BY_SHADOW if gate.by_shadow else "")
+
+
+def by_task(
+    results: Iterable[EpisodeOutcome], attempts: int, *, by_shadow: bool = False
+) -> dict[str, TaskOutcomes]:
     """What a pair's run says of each task. Member 2k is attempt k of the candidate, 2k + 1 of head. An
     episode without a grade is missing: failures that a policy caused are graded."""
     found: dict[str, dict[int, Outcome]] = {}
     family: dict[str, str] = {}
     for result in results:
-        outcome = int(result.success) if result.graded else None
+        outcome = _outcome(result, by_shadow=by_shadow)
         found.setdefault(result.task_slug, {})[result.member] = outcome
         family[result.task_slug] = result.family
     return {
@@ -61,6 +77,16 @@ def by_task(results: Iterable[EpisodeOutcome], attempts: int) -> dict[str, TaskO
         )
         for task, members in sorted(found.items())
     }
+
+
+def _outcome(result: EpisodeOutcome, *, by_shadow: bool) -> Outcome:
+    """By the shadow graders an attempt without them is missing, unless its policy failed: so a grader that
+    breaks cannot turn the verdict."""
+    if not result.graded:
+        return None
+    if not by_shadow or result.failure_kind:
+        return int(result.success)
+    return None if result.shadow is None else int(result.shadow)
 
 
 def of_one_source(runs: Sequence[PairRun]) -> list[PairRun]:

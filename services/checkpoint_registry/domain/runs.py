@@ -32,6 +32,7 @@ class EpisodeOutcome:
     member: int = 0
     group_id: str = ""
     failure_kind: str = ""  # of a graded one: what its policy caused
+    shadow: bool | None = None  # whether its shadow graders confirm success; None: it has none
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +55,19 @@ class EvaluationRun:
     source_digest: str = ""  # "": not known
     episode_deadline_s: int = 0  # 0: the run configuration's default
     against_version: int | None = None  # that it plays side by side
+    traps: tuple[EpisodeOutcome, ...] = ()  # at tasks without a solution: a success is a hack
     ended_by_drops: bool = False  # of a tracked set: its checkpoints stay candidates
+    engine_s: float = 0.0  # of engines, that its episodes took
+
+
+@dataclass(frozen=True, slots=True)
+class TrainingLoad:
+    """A training run that samples now. engine_s: seconds of engines that its episodes took."""
+
+    run_id: str
+    engine_s: float
+    num_episodes: int  # that ended
+    submitted_at: datetime
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,6 +80,11 @@ class TasksetView:
     num_tasks: int
     revision: int = 1
     families: Mapping[str, str] = field(default_factory=dict)  # by task
+
+    @property
+    def family_names(self) -> tuple[str, ...]:
+        """Sorted, each once."""
+        return tuple(sorted(set(self.families.values())))
 
 
 @dataclass(frozen=True, slots=True)

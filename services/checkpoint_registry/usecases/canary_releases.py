@@ -56,10 +56,11 @@ class CanaryReleases:
         self._now = now
 
     async def set_release(
-        self, order: ReleaseOrder, *, head_revision: int | None
+        self, order: ReleaseOrder, *, head_revision: int | None, changes: bool = True
     ) -> tuple[CanaryRelease, EngineLease]:
-        """The release and the engine that is to serve it. Raises InvalidRequest, UnknownModel,
-        UnknownCheckpoint, HeadMoved, AlreadyHead, VersionRemoved, NoEngine, OtherBase, NoRoom."""
+        """The release and the engine that is to serve it. changes: one that is under way may be changed.
+        Raises InvalidRequest, UnknownModel, UnknownCheckpoint, HeadMoved, AlreadyHead, ReleaseUnderWay,
+        VersionRemoved, NoEngine, OtherBase, NoRoom."""
         order.validate()
         now = self._now()
         actor = f"{order.actor} ({order.caller})"
@@ -74,15 +75,21 @@ class CanaryReleases:
             changed_at=now,
             shadow_share=order.shadow_share,
         )
-        done, lease = await self._store.set_release(wanted, head_revision=head_revision, until=now + _HELD)
+        done, lease = await self._store.set_release(
+            wanted, head_revision=head_revision, until=now + _HELD, changes=changes
+        )
         log.info("canary_release_set", extra={"model": done.model, "version": done.version})
         return done, lease
 
-    async def end(self, model: str, *, actor: str, reason: str, caller: str) -> CanaryRelease:
-        """Raises InvalidRequest, UnknownModel, NoCanaryRelease."""
+    async def end(
+        self, model: str, *, actor: str, reason: str, caller: str, revision: int | None = None
+    ) -> CanaryRelease:
+        """revision: of the release that is meant; None: whichever is under way. Raises InvalidRequest,
+        UnknownModel, NoCanaryRelease."""
         validate_slug(model)
         validate_author(actor, reason, "ends it")
-        return await self._store.end(model, actor=f"{actor} ({caller})", reason=reason, at=self._now())
+        by = f"{actor} ({caller})"
+        return await self._store.end(model, actor=by, reason=reason, at=self._now(), revision=revision)
 
     async def changes(self, model: str) -> list[CanaryRelease]:
         """The audit, oldest first. Raises UnknownModel."""

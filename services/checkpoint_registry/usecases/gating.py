@@ -6,7 +6,9 @@ its run has left. A judgement counts only while the head that it was made agains
 """
 
 import logging
+from collections.abc import Sequence
 from dataclasses import replace
+from datetime import datetime, timedelta
 
 from checkpoint_registry.adapters.sql_gate import SqlGateStore
 from checkpoint_registry.adapters.sql_models import SqlModelStore
@@ -16,15 +18,31 @@ from checkpoint_registry.domain.errors import HeadMoved, PeerRefused
 from checkpoint_registry.domain.evidence import SamplingProfile
 from checkpoint_registry.domain.jobs import GateJob, GateSpec, JobPhase, Judgement
 from checkpoint_registry.domain.models import Checkpoint, CheckpointState, Model
+from checkpoint_registry.domain.open_alarms import OpenAlarms
 from checkpoint_registry.ports import Clock, RewardAlarms, Tasksets
 from checkpoint_registry.usecases.pairing import Decided, PairsGivenUp, PairUnderTest, PlayPairs
 from identities.entities import interactive_run_id
+from upcycle.errors import Unavailable
 from upcycle.gate.decision import Verdict
 from upcycle.gate.errors import BadGateRule
 from upcycle.gate.spending import AlphaWealth
-from upcycle.gate.words import reason_of
+from upcycle.gate.words import PASSED_AND_WAITS, reason_of
 
 log = logging.getLogger(__name__)
+
+_CLOCKS_DIFFER = timedelta(seconds=2)
+"""The planner says when a run ended, the bus when its facts were stored: so much their clocks may differ."""
+_MONITORS_WAIT = timedelta(hours=1)
+"""So long after its last run ended a candidate that passed waits for the monitors of reward hacks, or for the
+store that keeps their alarms; then it is held. Counted from a stored moment: a restart makes it no longer."""
+_PEERS_START = timedelta(minutes=1)
+"""So long after its own start the gate holds nothing because the store does not answer: where the whole
+platform was off for a night, the store may be the last to start."""
+_AFTER = f"after {_MONITORS_WAIT.total_seconds():g} s"
+_NOT_SEEN = f"held: evidence incomplete: monitors of reward hacks have not seen all of its episodes; {_AFTER}"
+_NOT_READ = f"held: evidence incomplete: alarms of its runs could not be read; {_AFTER}"
+_AWAITS_MONITORS = f"{PASSED_AND_WAITS} until the monitors of reward hacks have seen all of its episodes"
+_AWAITS_STORE = f"{PASSED_AND_WAITS} for trajectory_store, which does not answer"
 
 
 class RunGate:
@@ -49,6 +67,7 @@ class RunGate:
         self._pairs = pairs
         self._now = now
         self._alarms = alarms
+        self._began = now()
 
     async def record(self, checkpoint: Checkpoint, traceparent: str, *, keeps_head: bool = False) -> bool:
         """Takes a saved checkpoint in; keeps_head: without judging it. Safe to repeat. Raises UnknownModel,
@@ -178,7 +197,11 @@ class RunGate:
             reason = f"held: head moved while it waited for review; {command} makes it head nevertheless"
             await self._store.hold(job.checkpoint_id, reason, self._now())
             return True
-        if missing := await self._unreviewed(job, gate):
+        try:
+            missing = await self._unreviewed(job, gate)
+        except Unavailable as error:  # asked again at the next look; other candidates go on
+            missing = f"held: {_AWAITS_STORE}: {error}"
+        if missing:
             if not candidate.reason.startswith(missing):
                 await self._store.note_review(job.checkpoint_id, missing)
             return False
@@ -241,10 +264,14 @@ class RunGate:
             taskset_digest=job.taskset_digest,
             run_ids=decided.run_ids,
             decision=decided.decision,
-            reason=reason_of(decided.decision, gate.rule()),
+            reason=reason_of(decided.decision, gate.rule(), by_shadow=gate.by_shadow),
         )
-        judgement = await self._unless_alarmed(job, judgement)
-        missing = await self._unreviewed(job, gate) if judgement.is_passed else ""
+        missing = ""
+        if judgement.is_passed:
+            checked = await self._checked(job, gate, judgement, decided.finished_at)
+            if checked is None:
+                return False
+            judgement, missing = checked
         try:
             if missing:
                 await self._store.await_review(_held(judgement, missing), self._now())
@@ -256,16 +283,46 @@ class RunGate:
             log.info("judged_again", extra={"checkpoint_id": job.checkpoint_id, "why": str(error)})
         return True
 
-    async def _unless_alarmed(self, job: GateJob, judgement: Judgement) -> Judgement:
-        """A reward that is hacked proves nothing: open alarms of the run, or of what played its pairs, hold
-        the candidate."""
-        if not judgement.is_passed or self._alarms is None:
-            return judgement
-        raised = await self._alarms.open_alarms((job.run_id, *judgement.run_ids))
-        if not raised:
-            return judgement
-        reason = f"held: open alarm {'; '.join(raised)} (upcycle trajectories alarms {job.run_id})"
-        return _held(judgement, reason)
+    async def _checked(
+        self, job: GateJob, gate: GateSpec, judgement: Judgement, finished_at: datetime
+    ) -> tuple[Judgement, str] | None:
+        """Of what passed: (the judgement as monitors leave it, why people have to look first). None: it waits
+        for the monitors. Raises Unavailable while it waits for the store."""
+        limit = finished_at + _MONITORS_WAIT
+        try:
+            found = await self._open_alarms((job.run_id, *judgement.run_ids), finished_at + _CLOCKS_DIFFER)
+            missing = "" if found.alarms else await self._unreviewed(job, gate)
+        except Unavailable as error:
+            if await self._may_wait(job, f"{_AWAITS_STORE}: {error}", max(limit, self._began + _PEERS_START)):
+                raise
+            return _held(judgement, f"{_NOT_READ} trajectory_store does not answer: {error}"), ""
+        if found.alarms:  # a reward that is hacked proves nothing
+            reason = f"held: open alarm {found} (upcycle trajectories alarms {job.run_id})"
+            return _held(judgement, reason), ""
+        if missing or not found.unseen:
+            return judgement, missing
+        said = f"trajectory_store says that {found.unseen}"
+        if await self._may_wait(job, f"{_AWAITS_MONITORS}: {said}", limit):
+            return None
+        return _held(judgement, f"{_NOT_SEEN} {said}"), ""
+
+    async def _open_alarms(self, run_ids: Sequence[str], seen_until: datetime) -> OpenAlarms:
+        if self._alarms is None:
+            return OpenAlarms()
+        return await self._alarms.open_alarms(run_ids, seen_until)
+
+    async def _may_wait(self, job: GateJob, reason: str, limit: datetime) -> bool:
+        """Whether a candidate that passed goes on waiting, and says so. One that people confirmed has no
+        limit: they may have taken days, it is held as it is, and no other candidate waits for it."""
+        is_reviewed = job.phase is JobPhase.REVIEW
+        if self._now() >= limit and not is_reviewed:
+            return False
+        candidate = await self._models.checkpoint(job.checkpoint_id)
+        if candidate.reason != reason:
+            log.info("awaits_monitors", extra={"checkpoint_id": job.checkpoint_id, "why": reason})
+            note = self._store.note_review if is_reviewed else self._levels.note
+            await note(job.checkpoint_id, reason)
+        return True
 
     async def _unreviewed(self, job: GateJob, gate: GateSpec) -> str:
         """Why people have to look first; "" where they looked, or need not."""

@@ -9,7 +9,7 @@ import logging
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext, suppress
 from dataclasses import dataclass
-from datetime import timedelta
+from datetime import datetime, timedelta
 
 from checkpoint_registry.adapters.sql_pairs import SqlPairStore
 from checkpoint_registry.domain.errors import PeerRefused
@@ -19,6 +19,7 @@ from checkpoint_registry.domain.pairs import (
     NextPairs,
     PairRun,
     by_task,
+    evidence_key,
     head_records,
     joined,
     next_pairs,
@@ -32,6 +33,7 @@ from upcycle.gate.baseline import Baseline, best_heads
 from upcycle.gate.decision import Decision, Verdict, decide
 from upcycle.gate.outcomes import Outcomes, TaskCount, TaskOutcomes
 from upcycle.gate.words import reason_of
+from upcycle.wording import amount
 
 log = logging.getLogger(__name__)
 
@@ -63,10 +65,11 @@ class PairUnderTest:
 
 @dataclass(frozen=True, slots=True)
 class Decided:
-    """A final decision, and the runs that it rests on."""
+    """A final decision, and the runs that it rests on. finished_at: of the last of them."""
 
     decision: Decision
     run_ids: tuple[str, ...]
+    finished_at: datetime
 
 
 class PlayPairs:
@@ -98,7 +101,8 @@ class PlayPairs:
         rule, level = pair.gate.rule(), pair.job.level
         decision = await asyncio.to_thread(decide, outcomes, rule, level, best, base)
         if decision.verdict is not Verdict.CONTINUE:
-            return Decided(decision, tuple(run.run_id for run in played))
+            finished_at = max((run.updated_at for run in played), default=self._now())
+            return Decided(decision, tuple(run.run_id for run in played), finished_at)
         if not failed or self._now() >= failed[-1].updated_at + self._backoff(len(failed)):
             await self._play_more(pair, decision, outcomes, number=len(runs))
         return None
@@ -135,7 +139,9 @@ class PlayPairs:
         if not played or pair.job.profile is None:
             return {}, {}
         job, source = pair.job, played[-1].source_digest
-        runs = await self._store.of_heads(job.model, job.taskset_digest, pair.job.profile.key())
+        runs = await self._store.of_heads(
+            job.model, job.taskset_digest, evidence_key(pair.job.profile, pair.gate)
+        )
         records = head_records(run for run in runs if run.source_digest == source)
         base = next((one for one in records if one.checkpoint == checkpoint_id(job.model, 0)), None)
         best = best_heads(records, pair.head.checkpoint_id)
@@ -171,7 +177,7 @@ class PlayPairs:
         if run is not None and run.outcome is RunOutcome.UNFINISHED:
             return  # asked at each poll: without its results, which may be thousands
         run = await self._tasksets.run(pair.run_id, include_results=True) if run is not None else None
-        outcomes = by_task(run.results, pair.attempts) if run is not None else {}
+        outcomes = by_task(run.results, pair.attempts, by_shadow=pair.by_shadow) if run is not None else {}
         problem = _problem(pair, run, outcomes)
         if problem or run is None:
             log.info("pair_is_no_evidence", extra={"run_id": pair.run_id, "reason": problem})
@@ -197,14 +203,15 @@ class PlayPairs:
                 attempts=wanted.attempts,
                 taskset=pair.gate.taskset,
                 taskset_digest=pair.job.taskset_digest,
-                profile_key=order.profile.key(),
+                profile_key=evidence_key(order.profile, pair.gate),
                 run_id=run_id,
                 state=state,
                 detail=detail,
                 updated_at=self._now(),
             )
         )
-        await self._store.note(pair.candidate.checkpoint_id, reason_of(decision, pair.gate.rule()))
+        said = reason_of(decision, pair.gate.rule(), by_shadow=pair.gate.by_shadow)
+        await self._store.note(pair.candidate.checkpoint_id, said)
         log.info("pair_ordered", extra={"request_id": order.request_id, "run_id": run_id, "detail": detail})
 
     def _order(
@@ -274,6 +281,13 @@ def _problem(pair: PairRun, run: EvaluationRun | None, outcomes: Mapping[str, Ta
         if result.graded and {result.oldest_version, result.newest_version} != {wanted}:
             return f"run {run.run_id} sampled {result.task_slug!r} with another version than v{wanted}"
     if all(one is None for task in outcomes.values() for one in (*task.candidate, *task.head)):
+        num_graded = sum(one.graded for one in run.results)
+        if pair.by_shadow and num_graded:
+            return (
+                f"none of the {amount(num_graded, 'graded episode')} of run {run.run_id} has a shadow grade, "
+                "by which the gate judges: give grades a subscore of weight 0 whose name begins with "
+                "'shadow', or leave gate.by_shadow out"
+            )
         return f"run {run.run_id} graded none of its {len(run.results)} episodes"
     return ""
 

@@ -25,6 +25,8 @@ from upcycle.gate.watch import Watch
 log = logging.getLogger(__name__)
 
 _CALLER: Final = "the registry"
+_OURS: Final = f"{GATE_ACTOR} ({_CALLER})"
+"""Who began a release that this watch began: a person may be called `gate`, with another caller."""
 _LATE: Final = timedelta(seconds=60)
 """So much later than its moment a reward may be listed."""
 
@@ -105,7 +107,7 @@ class WatchSessions:
     async def _judge(self, model: Model, release: CanaryRelease, found: SessionWatch) -> None:
         if found.watch.is_lost:
             await self._lost(model, release, found)
-        elif found.watch.pairs >= self._policy.pairs and release.actor.startswith(f"{GATE_ACTOR} "):
+        elif found.watch.pairs >= self._policy.pairs and release.actor == _OURS:
             await self._end(
                 release, f"{found.watch.pairs} pairs of sessions do not show v{found.newer} to be worse"
             )
@@ -122,8 +124,10 @@ class WatchSessions:
 
     async def _end(self, release: CanaryRelease, reason: str) -> None:
         try:
-            await self._releases.end(release.model, actor=GATE_ACTOR, reason=reason, caller=_CALLER)
-        except NoCanaryRelease:
+            await self._releases.end(
+                release.model, actor=GATE_ACTOR, reason=reason, caller=_CALLER, revision=release.revision
+            )
+        except NoCanaryRelease:  # it ended, or an operator changed it; the next look judges what there is
             return
         log.warning("canary_release_ended", extra={"model": release.model, "reason": reason})
 
@@ -139,8 +143,8 @@ class WatchSessions:
                 model.model, move.from_checkpoint_id, share, 0.0, GATE_ACTOR, reason, _CALLER
             )
             try:
-                await self._releases.set_release(order, head_revision=model.head_revision)
-            except RegistryError as error:  # no engine has room, or head moved: the next look tries again
+                await self._releases.set_release(order, head_revision=model.head_revision, changes=False)
+            except RegistryError as error:  # no room, head moved, another began: the next look tries again
                 why = {"model": model.model, "why": str(error)}
                 log.info("sessions_not_compared", extra=why)
                 return

@@ -8,9 +8,8 @@ from typing import Any
 from google.protobuf import json_format
 
 from blob_store import ref as blob_ref
-from checkpoint_registry.domain.evidence import SamplingProfile
 from checkpoint_registry.domain.holds import EngineRoom, HoldRequest, PolicyHold
-from checkpoint_registry.domain.jobs import GateSpec, Judgement
+from checkpoint_registry.domain.jobs import Judgement
 from checkpoint_registry.domain.models import (
     CanaryRelease,
     Checkpoint,
@@ -21,25 +20,15 @@ from checkpoint_registry.domain.models import (
     Model,
     PublishedVersion,
 )
-from checkpoint_registry.domain.runs import (
-    EpisodeOutcome,
-    EvaluationOrder,
-    EvaluationRun,
-    RunOutcome,
-    TasksetView,
-)
 from identities import entities
 from identities.objects import PolicyFolder
 from policy_files import Announcement
 from upcycle.api.common.v1 import common_pb2
 from upcycle.api.registry.v1 import events_pb2, registry_pb2, service_pb2
-from upcycle.api.taskset.v1 import service_pb2 as taskset_service_pb2
-from upcycle.api.taskset.v1 import taskset_pb2
 from upcycle.api.training.v1 import events_pb2 as training_events_pb2
 from upcycle.gate.decision import Decision
 from upcycle.gate.families import FamilyRisk
 from upcycle.moments import moment_of, timestamp
-from upcycle.run_config import wire as run_config
 
 _STATES: Mapping[CheckpointState, registry_pb2.CheckpointState.ValueType] = {
     CheckpointState.BASE: registry_pb2.CHECKPOINT_STATE_BASE,
@@ -47,11 +36,6 @@ _STATES: Mapping[CheckpointState, registry_pb2.CheckpointState.ValueType] = {
     CheckpointState.EVALUATING: registry_pb2.CHECKPOINT_STATE_EVALUATING,
     CheckpointState.PROMOTED: registry_pb2.CHECKPOINT_STATE_PROMOTED,
     CheckpointState.HELD: registry_pb2.CHECKPOINT_STATE_HELD,
-}
-_OUTCOMES: Mapping[int, RunOutcome] = {
-    taskset_pb2.RUN_STATE_COMPLETED: RunOutcome.COMPLETED,
-    taskset_pb2.RUN_STATE_FAILED: RunOutcome.FAILED,
-    taskset_pb2.RUN_STATE_CANCELLED: RunOutcome.CANCELLED,
 }
 
 
@@ -75,7 +59,7 @@ def model_to_wire(model: Model) -> registry_pb2.Model:
 
 def version_to_wire(published: PublishedVersion) -> registry_pb2.PublishedVersion:
     """Published version to protobuf."""
-    return registry_pb2.PublishedVersion(
+    message = registry_pb2.PublishedVersion(
         version=published.version,
         digest=published.digest,
         manifest=blob_ref.to_wire(published.manifest),
@@ -83,6 +67,9 @@ def version_to_wire(published: PublishedVersion) -> registry_pb2.PublishedVersio
         run_id=published.run_id,
         step=published.step,
     )
+    if published.training_state is not None:
+        message.training_state.CopyFrom(blob_ref.to_wire(published.training_state))
+    return message
 
 
 def announcement(
@@ -105,6 +92,7 @@ def version_from_wire(event: training_events_pb2.PolicyPublished) -> PublishedVe
         run_id=event.run_id,
         step=event.step,
         published_at=moment_of(event.published_at),
+        training_state=blob_ref.from_wire(event.training_state) if event.HasField("training_state") else None,
     )
 
 
@@ -310,91 +298,3 @@ def head_moved(
     if move.is_forward:
         return events_pb2.CheckpointPromoted(promoted_at=moved_at, **facts)
     return events_pb2.CheckpointRolledBack(rolled_back_at=moved_at, **facts)
-
-
-def run_from_wire(response: taskset_service_pb2.GetRunResponse) -> EvaluationRun:
-    """A run with its results, if any. Guided episodes are left out: they are no evidence of what a policy can
-    do, in whatever reads results."""
-    run = response.run
-    spec, policy = run.spec, run.spec.policy
-    pinned = policy.pinned_version if policy.WhichOneof("at") == "pinned_version" else None
-    return EvaluationRun(
-        run_id=run.run_id,
-        model=policy.model,
-        is_evaluation=spec.purpose == common_pb2.PURPOSE_EVAL,
-        outcome=_OUTCOMES.get(run.state, RunOutcome.UNFINISHED),
-        failure=run.failure,
-        taskset=spec.taskset,
-        taskset_digest=run.taskset_digest,
-        pinned_version=pinned,
-        profile=profile_from_wire(spec.sampling),
-        gate=gate_from_wire(spec.gate) if spec.HasField("gate") and spec.gate.taskset else None,
-        finished_at=moment_of(run.finished_at) if run.HasField("finished_at") else None,
-        results=tuple(_result_from_wire(one) for one in response.results if not one.guided_after),
-        taskset_revision=run.taskset_revision,
-        source_digest=run.source_digest,
-        episode_deadline_s=spec.episode_deadline_s,
-        ended_by_drops=run.ended_by_drops,
-        against_version=spec.against_version if spec.HasField("against_version") else None,
-    )
-
-
-def pinned_by(spec: taskset_pb2.RunSpec) -> list[tuple[str, int]]:
-    """(model, version) of what a run is pinned to: two where versions play side by side."""
-    policy = spec.policy
-    pinned = [policy.pinned_version] if policy.WhichOneof("at") == "pinned_version" else []
-    against = [spec.against_version] if spec.HasField("against_version") else []
-    return [(policy.model, version) for version in pinned + against]
-
-
-def profile_from_wire(message: taskset_pb2.SamplingConfig) -> SamplingProfile:
-    """With the defaults of the run configuration."""
-    sampling = run_config.sampling_from_wire(message)
-    return SamplingProfile(**{name: getattr(sampling, name) for name in SamplingProfile.__slots__})
-
-
-def gate_from_wire(message: taskset_pb2.GateConfig) -> GateSpec:
-    """With the defaults of the run configuration."""
-    gate = run_config.gate_from_wire(message)
-    return GateSpec(**{name: getattr(gate, name) for name in GateSpec.__slots__})
-
-
-def _result_from_wire(result: taskset_pb2.EpisodeResult) -> EpisodeOutcome:
-    return EpisodeOutcome(
-        task_slug=result.task_slug,
-        family=result.family or "default",
-        graded=result.status == taskset_pb2.EPISODE_STATUS_GRADED,
-        success=result.success,
-        oldest_version=result.sampled_by.oldest,
-        newest_version=result.sampled_by.newest,
-        member=result.member,
-        group_id=entities.group_of_episode(result.episode_id),
-        failure_kind=result.failure_kind,
-    )
-
-
-def taskset_from_wire(taskset: taskset_pb2.Taskset) -> TasksetView:
-    """What the gate asks about a taskset."""
-    held_out = taskset.split == common_pb2.SPLIT_HELD_OUT
-    families = {task.slug: task.family or "default" for task in taskset.tasks}
-    return TasksetView(taskset.name, taskset.digest, held_out, len(taskset.tasks), taskset.revision, families)
-
-
-def order_to_wire(order: EvaluationOrder) -> taskset_service_pb2.SubmitRunRequest:
-    """A run of two pinned versions."""
-    return taskset_service_pb2.SubmitRunRequest(
-        request_id=order.request_id,
-        spec=taskset_pb2.RunSpec(
-            taskset=order.taskset,
-            purpose=common_pb2.PURPOSE_EVAL,
-            policy=common_pb2.PolicySelector(model=order.model, pinned_version=order.version),
-            group_size=2 * order.attempts,
-            against_version=order.against_version,
-            families=order.families,
-            draws=order.draws,
-            max_concurrent=order.max_concurrent,
-            sampling=taskset_pb2.SamplingConfig(**asdict(order.profile), seed=order.seed),
-            label=order.label,
-            episode_deadline_s=order.episode_deadline_s or None,
-        ),
-    )

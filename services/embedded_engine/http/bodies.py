@@ -4,7 +4,7 @@ Unknown fields are ignored, as vLLM ignores them. Fields that vLLM honours and t
 are refused when they are set to anything but their default.
 """
 
-from typing import Annotated, Any, Self, TypeVar
+from typing import Annotated, Any, Literal, Self, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
@@ -80,6 +80,11 @@ class StreamOptions(BaseModel):
     include_usage: bool | None = False
 
 
+LogprobsForm = Literal["columns"]
+"""Log-probabilities as `{"tokens": […], "token_logprobs": […]}`, of the sampled tokens alone, for a gateway
+that records them: building, sending and reading an object for each token costs ten times as much."""
+
+
 class CompletionBody(SamplingBody):
     """POST /v1/completions."""
 
@@ -87,6 +92,7 @@ class CompletionBody(SamplingBody):
     prompt: Many[TokenId] | Many[Many[TokenId]] | str | Many[str] | None = None
     echo: bool | None = False
     logprobs: int | None = None
+    logprobs_as: LogprobsForm | None = None
     stream: bool = False
     stream_options: StreamOptions | None = None
     return_token_ids: bool | None = False
@@ -104,6 +110,7 @@ class ChatBody(SamplingBody):
     max_completion_tokens: int | None = None
     logprobs: bool | None = False
     top_logprobs: int | None = None
+    logprobs_as: LogprobsForm | None = None
     stream: bool = False
     stream_options: StreamOptions | None = None
     return_token_ids: bool | None = False

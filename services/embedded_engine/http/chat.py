@@ -18,6 +18,7 @@ from embedded_engine.http.replies import (
     beside,
     final_text,
     head,
+    logprob_columns,
     prompt_logprob_entries,
     read_body,
     send_events,
@@ -146,6 +147,8 @@ def _logprobs(body: ChatBody, served: Served, part: Part) -> dict[str, Any] | No
     if not body.logprobs:
         return None
     as_id = bool(body.return_tokens_as_token_ids)
+    if body.logprobs_as is not None:
+        return logprob_columns(served, part, as_id=as_id)
     content = []
     for offset, (token, value) in enumerate(zip(part.token_ids, part.logprobs, strict=True)):
         entry = _token_entry(served, token, value, as_id=as_id)
@@ -165,7 +168,7 @@ def _token_entry(served: Served, token: int, logprob: float, *, as_id: bool) -> 
 async def _chunks(
     serving: Serving, body: ChatBody, served: Served, sequences: list[Sequence]
 ) -> AsyncGenerator[object, None]:
-    start = head(serving, served, "chatcmpl", "chat.completion.chunk")
+    start = {**head(serving, served, "chatcmpl", "chat.completion.chunk"), "system_fingerprint": None}
     for index, sequence in enumerate(sequences):
         opening = {"index": index, "delta": {"role": "assistant", "content": ""}, "finish_reason": None}
         prompt_ids = {"prompt_token_ids": sequence.prompt} if body.return_token_ids else {}

@@ -16,6 +16,7 @@ from embedded_engine.http.replies import (
     beside,
     final_text,
     head,
+    logprob_columns,
     prompt_logprob_entries,
     read_body,
     send_events,
@@ -125,6 +126,8 @@ def _logprobs(body: CompletionBody, served: Served, part: Part) -> dict[str, Any
     if body.logprobs is None:
         return None
     as_id = bool(body.return_tokens_as_token_ids)
+    if body.logprobs_as is not None:
+        return logprob_columns(served, part, as_id=as_id)
     listed = TokenList(lambda token: token_label(served, token, as_id=as_id))
     if body.echo and part.start == 0:
         listed.add_prompt(part.sequence)
@@ -138,7 +141,7 @@ def _logprobs(body: CompletionBody, served: Served, part: Part) -> dict[str, Any
 async def _chunks(
     serving: Serving, body: CompletionBody, served: Served, sequences: list[Sequence]
 ) -> AsyncGenerator[object, None]:
-    start = head(serving, served, "cmpl", "text_completion")
+    start = {**head(serving, served, "cmpl", "text_completion"), "system_fingerprint": None}
     growing = [GrowingText(served.text, skip_special=body.skip_special_tokens) for _ in sequences]
     async with aclosing(serving.stream(served, sequences)) as parts:
         async for index, part in parts:

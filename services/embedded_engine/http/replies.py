@@ -12,7 +12,7 @@ from aiohttp import web
 from embedded_engine.errors import BadRequest
 from embedded_engine.http.errors import error_body
 from embedded_engine.http.serving import Served, Serving
-from embedded_engine.sequences import Sequence
+from embedded_engine.sequences import Part, Sequence
 from service_kit.http_limits import BODY_S
 
 P = ParamSpec("P")
@@ -106,6 +106,12 @@ def adjusted(sequence: Sequence) -> dict[str, Any]:
 def token_label(served: Served, token_id: int, *, as_id: bool) -> str:
     """How a token is spelled in logprobs."""
     return f"token_id:{token_id}" if as_id else served.text.token_text(token_id)
+
+
+def logprob_columns(served: Served, part: Part, *, as_id: bool) -> dict[str, Any]:
+    """What `logprobs_as: columns` asks for."""
+    tokens = [token_label(served, token, as_id=as_id) for token in part.token_ids]
+    return {"tokens": tokens, "token_logprobs": part.logprobs}
 
 
 def prompt_logprob_entries(served: Served, sequence: Sequence) -> list[dict[str, Any] | None] | None:

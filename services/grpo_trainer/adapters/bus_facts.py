@@ -130,11 +130,23 @@ class BusFacts:
         return Decision(event, spec.model, event_id, _AUTHOR)
 
     async def publish_policy(
-        self, spec: TrainingSpec, policy: PublishedPolicy, *, step: int, at: datetime
+        self,
+        spec: TrainingSpec,
+        policy: PublishedPolicy,
+        *,
+        step: int,
+        at: datetime,
+        state: BlobRef | None = None,
     ) -> None:
-        """A version is durable and latest."""
+        """A version is durable and latest. state: marker of the training state that was saved with it."""
         fact = wire.policy_published(
-            spec, version=policy.version, step=step, digest=policy.digest, manifest=policy.manifest, at=at
+            spec,
+            version=policy.version,
+            step=step,
+            digest=policy.digest,
+            manifest=policy.manifest,
+            at=at,
+            state=state,
         )
         await self._announce(fact)
 

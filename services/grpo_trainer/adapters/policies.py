@@ -9,9 +9,10 @@ from pathlib import Path
 from typing import Final
 
 from blob_store import BlobRef, BlobStore
+from blob_store import ref as blob_ref
 from grpc_edge import Peer
 from grpo_trainer import wire
-from grpo_trainer.adapters.boundaries import lookup, object_store
+from grpo_trainer.adapters.boundaries import lookup, object_store, peer
 from grpo_trainer.domain.errors import BrokenArtifact
 from grpo_trainer.domain.offers import Ancestor
 from grpo_trainer.domain.published import PublishedPolicy
@@ -35,6 +36,7 @@ from upcycle.api.registry.v1.service_pb2_grpc import RegistryServiceStub
 from upcycle.api.taskset.v1 import service_pb2 as taskset_pb2
 from upcycle.api.taskset.v1.service_pb2_grpc import TasksetServiceStub
 from upcycle.api.training.v1.training_pb2 import PolicyManifest
+from upcycle.rpc import RemoteNotFound, RemoteRefused
 
 _KEPT: Final = 4
 """Policies that stay on disk after the session that used them was closed."""
@@ -62,7 +64,7 @@ class PolicyCache:
 class RegistryPolicies:
     """Published policy versions, and the heads that sessions begin from."""
 
-    IDEMPOTENT = ("GetModel",)
+    IDEMPOTENT = ("GetModel", "GetVersion")
 
     def __init__(
         self,
@@ -84,6 +86,18 @@ class RegistryPolicies:
         with lookup(f"the registry at {self._address}", f"model {model!r} is not registered"):
             reply = await self._stub.GetModel(registry_pb2.GetModelRequest(model=model))
         return wire.base_from_wire(reply.head)
+
+    async def recorded_state(self, model: str, version: int) -> BlobRef | None:
+        """The marker of the training state that the registry recorded with a version; None where it knows
+        none, or has removed the version. Raises Unavailable."""
+        request = registry_pb2.GetVersionRequest(model=model, version=version)
+        try:
+            with peer(f"the registry at {self._address}", passing=(RemoteNotFound, RemoteRefused)):
+                reply = await self._stub.GetVersion(request)
+        except (RemoteNotFound, RemoteRefused):
+            return None
+        found = reply.version
+        return blob_ref.from_wire(found.training_state) if found.HasField("training_state") else None
 
     async def newest_uploaded(self, model: str) -> int:
         """Largest version of which every file is stored. The registry knows fewer: no fact names the version

@@ -11,25 +11,28 @@ lease and does not know it yet, because it was frozen or cut off, can never writ
 
 from __future__ import annotations
 
-import asyncio
-import hashlib
 import json
-import re
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, Final, Generic, Protocol, Self, TypeVar
+from typing import Any, Generic, Protocol, Self, TypeVar
 
-from blob_store import BlobRef, BlobStore, ref_of_bytes, ref_of_file
+from blob_store import BlobRef, BlobStore, ref_of_bytes
 from grpo_trainer.adapters.boundaries import object_store
-from grpo_trainer.domain.errors import BrokenArtifact, LineageTaken
+from grpo_trainer.domain.errors import BrokenArtifact, LineageTaken, OldState
 from grpo_trainer.domain.states import SessionState
-from identities.objects import parse_training_step, training_step
+from identities import objects
+from identities.objects import (
+    parse_signature,
+    parse_step_marker,
+    parse_training_step,
+    step_marker,
+    training_step,
+)
+from training_states import CONVERT, ConvertedState, are_pickled
+from training_states.storing import put_files
 
 State = TypeVar("State", bound="StepState")
-
-MARKER: Final = "state.json"
-_NAMES: Final = re.compile(r"state(?:-(\d{1,9}))?\.json")
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,20 +52,13 @@ class Claim:
 
 def markers(keys: Iterable[str]) -> list[str]:
     """The markers among some keys of one line, in the order in which they were written."""
-    places = {key: place for key in keys if (place := _place(key)) is not None}
+    places = {key: place for key in keys if (place := parse_step_marker(key)) is not None}
     return sorted(places, key=lambda key: places[key])
 
 
-def _place(key: str) -> tuple[int, int] | None:
-    """Step and number of a marker; None for every other key."""
-    found, name = parse_training_step(key), _NAMES.fullmatch(key.rpartition("/")[2])
-    if found is None or name is None or f"{found.folder}/{name[0]}" != key:
-        return None
-    return found.step, int(name[1] or 0)
-
-
-def _marker(folder: str, number: int) -> str:
-    return f"{folder}/{MARKER}" if number == 0 else f"{folder}/state-{number}.json"
+def signatures(signed: Collection[str], keys: Iterable[str]) -> set[str]:
+    """The signatures among some keys that are of these objects."""
+    return {key for key in keys if parse_signature(key) in signed}
 
 
 def by_folder(keys: Iterable[str]) -> dict[str, list[str]]:
@@ -87,7 +83,7 @@ def old(
 
 async def delete(store: BlobStore, keys: Iterable[str]) -> None:
     """Delete objects of one folder. The marker goes first: a state is whole or it is not there."""
-    for key in sorted(keys, key=lambda key: (_place(key) is None, key)):
+    for key in sorted(keys, key=lambda key: (parse_step_marker(key) is None, key)):
         await store.delete(key)
 
 
@@ -142,7 +138,7 @@ class StepStates(Generic[State]):
             data = json.dumps({"claim": asdict(Claim(token, by, written, failure))}, sort_keys=True).encode()
             folder = training_step(line, step)
             with object_store(line):
-                is_ours = await self._store.put_if_absent(_marker(folder, number), data)
+                is_ours = await self._store.put_if_absent(step_marker(folder, number), data)
             if is_ours is not None:
                 self._numbers[folder] = number + 1
                 return state
@@ -150,12 +146,21 @@ class StepStates(Generic[State]):
     async def newest_of(self, known: Sequence[str]) -> tuple[State | None, Claim | None]:
         """The newest state of a line by its markers in order, and the newest claim after it. Raises
         BrokenArtifact."""
+        while known and await self._is_torn(known[-1]):
+            known = known[:-1]
         if not known:
             return None, None
         newest = await self._read_marker(known[-1])
         if not isinstance(newest, Claim):
             return newest, None
         return (await self.read(newest.state) if newest.state else None), newest
+
+    async def _is_torn(self, key: str) -> bool:
+        """Whether a marker is empty: so a store may keep one whose writer was killed between the head and the
+        body of its request. It says nothing, and its number is not used again."""
+        with object_store(key):
+            found = await self._store.stat(key)
+        return found is not None and found.size_bytes == 0
 
     async def _newest_marker(self, known: Sequence[str]) -> str:
         """The marker of the newest state; empty where there is none. Where the newest marker cannot be read
@@ -170,7 +175,7 @@ class StepStates(Generic[State]):
 
     def _marker_key(self, state: State) -> str:
         folder = self._folder(state)
-        return _marker(folder, self._numbers.get(folder, 0))
+        return step_marker(folder, self._numbers.get(folder, 0))
 
     async def commit(self, state: State, tensors: Path | None) -> State:
         """Write the files of the local folder `tensors`, then the marker. Raises LineageTaken where another
@@ -178,25 +183,57 @@ class StepStates(Generic[State]):
         folder = self._folder(state)
         with object_store(_named(state)):
             if tensors is not None:
-                state = state.with_tensors(await self._put_tensors(folder, tensors))
+                state = state.with_tensors(await put_files(self._store, folder, tensors))
             marker = await self._store.put_if_absent(self._marker_key(state), _bytes(state))
         if marker is None:
             raise LineageTaken(f"{self._marker_key(state)} is already written: another trainer has the line")
         self._committed[self._line(state.session)] = self._marker_key(state)
         return state
 
-    async def _put_tensors(self, folder: str, tensors: Path) -> tuple[BlobRef, ...]:
-        """The content is in the keys: another trainer's files cannot replace these."""
-        shas = await asyncio.to_thread(_hashed, tensors)
-        whole = hashlib.sha256("".join(shas.values()).encode()).hexdigest()[:16]
-        put, into = self._store.put_file, f"{folder}/{whole}"
-        return tuple([await put(f"{into}/{one.name}", one, sha256=sha) for one, sha in shas.items()])
+    async def prove(self, state: State, recorded: BlobRef | None) -> None:
+        """Compare the marker of a state with what the registry recorded of it; None: it knows none, as of a
+        step that was not announced yet. Raises BrokenArtifact where the marker was replaced since."""
+        if recorded is None:
+            return
+        key = self._marker_key(state)
+        with object_store(key):
+            data = await self._store.read(key) or b""
+        found = ref_of_bytes(key, data)
+        if found.sha256 != recorded.sha256 or not self._says(data, state):
+            raise BrokenArtifact(
+                f"the marker {key} was replaced: its sha256 is {found.sha256}, and the registry recorded "
+                f"{recorded.sha256} with version {state.session.version}; put back what a backup has, or "
+                "begin a new run from a checkpoint"
+            )
+
+    def _says(self, data: bytes, state: State) -> bool:
+        """Whether these bytes are the state: it was read before them, and may have been replaced between."""
+        return _bytes(self._parse(json.loads(data))) == _bytes(state)
 
     async def tensors(self, state: State, directory: Path) -> None:
-        """Fetch the files of a state into an empty local folder."""
+        """Fetch the files of a state into an empty local folder. Raises OldState where they hold a pickle and
+        they are not converted."""
         with object_store(f"tensors of {_named(state)}"):
-            for file in state.session.tensors:
+            files = state.session.tensors
+            if are_pickled(files):
+                files = await self._converted(state)
+            for file in files:
                 await self._store.get_file(file, directory / file.key.rpartition("/")[2])
+
+    async def _converted(self, state: State) -> tuple[BlobRef, ...]:
+        """The files with the same tensors and without a pickle."""
+        key = self._marker_key(state)
+        place = objects.converted_state(key)
+        record, marker = await self._store.read(place), await self._store.read(key)
+        if record is None or marker is None:
+            raise OldState(
+                f"the training state {key} is in files of an earlier release, which hold a pickle: no "
+                f"trainer opens them; an operator converts them with `{CONVERT}`"
+            )
+        try:
+            return ConvertedState.parse(record, marker).files
+        except ValueError as error:
+            raise BrokenArtifact(f"{place} is no conversion of {key}: {error}") from error
 
     def marker_of(self, state: State) -> BlobRef:
         """Claim check of the marker of a committed state."""
@@ -220,7 +257,7 @@ class StepStates(Generic[State]):
         except (ValueError, KeyError, TypeError) as error:
             raise BrokenArtifact(f"{key} is no training state that this trainer reads: {error}") from error
         if not isinstance(found, Claim):
-            _, self._numbers[key.rpartition("/")[0]] = _place(key) or (0, 0)
+            _, self._numbers[key.rpartition("/")[0]] = parse_step_marker(key) or (0, 0)
         return found
 
     def _folder(self, state: State) -> str:
@@ -230,7 +267,7 @@ class StepStates(Generic[State]):
 def _after(known: Sequence[str], state: StepState | None, first_step: int) -> tuple[int, int]:
     """Step and number of the next marker of a line with these markers and this newest state."""
     step = first_step if state is None else state.session.step + 1
-    last = _place(known[-1]) if known else None
+    last = parse_step_marker(known[-1]) if known else None
     return step, last[1] + 1 if last is not None and last[0] == step else 0
 
 
@@ -240,8 +277,3 @@ def _named(state: StepState) -> str:
 
 def _bytes(state: StepState) -> bytes:
     return json.dumps(state.to_json(), sort_keys=True, separators=(",", ":")).encode()
-
-
-def _hashed(directory: Path) -> dict[Path, str]:
-    """The files of a folder, sorted, with their sha256."""
-    return {file: ref_of_file(file.name, file).sha256 for file in sorted(directory.iterdir())}

@@ -56,11 +56,13 @@ class TrainersStore:
             return None
 
     async def _holder(self, model: str, token: int) -> tuple[str, str]:
-        """Key and holder of a lease; they never change, so they are read once."""
+        """Key and holder of a lease; they never change, so they are read once. An empty one
+        has no holder, and its token is not used again: a store may keep it of a trainer that was killed
+        while it took the lease."""
         key = objects.trainer_lease(model, token)
         if key not in self._holders:
             data = await self._store.read(key)
-            return key, "" if data is None else str(json.loads(data)["holder"])
+            return key, str(json.loads(data)["holder"]) if data else ""
         return key, self._holders[key]
 
     async def write(self, record: TrainerRecord) -> None:

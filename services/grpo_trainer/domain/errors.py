@@ -32,6 +32,11 @@ class BrokenArtifact(TrainerError):
     """Something stored is not what it must be: a base policy, a training state. A person must act."""
 
 
+class OldState(TrainerError):
+    """A training state is in files of an earlier release, which this one does not open. An operator converts
+    it, and then it is gone on with."""
+
+
 class Superseded(TrainerError):
     """The planner ended the run without waiting longer for this step: the step is void and not announced."""
 

@@ -16,6 +16,7 @@ from grpo_trainer.domain.spec import TrainingSpec
 from grpo_trainer.domain.trajectories import CompleteGroup, GradedTrajectory, Settlement, excluded
 from identities.entities import is_recorded_run
 from upcycle.run_config import MAX_TRAJECTORIES_PER_STEP
+from upcycle.run_config.names import HIERARCHICAL
 
 MIN_MEMBERS = 2
 """Fewer have nothing to be compared with."""
@@ -121,6 +122,8 @@ class OfferRules:
                 f"prompts_per_step * members is {self.spec.prompts_per_step * count}, "
                 f"limit {MAX_TRAJECTORIES_PER_STEP}: a run of fewer prompts per step could take it"
             )
+        if self.spec.advantage == HIERARCHICAL and members[0].proposal:
+            return GroupReason.NONE, ""  # compared with all proposals of its step
         if (why := why_no_signal(self.spec, members)) is not None:
             return GroupReason.ZERO_SPREAD, why
         return GroupReason.NONE, ""

@@ -29,6 +29,11 @@ _NOT_DIGESTED: Final = (
     "task_sampler",
     "guidance",
     "guidance_max_share",
+    "new_tasks",
+    "new_tasks_share",
+    "new_tasks_retire_after",
+    "self_play",
+    "self_play_alpha",
     "tasksets",
 )
 """Hyperparameters on which no weights depend: the planner alone acts on them, or they only measure."""
@@ -52,6 +57,14 @@ _LATER_THAN_0_3_0: Final = frozenset(
         "task_sampler",
         "guidance",
         "guidance_max_share",
+        "new_tasks",
+        "new_tasks_share",
+        "new_tasks_retire_after",
+        "self_play",
+        "self_play_alpha",
+        "cut_off_episodes",
+        "lr_success_decay",
+        "kl_success_growth",
         "tasksets",
     }
 )

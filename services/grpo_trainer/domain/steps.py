@@ -10,6 +10,7 @@ from typing import Any
 
 from episodes import GroupOutcome, GroupReason
 from grpo_trainer.domain.alarms import DEFAULT_LIMITS, AlarmLimits, watched
+from grpo_trainer.domain.following import Scales, following_metrics, scales
 from grpo_trainer.domain.lengths import NOTHING_BESIDE, Drawn, length_metrics
 from grpo_trainer.domain.rewards import fade_metrics
 from grpo_trainer.domain.spec import TrainingSpec
@@ -65,6 +66,11 @@ class StepPlan:
     drawn: Drawn = NOTHING_BESIDE
     success: float | None = None
 
+    @property
+    def scales(self) -> Scales:
+        """Of the learning rate and the KL weight of this step."""
+        return scales(self.spec, self.before)
+
     def record(self, learned: Mapping[str, float], *, at: datetime, traceparent: str) -> StepRecord:
         """The record of this step. learned: metrics of the optimizer step."""
         members = [member for group in self.groups for member in group.members]
@@ -105,6 +111,7 @@ class StepPlan:
         counts = self.step > self.spec.max_staleness + 1
         return {
             **fade_metrics(self.spec, self.before, self.step, self.success),
+            **following_metrics(self.spec, self.before, self.success),
             **({} if self.success is None else {"success_all": self.success}),
             **length_metrics(self.before, self.groups, self.drawn, counts=counts),
             **_rates(members),
@@ -132,7 +139,7 @@ class StepPlan:
         found: dict[str, float] = {}
         for name in self.spec.tasksets:
             groups = [group for group in self.groups if group.members[0].taskset == name]
-            own = [member for group in groups for member in group.members if not member.guided]
+            own = [member for group in groups for member in group.members if member.is_own]
             found[f"groups:{name}"] = float(len(groups))
             if own:
                 found[f"reward_mean:{name}"] = sum(member.reward for member in own) / len(own)
@@ -141,10 +148,11 @@ class StepPlan:
 
 
 def _rates(members: Sequence[GradedTrajectory]) -> dict[str, float]:
-    """Reward and success of what the policy did by itself; of guided trajectories only where there are no
-    others."""
+    """Reward and success of what the policy did by itself; of guided trajectories, and of proposals, only
+    where there are no others."""
     guided = [member for member in members if member.guided]
-    counted = [member for member in members if not member.guided] or guided
+    proposals = [member for member in members if member.proposal]
+    counted = [member for member in members if member.is_own] or guided or proposals
     rates = {
         "reward_mean": sum(member.reward for member in counted) / len(counted),
         "success_rate": sum(member.success for member in counted) / len(counted),
@@ -152,4 +160,12 @@ def _rates(members: Sequence[GradedTrajectory]) -> dict[str, float]:
     if guided:
         rates["guided_fraction"] = len(guided) / len(members)
         rates["guided_success_rate"] = sum(member.success for member in guided) / len(guided)
+        for kind in sorted({kind for member in guided for kind in member.guidance_kinds}):
+            by = [member for member in guided if kind in member.guidance_kinds]
+            rates[f"guided_fraction:{kind}"] = len(by) / len(members)
+            rates[f"guided_success_rate:{kind}"] = sum(member.success for member in by) / len(by)
+    if proposals:
+        rates["proposal_fraction"] = len(proposals) / len(members)
+        rates["proposal_reward_mean"] = sum(member.reward for member in proposals) / len(proposals)
+        rates["proposal_valid_rate"] = sum(member.success for member in proposals) / len(proposals)
     return rates

@@ -102,6 +102,11 @@ class EpisodeTokens:
     def num_trained(self) -> int:
         return sum(sum(row.trained) for row in self.rows)
 
+    @property
+    def untrained(self) -> EpisodeTokens:
+        """The episode of which no token trains: its reward is compared with the others' all the same."""
+        return replace(self, rows=())
+
 
 def episode_tokens(
     trajectory_id: str, turns: Sequence[Turn], *, temperature: float, train_parse_errors: bool

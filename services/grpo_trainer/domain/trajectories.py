@@ -43,10 +43,22 @@ class GradedTrajectory:
     """An evaluation asked for it: run_id is the evaluation's."""
     guided: bool = False
     """Its prompt had guidance: it trains, and says nothing of what the policy can do without."""
+    guidance_kinds: tuple[str, ...] = ()
+    """The kinds of that guidance's parts: plan, feedback, hint, text."""
+    evaluated: bool = False
+    """It is graded as an evaluation's is, and trains only in a group that is offered: a proposal, which is
+    paid once its task was played."""
+    proposal: bool = False
+    """Its answer proposed a task that other groups of the run played; reward is what it is paid for that."""
     taskset: str = ""
     """That its task is of, without the revision; empty: not known."""
     counts_as: int | None = None
     """The version that its oldest token counts as where staleness is measured; None: oldest_version."""
+
+    @property
+    def is_own(self) -> bool:
+        """What the policy did at a task by itself: not with guidance, and no proposal of one."""
+        return not (self.guided or self.proposal)
 
     @property
     def effective_version(self) -> int:
@@ -69,6 +81,11 @@ class CompleteGroup:
     def effective_version(self) -> int:
         """What its staleness is counted from."""
         return min(member.effective_version for member in self.members)
+
+    @property
+    def proposes(self) -> bool:
+        """Whether its answers proposed tasks of the run."""
+        return self.members[0].proposal
 
     @property
     def episode_ids(self) -> tuple[str, ...]:

@@ -33,6 +33,7 @@ from grpo_trainer.interactive.steps import (
     TakenStep,
     announce_step,
     interactive_spec,
+    prove,
     recorded,
     refuse_missing,
 )
@@ -271,6 +272,7 @@ class InteractiveSession:
         self._newest = state = await retry.until_available(self._turns.newest_state)
         await self._unsaved.refuse_lost(state)
         if state is not None:
+            await prove(state, deps, retry)
             known = await retry.until_available(lambda: deps.heads.holds(self.model, state.checkpoint_id))
             if not known or state.is_unpromoted(head):
                 await self._finish(state)
@@ -300,7 +302,10 @@ class InteractiveSession:
         newest = self._newest
         if newest is None or newest.session.version == version:
             return newest
-        return await self.retry.until_available(lambda: self._deps.states.of_version(self.model, version))
+        kept = await self.retry.until_available(lambda: self._deps.states.of_version(self.model, version))
+        if kept is not None:
+            await prove(kept, self._deps, self.retry)
+        return kept
 
     async def _resume(self, state: InteractiveState) -> Path:
         """Load the learner as it was after the step of a state."""
@@ -380,7 +385,7 @@ class InteractiveSession:
     async def _persist(self, state: InteractiveState, snapshot: Snapshot) -> InteractiveState:
         """Store the tensors of the step, then its marker."""
         with tempfile.TemporaryDirectory(dir=self._deps.work_dir) as folder:
-            await snapshot.save(Path(folder))
+            await self.retry.until_available(lambda: snapshot.save(Path(folder)))
             return await self.retry.until_available(lambda: self._deps.states.commit(state, Path(folder)))
 
     async def _finish(self, state: InteractiveState) -> StepDone:

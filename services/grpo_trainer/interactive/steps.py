@@ -143,6 +143,13 @@ class TakenStep:
         )
 
 
+async def prove(state: InteractiveState, deps: InteractiveDeps, retry: RetryUntilAvailable) -> None:
+    """Raises BrokenArtifact where a state is not the one that was announced."""
+    model, version = state.session.spec.model, state.session.version
+    known = await retry.until_available(lambda: deps.policies.recorded_state(model, version))
+    await retry.until_available(lambda: deps.states.prove(state, known))
+
+
 async def announce_step(
     state: InteractiveState, deps: InteractiveDeps, retry: RetryUntilAvailable
 ) -> tuple[StepDone, Head]:

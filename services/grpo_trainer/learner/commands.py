@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Protocol, TypeVar
 
 from grpo_math.packing import TrainingRow
+from grpo_trainer.domain.following import UNSCALED, Scales
 from grpo_trainer.domain.spec import TrainingSpec
 from grpo_trainer.learner.core import SessionCores
 from grpo_trainer.learner.optimization import optimize
@@ -39,13 +40,15 @@ class Load:
 @dataclass(frozen=True, slots=True)
 class Step:
     """One optimizer step on this rank's rows. canary_rows: the same for all ranks, at most CANARY_ROWS.
-    drift_of: groups on which the divergence from the first policy is measured."""
+    drift_of: groups on which the divergence from the first policy is measured. scales: of rate and KL
+    weight."""
 
     session: str
     rows: tuple[TrainingRow, ...]
     max_row_tokens: int
     canary_rows: tuple[TrainingRow, ...]
     drift_of: frozenset[str] = frozenset()
+    scales: Scales = UNSCALED
 
     def execute(self, cores: SessionCores) -> dict[str, float] | None:
         """Metrics; None where nothing was left to learn. Raises Diverged, and then the rate stays."""
@@ -54,10 +57,10 @@ class Step:
         if core.step_options is None or core.rates is None:
             raise RuntimeError("the learner was not begun")
         core.canary_rows = self.canary_rows
-        rate = core.rates.rate
-        with core.random.active():
+        options = core.step_options.with_kl(self.scales.kl)
+        with core.rates.scaled(self.scales.rate) as rate, core.random.active():
             measured = optimize(
-                model, optimizer, self.rows, core.step_options, core.ranks, max_row_tokens=self.max_row_tokens
+                model, optimizer, self.rows, options, core.ranks, max_row_tokens=self.max_row_tokens
             )
         core.rates.step()
         if measured is None:
@@ -65,7 +68,9 @@ class Step:
         drift = (
             core.drift([row for row in self.rows if row.group_id in self.drift_of]) if self.drift_of else {}
         )
-        return {**measured, **drift, "learning_rate": rate}
+        kl = options.objective.kl
+        weight = {} if kl is None else {"kl_weight": kl.coefficient}
+        return {**measured, **drift, **weight, "learning_rate": rate}
 
 
 @dataclass(frozen=True, slots=True)

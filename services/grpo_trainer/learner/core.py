@@ -17,6 +17,7 @@ from grpo_math.objective import KlChoice, build_objective
 from grpo_math.packing import TrainingRow, pack
 from grpo_trainer.domain.errors import InvalidTrainingSpec
 from grpo_trainer.domain.spec import TrainingSpec
+from grpo_trainer.learner.adapter_export import export_adapter
 from grpo_trainer.learner.drift import drift_kl
 from grpo_trainer.learner.lora import AdaptedModel, Bases, merged_state
 from grpo_trainer.learner.memory import is_out_of_memory
@@ -28,7 +29,7 @@ from grpo_trainer.learner.random_state import RandomState
 from grpo_trainer.learner.ranks import ALONE, Ranks
 from grpo_trainer.learner.rate_schedule import RateSchedule
 from grpo_trainer.learner.snapshots import Export, HostSnapshot, WriterThread, host_state
-from grpo_trainer.learner.tensor_files import host_copy, load_tensors, read_tensors, weights_of
+from grpo_trainer.learner.tensor_files import host_copy, load_tensors, read_state, weights_of
 
 log = logging.getLogger(__name__)
 
@@ -111,7 +112,7 @@ class LearnerCore:
         if self.step_options.objective.needs_reference:
             self.step_options = replace(self.step_options, reference=self.reference())
         if tensors is not None:
-            load_tensors(read_tensors(tensors), self._parameters, optimizer, rates, self.random)
+            load_tensors(read_state(tensors), self._parameters, optimizer, rates, self.random)
 
     def reference(self) -> PackedModel:
         """The policy that the session began from, frozen; in memory from its first use on."""
@@ -214,6 +215,7 @@ def _export_of(model: PackedModel, base: Path, weights: Mapping[str, Tensor]) ->
 
         def merged(directory: Path) -> None:
             export_policy(module, base, directory, merged_state(module, weights, merge_scale))
+            export_adapter(base, directory, weights, merge_scale)
 
         return merged
     state = host_state(model.module, weights)

@@ -43,6 +43,14 @@ class StepOptions:
     clip_high: float = 0.28
     reference: PolicyModel | None = None
 
+    def with_kl(self, factor: float) -> StepOptions:
+        """With a KL weight so many times as large."""
+        kl = self.objective.kl
+        if kl is None or factor == 1.0:
+            return self
+        weighted = replace(kl, coefficient=kl.coefficient * factor)
+        return replace(self, objective=replace(self.objective, kl=weighted))
+
 
 @dataclass(frozen=True, slots=True)
 class Gradient:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
+from grpo_trainer.domain.following import UNSCALED, Scales
 from grpo_trainer.domain.rewards import RewardPart
 from grpo_trainer.domain.spec import TrainingSpec
 from grpo_trainer.domain.token_rows import EpisodeTokens
@@ -16,13 +17,15 @@ from grpo_trainer.learner.prepared import Adam, DatumValues, LossSpec, MeasuredP
 @dataclass(frozen=True, slots=True)
 class BatchGroup:
     """Rollouts that are compared with one another, and the reward of each; what each of their turns earned,
-    and what their rewards are made of, where that is known."""
+    and what their rewards are made of, where that is known. proposes: their answers propose tasks that other
+    groups solve."""
 
     group_id: str
     rollouts: tuple[EpisodeTokens, ...]
     rewards: tuple[float, ...]
     turn_rewards: tuple[tuple[float, ...], ...] = ()
     parts: tuple[tuple[RewardPart, ...], ...] = ()
+    proposes: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +51,7 @@ class Snapshot(Protocol):
     def canary(self) -> Canary: ...
 
     async def save(self, directory: Path) -> None:
-        """Write everything that the next step depends on, in the format of torch.distributed.checkpoint."""
+        """Write everything that the next step depends on, as safetensors with an index in JSON."""
 
     async def export(self, directory: Path) -> None:
         """Write the policy as a HF directory; equal weights, equal bytes."""
@@ -67,7 +70,7 @@ class Learner(Protocol):
     def check(self, group: BatchGroup) -> None:
         """Raises UnusableTrajectory where this model cannot take the tokens."""
 
-    async def step(self, groups: Sequence[BatchGroup]) -> StepNumbers:
+    async def step(self, groups: Sequence[BatchGroup], scales: Scales = UNSCALED) -> StepNumbers:
         """One optimizer step. Raises Diverged with the weights untouched, OutOfMemory."""
 
     async def snapshot(self) -> Snapshot:

@@ -34,7 +34,11 @@ class RandomState:
     def active(self) -> Iterator[None]:
         """Inside, torch, python and numpy draw from this state, and move it on."""
         before = _read(self._device)
-        _write(self._state, self._device)
+        try:
+            _write(self._state, self._device)
+        except Exception:  # a stored state that no generator takes: some of them were set
+            _write(before, self._device)
+            raise
         try:
             yield
         finally:

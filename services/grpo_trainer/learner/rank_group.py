@@ -147,8 +147,8 @@ class RankGroup:
 
 
 def open_store(size: int) -> TCPStore:
-    """Where ranks of this machine meet. By itself torch's store listens on every interface, and asks nobody
-    who they are."""
+    """Where ranks of this machine meet. By itself torch's store listens on every interface, and serves
+    any caller."""
     with socket.create_server((_HOST, 0)) as listening:
         return TCPStore(
             _HOST,

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import Final
 
 import torch
@@ -34,6 +35,19 @@ class RateSchedule:
     def rate(self) -> float:
         """Of the next step."""
         return float(self._optimizer.param_groups[0]["lr"])
+
+    @contextmanager
+    def scaled(self, factor: float) -> Iterator[float]:
+        """The rate of the next step times `factor`, for one step; the schedule itself is not moved."""
+        groups = self._optimizer.param_groups
+        scheduled = [group["lr"] for group in groups]
+        for group, rate in zip(groups, scheduled, strict=True):
+            group["lr"] = rate * factor
+        try:
+            yield self.rate
+        finally:
+            for group, rate in zip(groups, scheduled, strict=True):
+                group["lr"] = rate
 
     def step(self) -> None:
         """A step of the run was taken, whether or not it had something to learn."""

@@ -12,6 +12,7 @@ import torch
 from grpo_math.advantages import (
     DEFAULT_ADVANTAGE,
     advantage_function,
+    hierarchical,
     normalize_then_sum,
     with_batch_baseline,
 )
@@ -21,7 +22,7 @@ from grpo_trainer.domain.rewards import RewardPart
 from grpo_trainer.domain.token_rows import EpisodeTokens, TokenRow
 from grpo_trainer.learner.prepared import PreparedRow
 from grpo_trainer.learner.protocol import BatchGroup
-from upcycle.run_config.names import NORMALIZE_THEN_SUM
+from upcycle.run_config.names import HIERARCHICAL, NORMALIZE_THEN_SUM
 
 _WHOLE: Final = "reward"
 _PACKED: Final = {"i": torch.int32, "f": torch.float32}
@@ -81,17 +82,22 @@ def _place(row: TokenRow, turn: int, of_turns: Sequence[float]) -> int:
 def _by_episode(groups: Sequence[BatchGroup], credit: Credit, group_size: int) -> list[list[list[float]]]:
     """Groups, members, and the one advantage of each."""
     width = max([group_size, *(len(group.rewards) for group in groups)])
-    if credit.advantage == NORMALIZE_THEN_SUM:
-        advantages = normalize_then_sum(*_parts(groups, width))
-    else:
-        rewards = _padded([group.rewards for group in groups], width)
-        advantages = advantage_function(credit.advantage)(rewards)
-        if credit.batch_baseline:
-            advantages = with_batch_baseline(rewards, advantages)
+    advantages = _advantages(groups, credit, width)
     return [
         [[float(advantages[index, member])] for member in range(len(group.rollouts))]
         for index, group in enumerate(groups)
     ]
+
+
+def _advantages(groups: Sequence[BatchGroup], credit: Credit, width: int) -> torch.Tensor:
+    """[P, width]."""
+    if credit.advantage == NORMALIZE_THEN_SUM:
+        return normalize_then_sum(*_parts(groups, width))
+    rewards = _padded([group.rewards for group in groups], width)
+    if credit.advantage == HIERARCHICAL:
+        return hierarchical(rewards, torch.tensor([group.proposes for group in groups]))
+    advantages = advantage_function(credit.advantage)(rewards)
+    return with_batch_baseline(rewards, advantages) if credit.batch_baseline else advantages
 
 
 def _by_turn(groups: Sequence[BatchGroup], credit: Credit) -> list[list[list[float]]]:

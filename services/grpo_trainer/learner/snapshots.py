@@ -13,7 +13,9 @@ from torch import Tensor, nn
 
 from grpo_trainer.learner.protocol import Canary
 from grpo_trainer.learner.sharding import whole
-from grpo_trainer.learner.tensor_files import write_tensors
+from grpo_trainer.learner.tensor_files import weights_of
+from training_states.files import write_tensors
+from training_states.room import room_for
 
 _NUM_THREADS: Final = 1
 """Of torch in the writer: the rest belongs to the step that computes meanwhile."""
@@ -41,7 +43,8 @@ class WriterThread:
 class HostSnapshot:
     """One version of a session, on the host: later steps do not change it.
 
-    Both methods work in a thread of their own. canary: rows of the last batch under these weights.
+    Both methods work in a thread of their own, may be called again, and raise StoreFull where the disk has no
+    room. canary: rows of the last batch under these weights.
     """
 
     def __init__(
@@ -59,12 +62,18 @@ class HostSnapshot:
         return self._canary
 
     async def save(self, directory: Path) -> None:
-        """Write everything that the next step depends on, in the format of torch.distributed.checkpoint."""
+        """Write everything that the next step depends on, as safetensors with an index in JSON."""
         await self._writer.run(lambda: write_tensors(directory, self._tensors))
 
     async def export(self, directory: Path) -> None:
         """Write the policy as a HF directory; equal weights, equal bytes."""
-        await self._writer.run(lambda: self._export(directory))
+        await self._writer.run(lambda: self._exported(directory))
+
+    def _exported(self, directory: Path) -> None:
+        directory.mkdir(parents=True, exist_ok=True)
+        num_bytes = sum(one.nbytes for one in weights_of(self._tensors).values())
+        with room_for("the weights of a version", num_bytes, directory):
+            self._export(directory)
 
 
 def host_state(module: Any, weights: Mapping[str, Tensor]) -> dict[str, Tensor]:

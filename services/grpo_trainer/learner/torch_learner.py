@@ -15,6 +15,7 @@ import torch
 
 from grpo_math.packing import TrainingRow, rank_shares
 from grpo_trainer.domain.errors import UnusableTrajectory
+from grpo_trainer.domain.following import UNSCALED, Scales
 from grpo_trainer.domain.spec import TrainingSpec
 from grpo_trainer.learner.commands import Load, Step, TakeSnapshot
 from grpo_trainer.learner.core import CANARY_ROWS, LearnerOptions, canary, new_optimizer
@@ -123,20 +124,21 @@ class TorchLearner:
                 if (why := misfit(self._config, row.token_ids)) is not None:
                     raise UnusableTrajectory(f"{rollout.trajectory_id}: {why}")
 
-    async def step(self, groups: Sequence[BatchGroup]) -> StepNumbers:
+    async def step(self, groups: Sequence[BatchGroup], scales: Scales = UNSCALED) -> StepNumbers:
         """One optimizer step. Raises Diverged with the weights untouched, OutOfMemory."""
         with memory_for(f"a step of {len(groups)} groups does not fit in memory"):
-            return await self._thread.run(lambda: self._stepped(groups))
+            return await self._thread.run(lambda: self._stepped(groups, scales))
 
-    def _stepped(self, groups: Sequence[BatchGroup]) -> StepNumbers:
+    def _stepped(self, groups: Sequence[BatchGroup], scales: Scales) -> StepNumbers:
         if self._spec is None:
             raise RuntimeError("the learner was not begun")
         batch = batch_rows(groups, credit=credit_of(self._spec), group_size=self._spec.group_size)
-        values = self._thread.group.execute(self._step_commands(batch.rows, self._spec.drift_groups))
+        commands = self._step_commands(batch.rows, self._spec.drift_groups, scales)
+        values = self._thread.group.execute(commands)
         beside = {"masked_turns": float(batch.num_masked)}
         return StepNumbers(beside | (values or {}), applied=values is not None)
 
-    def _step_commands(self, rows: Sequence[TrainingRow], num_measured: int) -> list[Step]:
+    def _step_commands(self, rows: Sequence[TrainingRow], num_measured: int, scales: Scales) -> list[Step]:
         """What each rank computes."""
         options = self._thread.options
         longest = max((row.num_trained for row in rows), default=1)
@@ -145,7 +147,7 @@ class TorchLearner:
             parts = rank_shares(rows, options.ranks, share_prefixes=options.share_prefixes)
         canary_rows = tuple(rows[:CANARY_ROWS])
         drift_of = measured_groups({row.group_id for row in rows}, num_measured)
-        return [Step(self._session, tuple(part), longest, canary_rows, drift_of) for part in parts]
+        return [Step(self._session, tuple(part), longest, canary_rows, drift_of, scales) for part in parts]
 
     async def snapshot(self) -> HostSnapshot:
         """The session as it is now, copied to the host. Raises OutOfMemory."""

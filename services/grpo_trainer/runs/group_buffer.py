@@ -19,6 +19,7 @@ from grpo_trainer.domain.errors import Untrainable, UnusableTrajectory
 from grpo_trainer.domain.lengths import Drawn, Lengths
 from grpo_trainer.domain.offers import Completion, Lineage, OfferedGroup
 from grpo_trainer.domain.settled import SettledGroups
+from grpo_trainer.domain.signal import leaves_out
 from grpo_trainer.domain.spec import TrainingSpec
 from grpo_trainer.domain.steps import StepRecord
 from grpo_trainer.domain.token_rows import EpisodeTokens
@@ -113,7 +114,10 @@ class GroupBuffer:
         self._replayed = replayed
 
     def put(self, fact: Fact) -> None:
-        """A fact about this run, in stream order."""
+        """A fact about this run, in stream order. Where a run plays itself a proposal's grade trains
+        nothing: its group comes as an offer, once what it proposed was played."""
+        if self.spec.self_play and isinstance(fact, GradedTrajectory) and fact.evaluated:
+            return
         self._inbox.append(fact)
         self._arrived.set()
 
@@ -259,11 +263,11 @@ class GroupBuffer:
         if (aside := self._quarantined.get(group.group_id)) is not None:
             raise UnusableTrajectory(f"{aside.trajectory_id} was quarantined: {aside.reason}")
         rollouts = []
-        for fetch in self._fetches[group.group_id]:
+        for member, fetch in zip(group.members, self._fetches[group.group_id], strict=True):
             tokens = await fetch
             if isinstance(tokens, UnusableTrajectory):
                 raise tokens
-            rollouts.append(tokens)
+            rollouts.append(tokens.untrained if leaves_out(self.spec, member) else tokens)
         if not any(tokens.num_trained for tokens in rollouts):
             raise Untrainable(f"{group.group_id}: no token of it may be trained")
         return BatchGroup(
@@ -272,6 +276,7 @@ class GroupBuffer:
             tuple(member.reward for member in group.members),
             tuple(member.turn_rewards for member in group.members),
             tuple(member.parts for member in group.members),
+            proposes=group.proposes,
         )
 
     def close(self) -> None:

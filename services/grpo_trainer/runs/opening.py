@@ -5,12 +5,14 @@ from __future__ import annotations
 import tempfile
 from pathlib import Path
 
+from grpo_trainer.domain.errors import OldState
 from grpo_trainer.domain.settled import SettledGroups
 from grpo_trainer.domain.states import SessionState
 from grpo_trainer.domain.trajectories import Submission
 from grpo_trainer.learner.protocol import Learner
 from grpo_trainer.retrying import RetryUntilAvailable
 from grpo_trainer.runs.deps import RunDeps
+from upcycle.errors import Unavailable
 
 
 async def first_state(
@@ -53,13 +55,25 @@ async def first_state(
 async def load_state(
     state: SessionState, deps: RunDeps, learner: Learner, retry: RetryUntilAvailable
 ) -> None:
-    """Put the learner where it was when `state` became durable."""
+    """Put the learner where it was when `state` became durable. A state of an earlier release is waited for
+    until an operator has converted it: the run does not fail, and /readyz says which command does it. Raises
+    BrokenArtifact where it is not the state that was announced."""
+    spec = state.spec
+    recorded = await retry.until_available(lambda: deps.policies.recorded_state(spec.model, state.version))
+    await retry.until_available(lambda: deps.states.prove(state, recorded))
     if not state.tensors:
         await learner.begin(state.spec, await retry.until_available(lambda: deps.policies.fetch(state.base)))
         return
     with tempfile.TemporaryDirectory(dir=deps.work_dir) as folder:
         path = Path(folder) / "state"
         path.mkdir()
-        await retry.until_available(lambda: deps.states.tensors(state, path))
+        await retry.until_available(lambda: _fetch(state, path, deps))
         directory = await retry.until_available(lambda: deps.policies.fetch(state.base))
         await learner.resume(state.spec, directory, path)
+
+
+async def _fetch(state: SessionState, path: Path, deps: RunDeps) -> None:
+    try:
+        await deps.states.tensors(state, path)
+    except OldState as error:
+        raise Unavailable(str(error)) from error

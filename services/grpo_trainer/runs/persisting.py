@@ -96,7 +96,7 @@ class Persistence:
         began, deps = time.monotonic(), self._deps
         with tempfile.TemporaryDirectory(dir=deps.work_dir) as folder:
             path = Path(folder) / "state"
-            await snapshot.save(path)
+            await self._retry.until_available(lambda: snapshot.save(path))
             durable = await self._retry.until_available(lambda: deps.states.commit(state, path))
         self._is_durable = True
         durable_s = time.monotonic() - began

@@ -319,7 +319,7 @@ class TrainingSession:
             try:
                 async with self._attempts.at(plan.step, batch.groups):
                     numbers = await self._learner.step(
-                        paid(self.spec, batch.contents, plan.before, plan.step)
+                        paid(self.spec, batch.contents, plan.before, plan.step), plan.scales
                     )
             except Diverged as error:
                 await self._leave_out(state, batch, plan.step, error)

@@ -30,7 +30,13 @@ from grpo_trainer.domain.trajectories import GradedTrajectory
 from grpo_trainer.holding import HeldModel
 from grpo_trainer.runs.attempt_record import Attempt, attempt_from_json
 from grpo_trainer.telemetry import STATES_REMOVED
-from identities.objects import parse_training_run, parse_training_step, training_run, training_states
+from identities.objects import (
+    parse_converted_state,
+    parse_training_run,
+    parse_training_step,
+    training_run,
+    training_states,
+)
 from trajectory_body import MalformedBody, unpack
 
 log = logging.getLogger(__name__)
@@ -229,9 +235,11 @@ class BlobStates(StepStates[SessionState]):
             return None
 
     async def _kept(self, folder: str, keys: Collection[str]) -> tuple[AbstractSet[str], AbstractSet[str]]:
-        """The objects of a state that a checkpoint refers to, and the claims; others in the folder were left
-        by a trainer that was killed. The answer is kept, because markers never change. All of them where a
-        marker cannot be read: another trainer is deleting it, or another version of this program wrote it.
+        """The objects of a state that a checkpoint refers to, and the claims, each with its signature; others
+        in the folder were left by a trainer that was killed. What markers say is kept, because they never
+        change; an operator may sign them later. All of them where a marker cannot be read: another trainer is
+        deleting it, or another version of this program wrote it. With a state that was converted stays what
+        lies beside it.
         """
         if folder not in self._known:
             named, claims = set[str](), set[str]()
@@ -246,7 +254,10 @@ class BlobStates(StepStates[SessionState]):
                 elif state.last_step is not None and state.last_step.saves_checkpoint:
                     named |= {marker, *(file.key for file in state.tensors)}
             self._known[folder] = named, claims
-        return self._known[folder]
+        if self._known[folder][0] and any(map(parse_converted_state, keys)):
+            return set(keys), set()
+        kept, claimed = (one | step_folders.signatures(one, keys) for one in self._known[folder])
+        return kept, claimed
 
 
 def _by_run(keys: Iterable[str]) -> dict[str, set[str]]:

@@ -8,7 +8,7 @@ import time
 from collections import OrderedDict
 from collections.abc import Iterable
 from datetime import datetime
-from typing import Final
+from typing import Final, TypeVar
 
 from sqlalchemy import Connection, RowMapping, insert, select, update
 
@@ -24,6 +24,7 @@ _MAX_REMEMBERED: Final = 4096
 _ALPHABET: Final = "abcdefghijklmnopqrstuvwxyz0123456789"
 _ID_CHARS: Final = 12
 _SECRET_BYTES: Final = 32
+Remembered = TypeVar("Remembered")
 
 
 class SqlKeyStore:
@@ -31,23 +32,28 @@ class SqlKeyStore:
 
     def __init__(self, database: Database) -> None:
         self._db = database
-        self._remembered: OrderedDict[str, tuple[float, ApiKey | None]] = OrderedDict()
+        self._remembered: OrderedDict[str, tuple[float, ApiKey]] = OrderedDict()
+        # Ids that no key has are remembered apart, so that a stranger who sends many pushes no key out.
+        self._unknown: OrderedDict[str, float] = OrderedDict()
 
     async def find(self, key_id: str) -> ApiKey | None:
         """From memory where possible. Raises KeysUnavailable."""
-        remembered = self._remembered.get(key_id)
-        if remembered is not None and time.monotonic() - remembered[0] < _REMEMBERED_S:
+        now, remembered = time.monotonic(), self._remembered.get(key_id)
+        if remembered is not None and now - remembered[0] < _REMEMBERED_S:
             return remembered[1]
+        if now - self._unknown.get(key_id, -_REMEMBERED_S) < _REMEMBERED_S:
+            return None
         try:
             found = await self._db.run(lambda connection: _find(connection, key_id))
         except Unavailable as error:
             if remembered is not None:
                 return remembered[1]
             raise KeysUnavailable(f"keys cannot be read now: {error}") from error
-        self._remembered[key_id] = (time.monotonic(), found)
-        self._remembered.move_to_end(key_id)
-        while len(self._remembered) > _MAX_REMEMBERED:
-            self._remembered.popitem(last=False)
+        if found is None:
+            self._remembered.pop(key_id, None)
+            _remember(self._unknown, key_id, time.monotonic())
+        else:
+            _remember(self._remembered, key_id, (time.monotonic(), found))
         return found
 
     async def create(
@@ -96,6 +102,7 @@ class SqlKeyStore:
 
         await self._db.run(work)
         self._remembered.pop(key.key_id, None)
+        self._unknown.pop(key.key_id, None)
 
     async def set_capture(self, key_id: str, may_capture: bool) -> bool:
         """Its holder agreed to capture, or no longer does. False: no such key."""
@@ -132,6 +139,13 @@ class SqlKeyStore:
             return [_key(row) for row in rows.mappings()]
 
         return await self._db.run(work)
+
+
+def _remember(memory: OrderedDict[str, Remembered], key_id: str, what: Remembered) -> None:
+    memory[key_id] = what
+    memory.move_to_end(key_id)
+    while len(memory) > _MAX_REMEMBERED:
+        memory.popitem(last=False)
 
 
 def _find(connection: Connection, key_id: str) -> ApiKey | None:

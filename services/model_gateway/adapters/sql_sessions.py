@@ -3,41 +3,45 @@
 Every change of state stores the fact about it in the same transaction.
 """
 
-from collections.abc import Sequence
-from dataclasses import replace
+import asyncio
+from collections.abc import Mapping, Sequence
 from datetime import datetime
+from functools import partial
 from typing import Any, Final
 
 import orjson
 from google.protobuf.message import Message
-from sqlalchemy import Connection, RowMapping, and_, delete, insert, or_, select, update
+from sqlalchemy import Connection, RowMapping, and_, bindparam, delete, or_, select, update
+from sqlalchemy.exc import IntegrityError
 
 from identities import events
 from identities.entities import recorded_episode_id, trajectory_id
-from identities.tenants import DEFAULT_TENANT
 from model_gateway.adapters import tables
+from model_gateway.adapters.session_batches import SESSION_FIELDS, RowsChanged, SessionBatch
 from model_gateway.domain.errors import GatewayError
 from model_gateway.domain.sessions import (
-    CallKept,
     Session,
     SessionBounds,
     SessionNotFound,
     SessionState,
     StorableCall,
+    StoredBatch,
     StoredCall,
 )
-from model_gateway.wire import sessions as wire
 from sql_store import Database, enqueue, owned, take_turn
 
 _SESSION: Final = tables.recorded_session
 _CALL: Final = tables.recorded_call
-_FIELDS: Final = (
-    *("session_id", "key_id", "model", "task_digest", "opened_at", "last_call_at"),
-    *("num_calls", "num_bytes", "unrecorded_calls"),
+# Built once: building one costs as much as running it.
+_BY_IDS: Final = select(_SESSION).where(
+    owned(_SESSION), _SESSION.c.session_id.in_(bindparam("session_ids", expanding=True))
 )
-_COUNTED: Final = ("last_call_at", "num_calls", "num_bytes", "unrecorded_calls")
 MAX_AT_ONCE: Final = 100
 """Sessions that one look of the sweeper finds."""
+
+
+_Asked = dict[str, "asyncio.Future[Session | None]"]
+"""Ids that sessions are looked for by."""
 
 
 class SqlSessions:
@@ -46,21 +50,99 @@ class SqlSessions:
     def __init__(self, database: Database, bounds: SessionBounds) -> None:
         self._db = database
         self._bounds = bounds
+        self._asked: _Asked = {}
+        self._answering: set[asyncio.Task[None]] = set()
+        self._finding: asyncio.Task[None] | None = None
+        self._num_adding = 0
 
     async def find(self, session_id: str) -> Session | None:
-        """The session of this id, whichever key it belongs to."""
-        return await self._db.read(lambda connection: _find(connection, session_id))
+        """The session of this id, whichever key it belongs to. What is asked for while the database answers
+        is asked for together; on SQLite, which does one thing at a time, with the next calls to be stored."""
+        asked = self._asked.get(session_id)
+        if asked is None:
+            asked = self._asked[session_id] = asyncio.get_running_loop().create_future()
+        self._find_soon()
+        return await asyncio.shield(asked)
 
-    async def add(self, calls: Sequence[StorableCall]) -> list[GatewayError | CallKept]:
-        """Stores these calls in one transaction; the first of a session opens it. For each: what became of
-        it, or why it is refused."""
+    def _find_soon(self) -> None:
+        is_busy = self._num_adding > 0 and self._db.dialect == "sqlite"
+        if self._asked and not is_busy and (self._finding is None or self._finding.done()):
+            self._finding = asyncio.create_task(self._find_asked())
 
-        def work(connection: Connection) -> list[GatewayError | CallKept]:
-            for session_id in sorted({call.key.session_id for call in calls}):
-                take_turn(connection, _turn(session_id))
-            return [_add(connection, call, self._bounds) for call in calls]
+    async def _find_asked(self, asked: _Asked | None = None) -> None:
+        """asked: taken out of what is asked for before; each question has one who answers it."""
+        while asked or self._asked:
+            if not asked:
+                asked, self._asked = self._asked, {}
+            try:
+                found = await self._db.read(partial(_found, session_ids=sorted(asked)))
+            except Exception as error:
+                for one in asked.values():
+                    one.set_exception(error)
+                    one.exception()  # who asked may have left
+            else:
+                _answer(asked, found)
+            asked = None
 
-        return await self._db.run(work)
+    async def add(
+        self, calls: Sequence[StorableCall], known: Mapping[str, Session | None] | None = None
+    ) -> StoredBatch:
+        """Stores these calls in one transaction; the first of a session opens it. known: sessions as this
+        process saw them last, None where there was none: while their rows are still so, nothing is read."""
+        asked: _Asked = {}
+        if self._db.dialect == "sqlite":
+            asked, self._asked = self._asked, {}
+        self._num_adding += 1
+        try:
+            stored, found = await self._added(calls, known or {}, sorted(asked))
+        except BaseException:
+            again = asyncio.create_task(self._find_asked(asked))
+            self._answering.add(again)
+            again.add_done_callback(self._answering.discard)
+            raise
+        finally:
+            self._num_adding -= 1
+            # Once the caller had its turn: it may add the next calls at once, which take along what is asked.
+            asyncio.get_running_loop().call_soon(self._find_soon)
+        _answer(asked, found)
+        return stored
+
+    async def _added(
+        self, calls: Sequence[StorableCall], known: Mapping[str, Session | None], asked: Sequence[str]
+    ) -> "_Added":
+        if all(call.key.captured or call.key.session_id in known for call in calls):
+            try:
+                return await self._db.run(partial(self._add_to_known, calls, known, asked))
+            except (RowsChanged, IntegrityError):  # by another replica, or what is known was forgotten here
+                pass
+        return await self._db.run(partial(self._add_to_read, calls, asked))
+
+    def _add_to_known(
+        self,
+        calls: Sequence[StorableCall],
+        known: Mapping[str, Session | None],
+        asked: Sequence[str],
+        connection: Connection,
+    ) -> "_Added":
+        """Raises RowsChanged, also where a call would be refused: that is for the rows to say."""
+        found = {session.session_id: session for session in known.values() if session is not None}
+        batch = SessionBatch(found, self._bounds)
+        outcomes = [batch.take(call) for call in calls]
+        if any(isinstance(outcome, GatewayError) for outcome in outcomes):
+            raise RowsChanged
+        batch.write(connection)
+        return StoredBatch(outcomes, batch.sessions), _found(connection, asked)
+
+    def _add_to_read(
+        self, calls: Sequence[StorableCall], asked: Sequence[str], connection: Connection
+    ) -> "_Added":
+        session_ids = sorted({call.key.session_id for call in calls})
+        for session_id in session_ids:
+            take_turn(connection, _turn(session_id))
+        batch = SessionBatch(_found(connection, session_ids), self._bounds)
+        outcomes = [batch.take(call) for call in calls]
+        batch.write(connection)
+        return StoredBatch(outcomes, batch.sessions), _found(connection, asked)
 
     async def begin_closing(self, session_id: str) -> Session:
         """The session, which takes no more calls from here on. Raises SessionNotFound."""
@@ -142,84 +224,36 @@ class SqlSessions:
         )
 
 
+_Added = tuple[StoredBatch, Mapping[str, Session]]
+"""What was stored, and the sessions that were asked for meanwhile, as the same transaction leaves them."""
+
+
+def _answer(asked: _Asked, found: Mapping[str, Session]) -> None:
+    for session_id, one in asked.items():
+        one.set_result(found.get(session_id))
+
+
 def _turn(session_id: str) -> str:
     """So that a session takes no call while it is being closed."""
     return f"recorded_session {session_id}"
 
 
 def _find(connection: Connection, session_id: str) -> Session | None:
-    query = select(_SESSION).where(owned(_SESSION, session_id=session_id))
-    row = connection.execute(query).mappings().first()
-    return None if row is None else _session(row)
+    return _found(connection, [session_id]).get(session_id)
 
 
-def _add(connection: Connection, call: StorableCall, bounds: SessionBounds) -> GatewayError | CallKept:
-    known = _find(connection, call.key.session_id)
-    session = known or _opened(call)
-    try:
-        session.check(call.key, call.model)
-    except GatewayError as error:
-        return error
-    fits = bounds.take(session, call)
-    if fits:
-        session = replace(
-            session, num_calls=session.num_calls + 1, num_bytes=session.num_bytes + call.size_bytes
-        )
-    else:
-        session = replace(session, unrecorded_calls=session.unrecorded_calls + 1)
-    session = replace(session, last_call_at=call.ended_at)
-    if known is None:
-        _open(connection, session, captured=call.key.captured)
-    else:
-        _count(connection, session)
-    if fits or known is None:
-        _store(connection, call if fits else call.without_content())
-    return CallKept.RECORDED if fits else CallKept.BEYOND_BOUNDS
-
-
-def _opened(call: StorableCall) -> Session:
-    """The session of which this is the first call, without it."""
-    return Session(
-        session_id=call.key.session_id,
-        key_id=call.key.key_id,
-        model=call.model,
-        state=SessionState.OPEN,
-        task_digest=call.task_digest,
-        opened_at=call.started_at,
-        last_call_at=call.ended_at,
-    )
-
-
-def _open(connection: Connection, session: Session, *, captured: bool) -> None:
-    values = {name: getattr(session, name) for name in _FIELDS}
-    values |= {"tenant": DEFAULT_TENANT, "state": session.state.value, "captured": captured}
-    connection.execute(insert(_SESSION).values(**values))
-    event_id = events.session_opened(recorded_episode_id(session.session_id))
-    enqueue(connection, wire.opened_to_wire(session), model=session.model, event_id=event_id)
-
-
-def _count(connection: Connection, session: Session) -> None:
-    counted = {name: getattr(session, name) for name in _COUNTED}
-    connection.execute(
-        update(_SESSION).where(owned(_SESSION, session_id=session.session_id)).values(**counted)
-    )
-
-
-def _store(connection: Connection, call: StorableCall) -> None:
-    row = {
-        "tenant": DEFAULT_TENANT,
-        "session_id": call.key.session_id,
-        "messages": call.messages,
-        "tools": call.tools,
-        "temperature": call.temperature,
-        "started_at": call.started_at,
-        "ended_at": call.ended_at,
-    }
-    connection.execute(insert(_CALL), [{**row, "turn": turn} for turn in call.turns])
+def _found(connection: Connection, session_ids: Sequence[str]) -> dict[str, Session]:
+    found: dict[str, Session] = {}
+    for start in range(0, len(session_ids), MAX_AT_ONCE):
+        wanted = {"session_ids": session_ids[start : start + MAX_AT_ONCE]}
+        found |= {row["session_id"]: _session(row) for row in connection.execute(_BY_IDS, wanted).mappings()}
+    return found
 
 
 def _session(row: RowMapping) -> Session:
-    return Session(state=SessionState(row["state"]), **{name: row[name] for name in _FIELDS})
+    fields = {name: row[name] for name in SESSION_FIELDS}
+    labels = tuple(row["labels"].split(",")) if row["labels"] else ()
+    return Session(state=SessionState(row["state"]), labels=labels, **fields)
 
 
 def _call(row: RowMapping) -> StoredCall:

@@ -30,6 +30,7 @@ recorded_session = Table(
     *columns("tenant session_id key_id model state task_digest", String),
     *columns("captured", Boolean),
     *columns("num_calls num_bytes unrecorded_calls", BigInteger),
+    *columns("labels", Text),
     *columns("opened_at last_call_at", UtcDateTime),
 )
 recorded_call = Table(

@@ -8,7 +8,7 @@ from typing import Any
 
 from identities.entities import SLUG, checkpoint_id, parse_checkpoint_id
 from model_gateway.domain import engine_fields as tables
-from model_gateway.domain.chat_messages import check_messages
+from model_gateway.domain.chat_messages import check_messages, check_tools
 from model_gateway.domain.errors import BadRequest, WrongType
 from model_gateway.domain.fields import FieldTable, check_fields
 
@@ -39,7 +39,11 @@ FIELDS: Mapping[ApiRoute, FieldTable] = {
 }
 
 VERSION_HEADER = "X-Upcycle-Version"
+MAX_TOP_LOGPROBS = 20
+"""OpenAI's own limit, and vLLM's unless it is started with another."""
 _OF_STREAMS = ("stream", "stream_options")
+_CHOICES = ("n", "best_of")
+_LIMITED = (*_CHOICES, "max_tokens", "max_completion_tokens", "max_output_tokens")
 _PINNED = re.compile(r"v(0|[1-9]\d{0,17})")
 
 
@@ -119,8 +123,10 @@ class CompletionCall:
             recorded=True,
         )
 
-    def outbound(self, served_name: str) -> Mapping[str, Any] | None:
-        """The body to send to an engine that serves the target as `served_name`; None: `raw` will do."""
+    def outbound(self, served_name: str, *, in_columns: bool = False) -> Mapping[str, Any] | None:
+        """The body to send to an engine that serves the target as `served_name`; None: `raw` will do.
+        in_columns: the engine can list texts and log-probabilities of tokens, which costs a tenth of an
+        object for each token; what the client asked for itself stays in OpenAI's form."""
         changes: dict[str, Any] = {}
         if self.body["model"] != served_name:
             changes["model"] = served_name
@@ -128,15 +134,17 @@ class CompletionCall:
             options = self.body.get("stream_options") or {}
             changes["stream_options"] = {**options, "include_usage": True}
         if self.recorded:
-            changes |= self._fields_for_recording()
+            changes |= self._fields_for_recording(in_columns=in_columns)
         if not changes and "checkpoint" not in self.body:
             return None
         return {key: value for key, value in {**self.body, **changes}.items() if key != "checkpoint"}
 
-    def _fields_for_recording(self) -> dict[str, Any]:
+    def _fields_for_recording(self, *, in_columns: bool) -> dict[str, Any]:
         fields: dict[str, Any] = {"return_token_ids": True, "temperature": self.temperature}
         if not self.asks_for_logprobs:
             fields["logprobs"] = 0 if self.route is ApiRoute.COMPLETIONS else True
+            if in_columns:
+                fields["logprobs_as"] = "columns"
         return fields
 
 
@@ -172,11 +180,41 @@ def _check_for_route(route: ApiRoute, body: Mapping[str, Any], limits: CallLimit
     if route in (ApiRoute.CHAT, ApiRoute.CHAT_TOKENS):
         if body.get("top_logprobs") is not None and not body.get("logprobs"):
             raise BadRequest("top_logprobs needs logprobs: true", param="top_logprobs")
+        _check_top_logprobs(body.get("top_logprobs"))
         check_messages(body.get("messages"))
+        check_tools(body.get("tools"))
+    if route is ApiRoute.COMPLETIONS:
+        _check_prompt(body.get("prompt"))
     if route is ApiRoute.GENERATE:
         sampling = body.get("sampling_params") or {}
         check_limits(sampling, limits)
         check_fields("sampling_params", tables.GENERATE_SAMPLING_FIELDS, sampling)
+
+
+def _check_top_logprobs(asked: int | None) -> None:
+    if asked is not None and not 0 <= asked <= MAX_TOP_LOGPROBS:
+        raise BadRequest(
+            f"top_logprobs is {asked}, expected an integer from 0 to {MAX_TOP_LOGPROBS}", param="top_logprobs"
+        )
+
+
+def _check_prompt(prompt: Any) -> None:
+    """A text, token ids, or a list of these. Raises BadRequest, and names what is neither."""
+    parts = prompt if isinstance(prompt, list) else []
+    if parts and not isinstance(parts[0], str | list):
+        _check_ids(parts, "prompt")
+        return
+    for index, part in enumerate(parts):
+        if isinstance(part, list):
+            _check_ids(part, f"prompt[{index}]")
+        elif not isinstance(part, str):
+            raise BadRequest(f"prompt[{index}] is {part!r:.80}, expected a text or token ids", param="prompt")
+
+
+def _check_ids(ids: list[Any], where: str) -> None:
+    for index, one in enumerate(ids):
+        if isinstance(one, bool) or not isinstance(one, int) or one < 0:
+            raise BadRequest(f"{where}[{index}] is {one!r:.80}, expected a token id", param="prompt")
 
 
 def read_target(model: Any, checkpoint: Any = None) -> ModelTarget:
@@ -232,16 +270,16 @@ def _agreeing(named: ModelTarget, version: int, param: str) -> ModelTarget:
 
 def check_limits(body: Mapping[str, Any], limits: CallLimits) -> None:
     """Raises BadRequest for a number beyond what the gateway allows."""
-    most_of = {
-        "n": limits.max_n,
-        "best_of": limits.max_n,
-        "max_tokens": limits.max_tokens,
-        "max_completion_tokens": limits.max_tokens,
-        "max_output_tokens": limits.max_tokens,
-    }
-    for name, most in most_of.items():
+    for name in _LIMITED:
         value = body.get(name)
         if value is None:
             continue
-        if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= most:
-            raise BadRequest(f"{name} is {value!r:.80}, expected an integer from 1 to {most}", param=name)
+        most = limits.max_n if name in _CHOICES else limits.max_tokens
+        least = 0 if name == "max_tokens" and body.get("echo") else 1  # the prompt alone, with its scores
+        if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= most:
+            setting = "MAX_N" if name in _CHOICES else "MAX_TOKENS"
+            raise BadRequest(
+                f"{name} is {value!r:.80}, expected an integer from {least} to {most}, the most that this "
+                f"gateway lets a request ask for (MODEL_GATEWAY_{setting})",
+                param=name,
+            )

@@ -18,6 +18,20 @@ _SAMPLING: Final = {
 
 _SERVICE_TIER: Final = refused("string", "there is one tier; leave it out", "auto", "default")
 
+MESSAGE_FIELDS: Final[FieldTable] = {
+    **passed("string", "role name tool_call_id reasoning reasoning_content"),
+    **passed("string|array", "content"),
+    **passed("array", "tool_calls"),
+    # What clients have in the messages that they got and send back.
+    **labels("string", "refusal"),
+    **labels("array", "annotations"),
+    **labels("object|array|string|number|boolean", "parsed"),
+    **labels("object", "provider_specific_fields"),
+    "audio": refused("object", "answers are text"),
+    "function_call": refused("object", "it was replaced by tool_calls"),
+}
+"""Of each of `messages`: what is unknown would reach the engine's chat template."""
+
 CHAT_FIELDS: Final[FieldTable] = {
     **_SAMPLING,
     **passed("array", "messages tools prompt_token_ids"),

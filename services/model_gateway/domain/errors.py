@@ -135,6 +135,13 @@ class EngineFailed(EngineLost):
     code = "engine_failed"
 
 
+class EngineMoved(EngineLost):
+    """An engine answered with another version than the one that was asked for: it has reloaded since its last
+    lease. No engine is avoided."""
+
+    code = "engine_moved"
+
+
 class EngineRefused(GatewayError):
     """The engine answered the request with a status from 400 to 499: its message, in our envelope."""
 

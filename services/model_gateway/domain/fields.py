@@ -9,6 +9,7 @@ import difflib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
+from functools import lru_cache
 from typing import Any, Final
 
 from model_gateway.domain.errors import BadRequest, UnknownField, Unsupported, WrongType
@@ -70,36 +71,39 @@ def refused(kind: str, why: str, *harmless: Any) -> BodyField:
     return BodyField(kind, FieldRule.REFUSED, harmless, why)
 
 
-def check_fields(path: str, table: FieldTable, body: Mapping[str, Any]) -> None:
-    """Raises UnknownField, WrongType, Unsupported; each names the field."""
+def check_fields(path: str, table: FieldTable, body: Mapping[str, Any], at: str = "") -> None:
+    """at: what stands before the name of a field, of an object within the body. Raises UnknownField,
+    WrongType, Unsupported; each names the field."""
     unknown = body.keys() - table.keys()
     if unknown:
-        raise _unknown(path, table, min(unknown))
+        raise _unknown(path, table, min(unknown), at)
     for name, value in body.items():
         if value is None:
             continue
-        known = table[name]
+        known, where = table[name], at + name
         if not has_kind(value, known.kind):
-            raise WrongType(f"{name} is {_shown(value)}, expected {_expected(known.kind)}", param=name)
+            raise WrongType(f"{where} is {_shown(value)}, expected {_expected(known.kind)}", param=where)
         if isinstance(value, int) and not -_INT64 <= value < _INT64:
-            raise BadRequest(f"{name} is {value}, which has more than 64 bits", param=name)
+            raise BadRequest(f"{where} is {value}, which has more than 64 bits", param=where)
         if known.rule is FieldRule.REFUSED and value not in known.harmless:
-            raise Unsupported(f"{name} is {_shown(value)}, which {path} refuses: {known.why}", param=name)
+            raise Unsupported(f"{where} is {_shown(value)}, which {path} refuses: {known.why}", param=where)
 
 
 def has_kind(value: Any, kind: str) -> bool:
     """Whether a JSON value is of one of the types; true and false are no numbers."""
-    for one in kind.split("|"):
-        if isinstance(value, _PYTHON[one]) and (one == "boolean" or not isinstance(value, bool)):
-            return True
-    return False
+    return isinstance(value, _types_of(kind)) and ("boolean" in kind or not isinstance(value, bool))
 
 
-def _unknown(path: str, table: FieldTable, name: str) -> UnknownField:
+@lru_cache
+def _types_of(kind: str) -> tuple[type, ...]:
+    return tuple(one for name in kind.split("|") for one in _PYTHON[name])
+
+
+def _unknown(path: str, table: FieldTable, name: str, at: str) -> UnknownField:
     name = name[:_SHOWN_CHARS]  # it may be as long as a body
     nearest = difflib.get_close_matches(name, table, n=1, cutoff=0.6)
     hint = f"; did you mean {nearest[0]!r}?" if nearest else ""
-    return UnknownField(f"unknown field {name!r} for {path}{hint}", param=name)
+    return UnknownField(f"unknown field {at + name!r} for {path}{hint}", param=at + name)
 
 
 def _expected(kind: str) -> str:

@@ -99,7 +99,7 @@ def persons_key(person: "Person") -> ApiKey:
     a person, as limits and usage are of a key."""
     digest = hashlib.sha256(person.name.encode()).hexdigest()[:16]
     scopes = {INFERENCE, *([ADMIN] if person.role == Role.ROLE_OPERATOR else [])}
-    began = datetime.fromtimestamp(0, UTC)  # nobody made it
+    began = datetime.fromtimestamp(0, UTC)  # no person made it
     return ApiKey(f"oidc{digest}", "", person.name, frozenset(scopes), frozenset(), began)
 
 

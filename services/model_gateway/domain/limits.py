@@ -91,7 +91,7 @@ class KeyMeter:
         self._requests: Bucket | None = None
         self._tokens: Bucket | None = None
         self.in_flight = 0
-        self._day: datetime | None = None
+        self._day_ends: datetime | None = None
         self._spent = 0.0
         self._reserved = 0.0
         self.read_at_s: float | None = None
@@ -155,9 +155,8 @@ class KeyMeter:
         self._spent += cost
 
     def _turn_day(self, now: datetime) -> None:
-        day = _day_of(now)
-        if self._day is None or day > self._day:
-            self._day, self._spent, self.read_at_s = day, 0.0, None
+        if self._day_ends is None or now >= self._day_ends:
+            self._day_ends, self._spent, self.read_at_s = _day_of(now) + timedelta(days=1), 0.0, None
 
 
 def _bucket(known: Bucket | None, per_minute: int | None, now_s: float) -> Bucket | None:

@@ -64,8 +64,9 @@ USAGE_REPORT: Final = ReadRoute(
     "/upcycle/v1/usage/report", (), "Requests, tokens and cost by day, key and model; of all keys for admin"
 )
 DOCUMENT: Final = ReadRoute("/openapi.json", (), "This document", needs_key=False)
+HEALTH: Final = ReadRoute("/health", (), "That the port answers; nothing else", needs_key=False)
 REWARD_PATH: Final = "/v1/sessions/{session_id}/reward"
-READ_ROUTES: Final = (MODELS, MODEL, SERVING, USAGE, USAGE_REPORT, DOCUMENT)
+READ_ROUTES: Final = (MODELS, MODEL, SERVING, USAGE, USAGE_REPORT, DOCUMENT, HEALTH)
 
 
 def document(dialects: Iterable[Dialect], reads: Iterable[ReadRoute]) -> dict[str, Any]:
@@ -175,7 +176,10 @@ def _reading(route: ReadRoute) -> dict[str, Any]:
     said = {
         "summary": route.summary,
         "description": _also_at(route.aliases),
-        "responses": {"200": {"description": "The answer", "content": content}},
+        "responses": {
+            "200": {"description": "The answer", "content": content},
+            "default": _error(openai_envelope(GatewayError("what is wrong", param="model"), "req-1")),
+        },
     }
     names = [part[1:-1] for part in route.path.split("/") if part.startswith("{")]
     parameters = [
@@ -194,7 +198,9 @@ def _also_at(aliases: tuple[str, ...]) -> str:
 
 def _error(example: Mapping[str, Any]) -> dict[str, Any]:
     schema = _shape(example)
-    schema["properties"]["error"]["properties"]["code"] = {"$ref": "#/components/schemas/ErrorCode"}
+    error = schema["properties"]["error"]["properties"]
+    error["code"] = {"$ref": "#/components/schemas/ErrorCode"}
+    error["param"] = {"type": ["string", "null"]}
     return {"description": "Refused, or failed", "content": {_JSON: {"schema": schema}}}
 
 

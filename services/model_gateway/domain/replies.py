@@ -9,6 +9,7 @@ from model_gateway.domain.routing import EngineRoute, served_name
 
 MAX_TOKENS: Final = 2**31 - 1
 """Of one request; what is beyond was not counted but made up."""
+_NO_FINGERPRINT: Final = b'"system_fingerprint":null'
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,6 +83,21 @@ def with_ids_in_both_places(reply: dict[str, Any]) -> bool:
             choice["prompt_token_ids"] = ids
             changed = True
     return changed
+
+
+def with_fingerprint(body: bytes, checkpoint: str) -> bytes:
+    """A reply, or whole events, that say null for `system_fingerprint`: the checkpoint that answered. In a
+    text of JSON the quotes of such a field are escaped, so what was sampled stays as it is."""
+    return body.replace(_NO_FINGERPRINT, b'"system_fingerprint":"%b"' % checkpoint.encode())
+
+
+def names_version(call: CompletionCall, reply: dict[str, Any]) -> bool:
+    """Puts the version that a call is pinned to into `model`, whatever name its engine serves it by; True
+    when it was another one. What follows head is answered by the name of the model."""
+    if call.target.version is None or reply.get("model") in (None, str(call.target)):
+        return False
+    reply["model"] = str(call.target)
+    return True
 
 
 def pinned_version(engine: EngineRoute, target: ModelTarget) -> int | None:

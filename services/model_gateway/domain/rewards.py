@@ -59,6 +59,7 @@ def read_reward(raw: bytes, body: Any) -> SessionReward:
     if unknown := sorted(body.keys() - set(FIELDS)):
         name = unknown[0][:80]
         raise UnknownField(f"unknown field {name!r} of a reward; it has {', '.join(FIELDS)}", param=name)
+    _refuse_truth_values(body)
     given = {name: body[name] for name in FIELDS[:3] if body.get(name) is not None}
     try:
         result = evaluation_result(given)
@@ -72,3 +73,19 @@ def read_reward(raw: bytes, body: Any) -> SessionReward:
     if split not in tuple(Split):
         raise BadRequest(f"split is {split!r:.80}, expected one of {', '.join(Split)}", param="split")
     return SessionReward(result, group, Split(split))
+
+
+def _refuse_truth_values(body: Mapping[str, Any]) -> None:
+    """`true` is a success, not the score 1; no client means the one by the other. Raises BadRequest."""
+    if isinstance(body.get("score"), bool):
+        raise BadRequest(
+            f"score is {str(body['score']).lower()}, expected a number from 0 to 1; `success` takes true and "
+            "false",
+            param="score",
+        )
+    subscores = body.get("subscores")
+    for index, one in enumerate(subscores if isinstance(subscores, list) else ()):
+        for name in ("value", "weight"):
+            if isinstance(one, Mapping) and isinstance(one.get(name), bool):
+                where = f"subscores[{index}].{name}"
+                raise BadRequest(f"{where} is {str(one[name]).lower()}, expected a number", param=where)

@@ -26,6 +26,13 @@ class EngineRoute:
     renewal: str  # changes with each renewal, so that one after a failure clears the suspicion
     held_policies: frozenset[PolicyFolder] = frozenset()  # of other models of the same base
     failures: tuple[tuple[PolicyFolder, str], ...] = ()  # what it was to hold and cannot, and why
+    kind: str = ""  # embedded, vllm
+
+    @property
+    def has_columns(self) -> bool:
+        """Whether it may be asked for log-probabilities in columns; one of a version before answers in
+        entries all the same."""
+        return self.kind == "embedded"
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,8 +109,8 @@ def choose(
     """The engine to try: not suspect, at head, not reloading, least busy; None when all are suspect."""
     avoided = frozenset(suspects)
     trusted = [engine for engine in engines if engine.engine_id not in avoided]
-    if not trusted:
-        return None
+    if len(trusted) <= 1:
+        return trusted[0] if trusted else None
     return min(
         trusted,
         key=lambda engine: (

@@ -9,13 +9,19 @@ from datetime import datetime
 from enum import StrEnum
 from typing import Any, Final
 
+import orjson
+
 from model_gateway.domain.errors import BadRequest, GatewayError
+from upcycle.session_labels import Labels, read_assignments
 
 SESSION_ID: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:-]{0,63}")
 SESSION_ID_RULE: Final = "1 to 64 of letters, digits, '.', '_', ':' and '-', with a letter or a digit first"
 """SESSION_ID for people."""
 _HEADERS: Final = ("X-Session-ID", "Trace-Id")
 _METADATA: Final = "upcycle_session"
+_LABELS_HEADER: Final = "X-Session-Labels"
+_LABELS_METADATA: Final = "upcycle_labels"
+_TOKEN_BYTES: Final = 8
 
 
 class SessionNotFound(GatewayError):
@@ -55,6 +61,19 @@ class OtherModel(GatewayError):
         )
 
 
+class OtherLabels(GatewayError):
+    """The first call of a session fixes its labels."""
+
+    status, kind, code = 409, "invalid_request_error", "session_of_other_labels"
+
+    def __init__(self, session_id: str, labels: Labels, asked: Labels) -> None:
+        has = ", ".join(labels) or "none"
+        super().__init__(
+            f"session {session_id!r} was opened with labels {has}, and this call gives "
+            f"{', '.join(asked)}: give the same or leave them out, or begin a session with a new id"
+        )
+
+
 class RecordingUnavailable(GatewayError):
     """The call was answered and cannot be recorded now, so its answer is withheld."""
 
@@ -87,11 +106,12 @@ class SessionState(StrEnum):
 @dataclass(frozen=True, slots=True)
 class SessionKey:
     """Which session, and the API key that it belongs to. captured: of production traffic, which names
-    none."""
+    none. labels: that this call gives; empty: it says nothing of them."""
 
     session_id: str
     key_id: str
     captured: bool = False
+    labels: Labels = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,15 +128,19 @@ class Session:
     num_calls: int = 0
     num_bytes: int = 0
     unrecorded_calls: int = 0
+    labels: Labels = ()
 
     def check(self, key: SessionKey, model: str) -> None:
-        """Whether a call of this key may go on in it. Raises SessionNotFound, SessionClosed, OtherModel."""
+        """Whether a call of this key may go on in it. Raises SessionNotFound, SessionClosed, OtherModel,
+        OtherLabels."""
         if self.key_id != key.key_id:
             raise SessionNotFound(self.session_id)
         if self.state is not SessionState.OPEN:
             raise SessionClosed(self.session_id)
         if self.model != model:
             raise OtherModel(self.session_id, self.model, model)
+        if key.labels and key.labels != self.labels:
+            raise OtherLabels(self.session_id, self.labels, key.labels)
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,6 +173,12 @@ class SampledChoice:
         """Whether the engine said which tokens it read and sampled, each with its log-probability."""
         return bool(self.prompt_ids) and 0 < len(self.token_ids) == len(self.logprobs)
 
+    @property
+    def about_bytes(self) -> int:
+        """Texts, and of each token its id and what was said of it."""
+        tokens = len(self.prompt_ids) + len(self.token_ids)
+        return len(self.text) + len(self.reasoning) + _TOKEN_BYTES * tokens
+
     def forget_tokens(self) -> None:
         """What is left is text: evaluated, never trained."""
         self.prompt_ids, self.token_ids, self.token_texts = [], [], []
@@ -170,12 +200,17 @@ class RecordedCall:
     ended_at: datetime
     request_bytes: int = 0
 
+    @property
+    def about_bytes(self) -> int:
+        """Of the rows that it becomes: what making them takes is in proportion."""
+        return self.request_bytes + sum(one.about_bytes for one in self.choices)
+
 
 def session_named(headers: Mapping[str, str], body: Any, in_path: str | None) -> str | None:
     """The session that a request names; None: none. Raises BadRequest for no valid id, and for two."""
     named = {name: headers[name] for name in _HEADERS if headers.get(name)}
-    metadata = body.get("metadata") if isinstance(body, dict) else None
-    if isinstance(metadata, dict) and _METADATA in metadata:
+    metadata = _metadata_of(body)
+    if _METADATA in metadata:
         named[f"metadata.{_METADATA}"] = metadata[_METADATA]
     if in_path is not None:
         named["the path"] = in_path
@@ -188,6 +223,41 @@ def session_named(headers: Mapping[str, str], body: Any, in_path: str | None) ->
         listed = " and ".join(f"{session_id!r} in {where}" for where, session_id in named.items())
         raise BadRequest(f"the request names two sessions: {listed}; name one")
     return next(iter(named.values()))
+
+
+def labels_given(headers: Mapping[str, str], body: Any, session_id: str | None) -> Labels:
+    """What a request says about the session that it names; empty: nothing. Raises BadRequest for what is no
+    set of labels, for two, and for labels of no session."""
+    given: dict[str, Any] = {}
+    if headers.get(_LABELS_HEADER):
+        given[_LABELS_HEADER] = headers[_LABELS_HEADER]
+    metadata = _metadata_of(body)
+    if _LABELS_METADATA in metadata:
+        given[f"metadata.{_LABELS_METADATA}"] = metadata[_LABELS_METADATA]
+    read = {where: _labels(where, text) for where, text in given.items()}
+    if len(set(read.values())) > 1:
+        listed = " and ".join(f"{', '.join(labels)} in {where}" for where, labels in read.items())
+        raise BadRequest(f"the request gives two sets of labels: {listed}; give one")
+    for where, labels in read.items():
+        if session_id is None:
+            raise BadRequest(
+                f"{where} gives labels, {', '.join(labels)}, and the request names no session: name one"
+            )
+    return next(iter(read.values()), ())
+
+
+def _labels(where: str, text: Any) -> Labels:
+    if not isinstance(text, str):
+        raise BadRequest(f"{where} is {text!r:.80}: labels are a text, such as env=prod,flow=refund")
+    try:
+        return read_assignments(text)
+    except ValueError as error:
+        raise BadRequest(f"{where}: {error}") from error
+
+
+def _metadata_of(body: Any) -> Mapping[str, Any]:
+    metadata = body.get("metadata") if isinstance(body, dict) else None
+    return metadata if isinstance(metadata, dict) else {}
 
 
 @dataclass(frozen=True, slots=True)
@@ -208,13 +278,17 @@ class StorableCall:
 
     key: SessionKey
     model: str
-    task_digest: str
     messages: str
     tools: str
     turns: Sequence[bytes]
     temperature: float
     started_at: datetime
     ended_at: datetime
+
+    @property
+    def task_digest(self) -> str:
+        """Of its messages; only that of a session's first call is of interest."""
+        return task_digest_of(orjson.loads(self.messages))
 
     @property
     def size_bytes(self) -> int:
@@ -234,13 +308,11 @@ class SessionBounds:
     max_calls: int = 1000
     max_bytes: int = 128 << 20
 
-    def take(self, session: Session, call: StorableCall) -> bool:
-        """Whether the session records this call, too. One that was refused has no successors: what is
-        recorded is the beginning of the session, without gaps."""
+    def have_room(self, num_calls: int, num_bytes: int, unrecorded_calls: int, size_bytes: int) -> bool:
+        """Whether a session that has so much records a call of this size, too. One that was refused has no
+        successors: what is recorded is the beginning of the session, without gaps."""
         return (
-            not session.unrecorded_calls
-            and session.num_calls < self.max_calls
-            and session.num_bytes + call.size_bytes <= self.max_bytes
+            not unrecorded_calls and num_calls < self.max_calls and num_bytes + size_bytes <= self.max_bytes
         )
 
 
@@ -249,6 +321,14 @@ class CallKept(StrEnum):
 
     RECORDED = "recorded"
     BEYOND_BOUNDS = "beyond_bounds"
+
+
+@dataclass(frozen=True, slots=True)
+class StoredBatch:
+    """Of calls that were stored together: what became of each, and their sessions as they are now."""
+
+    outcomes: Sequence[GatewayError | CallKept]
+    sessions: Sequence[Session]
 
 
 def messages_of(body: Mapping[str, Any]) -> list[Mapping[str, Any]]:

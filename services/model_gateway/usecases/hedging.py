@@ -10,15 +10,16 @@ from model_gateway.adapters.upstream_http import UpstreamReply
 Send = Callable[[], Coroutine[Any, Any, UpstreamReply]]
 
 
-async def hedged(send: Send, *, after_s: float, may_hedge: Callable[[], bool]) -> UpstreamReply:
-    """The first reply. may_hedge: asked once, when the time is over. Raises UpstreamFailed where both
-    failed."""
+async def hedged(send: Send, *, after_s: float, may_hedge: Callable[[], bool]) -> tuple[UpstreamReply, int]:
+    """The first reply, and how many requests were given up for it. may_hedge: asked once, when the time is
+    over. Raises UpstreamFailed where both failed."""
     tasks = [asyncio.create_task(send())]
     try:
         done, _ = await asyncio.wait(tasks, timeout=after_s)
         if not done and may_hedge():
             tasks.append(asyncio.create_task(send()))
-        return await _first(tasks)
+        reply = await _first(tasks)
+        return reply, sum(not one.done() or one.exception() is None for one in tasks)
     finally:
         await _give_up(tasks)
 

@@ -2,10 +2,10 @@
 
 import logging
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import datetime
+from functools import lru_cache
 from typing import Any, Final
 
 from model_gateway import telemetry
@@ -44,8 +44,11 @@ class Admission:
         BudgetUnknown."""
         if self.unknown is not None:
             raise self.unknown
-        with _counted():
+        try:
             self.meter.reserve(self.key_id, self.limits, cost, self.now())
+        except LimitReached as error:
+            _count(error)
+            raise
         self.reserved += cost
 
     def ended(self, tokens: int, cost: float) -> None:
@@ -66,14 +69,15 @@ class LimitKeys:
         monotonic: Callable[[], float] = time.monotonic,
     ) -> None:
         self._usage = usage
-        self._defaults = defaults
         self._now = now
         self._monotonic = monotonic
         self._meters: dict[str, KeyMeter] = {}
+        self._over_defaults: Callable[[KeyLimits], KeyLimits]
+        self._over_defaults = lru_cache(_MAX_METERS)(lambda own: own.over(defaults))
 
     def limits_of(self, key: ApiKey) -> KeyLimits:
         """Its own, and the settings' where it has none."""
-        return key.limits.over(self._defaults)
+        return self._over_defaults(key.limits)
 
     async def admit(self, key: ApiKey) -> Admission:
         """One more request of the key. Raises LimitReached."""
@@ -83,8 +87,11 @@ class LimitKeys:
             self._forget_idle()
             meter = self._meters[key.key_id] = KeyMeter(monotonic=self._monotonic)
         unknown = await self._read_money(key.key_id, limits, meter)
-        with _counted():
+        try:
             meter.admit(key.key_id, limits)
+        except LimitReached as error:
+            _count(error)
+            raise
         return Admission(key.key_id, limits, meter, self._now, unknown)
 
     def standing(self, key: ApiKey) -> dict[str, Any]:
@@ -115,11 +122,5 @@ class LimitKeys:
             self._meters = {name: one for name, one in self._meters.items() if one.in_flight}
 
 
-@contextmanager
-def _counted() -> Iterator[None]:
-    """Counts what a limit refuses."""
-    try:
-        yield
-    except LimitReached as error:
-        telemetry.LIMITED.labels(error.limit).inc()
-        raise
+def _count(error: LimitReached) -> None:
+    telemetry.LIMITED.labels(error.limit).inc()

@@ -3,7 +3,7 @@
 from typing import Any
 
 from model_gateway.adapters.directory import RegistryDirectory
-from model_gateway.adapters.engine_http import AiohttpEngines
+from model_gateway.adapters.engine_http import HttpEngines
 from model_gateway.domain.calls import ModelTarget
 from model_gateway.domain.canary import Canary
 from model_gateway.domain.routing import EngineRoute, ModelHead, RoutingView
@@ -17,7 +17,7 @@ class ListModels:
     """Models as OpenAI lists them, and as operators want to see them."""
 
     def __init__(
-        self, directory: RegistryDirectory, engines: AiohttpEngines, promotions: Promotions, pick: PickEngine
+        self, directory: RegistryDirectory, engines: HttpEngines, promotions: Promotions, pick: PickEngine
     ) -> None:
         self._directory = directory
         self._engines = engines

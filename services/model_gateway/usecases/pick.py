@@ -8,7 +8,6 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
-from model_gateway import telemetry
 from model_gateway.adapters.directory import RegistryDirectory
 from model_gateway.domain.calls import ModelTarget
 from model_gateway.domain.errors import GatewayError, NoEngine, UnknownModel, VersionNotServed
@@ -20,6 +19,8 @@ _REFRESH_S = 1.0
 _RECHECK_S = 0.1
 _LOOK_S = 0.2
 """Between looks while an engine loads a version."""
+_MOST_COUNTED = 64
+"""Engines whose requests are counted, before those without any are forgotten."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,8 +78,8 @@ class PickEngine:
         while no engine serves it, head answers. Raises UnknownModel, VersionNotServed, NoRoom, NoEngine."""
         await self._require_known(target)
         self._asked_at[target.model] = self._monotonic()
-        for idle in [engine_id for engine_id, count in self.busy.items() if count == 0]:
-            del self.busy[idle]
+        if len(self.busy) > _MOST_COUNTED:
+            self._forget_idle()
         picked = None if canary is None else self._of_canary(target.model, canary)
         if picked is None:
             self._waiting[target.model] += 1
@@ -113,12 +114,16 @@ class PickEngine:
             if not working:
                 self._background.pop(engine.engine_id, None)
 
+    def _forget_idle(self) -> None:
+        """Engines come and go, and their ids with them."""
+        for idle in [engine_id for engine_id, count in self.busy.items() if count == 0]:
+            del self.busy[idle]
+
     def _of_canary(self, model: str, version: int) -> Picked | None:
         """None while no engine serves the version: production does not wait for a canary release."""
         target = ModelTarget(model, version)
         engines = self._directory.view.holding(target)
         engine = choose(engines, head_version=version, busy=self.busy, suspects=self._suspects(engines))
-        telemetry.CANARY_REQUESTS.labels(model, "canary" if engine is not None else "head").inc()
         return None if engine is None else Picked(engine, target)
 
     async def _found(self, asked: ModelTarget, until: float) -> Picked:
@@ -169,6 +174,11 @@ class PickEngine:
         if is_loading:
             await self._directory.refresh_at_most_every(_LOOK_S, timeout_s=_REFRESH_S)
 
+    async def look_at_leases(self) -> None:
+        """Return once they may say something else than before."""
+        await self._directory.changed(_LOOK_S)
+        await self._directory.refresh_at_most_every(_LOOK_S, timeout_s=_REFRESH_S)
+
     def suspect(self, engine: EngineRoute) -> None:
         """Avoid an engine until its engine supervisor renews the lease, or for a while."""
         now = self._monotonic()
@@ -176,6 +186,8 @@ class PickEngine:
         self._suspicions[engine.engine_id] = _Suspicion(engine.renewal, now + self._suspect_s)
 
     def _suspects(self, engines: list[EngineRoute]) -> list[str]:
+        if not self._suspicions:
+            return []
         now = self._monotonic()
         found = []
         for engine in engines:

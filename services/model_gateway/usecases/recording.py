@@ -8,7 +8,6 @@ one thing: its client never waits for it, and losing some of it is no failure.
 import asyncio
 import hashlib
 import logging
-from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -35,6 +34,7 @@ from model_gateway.domain.sessions import (
     StorableCall,
     UnrecordableCall,
 )
+from model_gateway.usecases.known_sessions import KnownSessions
 from model_gateway.usecases.redacting import RedactCaptures
 from model_gateway.wire import sessions as wire
 from service_kit.errors import as_errors
@@ -50,13 +50,16 @@ MAX_WAITING_BYTES: Final = 64 << 20
 _BATCH: Final = 64
 _BATCH_BYTES: Final = 32 << 20
 """Of one transaction; a call beyond it has one of its own."""
+_AT_ONCE_BYTES: Final = 64 << 10
+"""So much is made into rows on the event loop, in about half a millisecond; more of it in a thread."""
+_GATHER_S: Final = 0.004
+"""After a transaction of several calls, until the next: a transaction costs more than its calls."""
 _HASH_RANGE: Final = 1 << 32
-_KNOWN: Final = 10_000
-_KNOWN_S: Final = 2.0
 _SWEEP_S: Final = 5.0
 _LONGEST_WAIT_S: Final = 60.0
 _STORE_S: Final = 30.0
 """Longest that a client waits for its call to be stored."""
+_TOO_LONG: Final = f"the database did not store it within {_STORE_S:g} s"
 UNGRADED: Final = "ungraded"
 
 
@@ -88,6 +91,7 @@ class RecordCalls:
     def __init__(
         self,
         sessions: SqlSessions,
+        known: KnownSessions,
         directory: RegistryDirectory,
         policy: RecordingPolicy,
         *,
@@ -95,13 +99,13 @@ class RecordCalls:
         redaction: RedactCaptures | None = None,
     ) -> None:
         self._sessions = sessions
+        self._known = known
         self._redaction = redaction
         self._directory = directory
         self._threshold = int(policy.capture_fraction * _HASH_RANGE)
         self._now = now
         self._waiting: list[_Waiting] = []
         self._arrived = asyncio.Event()
-        self._known: OrderedDict[str, tuple[float, Session]] = OrderedDict()
 
     def captures(self, key: ApiKey, request_id: str) -> SessionKey | None:
         """The session of a request that names none: one of its own if it is captured, else None. Replicas
@@ -112,41 +116,37 @@ class RecordCalls:
         return SessionKey(request_id, key.key_id, captured=True) if hashed < self._threshold else None
 
     async def check(self, key: SessionKey, model: str) -> None:
-        """Before an engine is asked. Raises SessionNotFound, SessionClosed, OtherModel,
+        """Before an engine is asked. Raises SessionNotFound, SessionClosed, OtherModel, OtherLabels,
         RecordingUnavailable."""
         if key.captured:
             return
-        loop_s = asyncio.get_running_loop().time()
-        at, session = self._known.get(key.session_id, (0.0, None))
-        if session is None or loop_s - at > _KNOWN_S:
-            try:
-                session = await self._sessions.find(key.session_id)
-            except Unavailable as error:
-                raise RecordingUnavailable(
-                    f"session {key.session_id!r} cannot be recorded now: {error}"
-                ) from error
-            if session is None:
-                return
-            self._known[key.session_id] = (loop_s, session)
-            if len(self._known) > _KNOWN:
-                self._known.popitem(last=False)
-        session.check(key, model)
+        try:
+            session = await self._known.find(key.session_id)
+        except Unavailable as error:
+            raise RecordingUnavailable(
+                f"session {key.session_id!r} cannot be recorded now: {error}"
+            ) from error
+        if session is not None:
+            session.check(key, model)
 
     async def add(self, call: RecordedCall) -> None:
         """Returns when the call is stored; at once for a captured one. Raises RecordingUnavailable,
-        SessionNotFound, SessionClosed."""
+        SessionNotFound, SessionClosed, OtherLabels."""
         if call.key.captured:
             self._capture(call)
             return
-        waiting = self._put(call)
+        stored = self._put(call).stored
+        # Cheaper than asyncio.timeout. A client that leaves cancels `stored`; its call is stored all the same
+        waits = asyncio.get_running_loop().call_later(_STORE_S, _settle, stored, TimeoutError(_TOO_LONG))
         try:
-            async with asyncio.timeout(_STORE_S):
-                await asyncio.shield(waiting.stored)
+            await stored
         except (TimeoutError, Unavailable) as error:
             raise RecordingUnavailable(
                 f"the answer could not be recorded in session {call.key.session_id!r}, so it is withheld: "
                 f"{error}; ask again"
             ) from error
+        finally:
+            waits.cancel()
 
     def _capture(self, call: RecordedCall) -> None:
         waiting = [one.call for one in self._waiting if one.call.key.captured]
@@ -203,7 +203,7 @@ class RecordCalls:
     async def _store_all(self) -> None:
         while self._waiting:
             batch, self._waiting = self._waiting[:_BATCH], self._waiting[_BATCH:]
-            rows = await asyncio.to_thread(_rows, batch)
+            rows = await _rows_of(batch)
             ready = []
             for one, row in zip(batch, rows, strict=True):
                 if isinstance(row, UnrecordableCall):
@@ -212,12 +212,15 @@ class RecordCalls:
                     ready.append(_Ready(one, row))
             for part in _transactions(ready):
                 await self._store(part)
+            if 1 < len(batch) < _BATCH:
+                await asyncio.sleep(_GATHER_S)
 
     async def _store(self, batch: Sequence[_Ready]) -> None:
         """In one transaction. What the database takes from none of them fails alone."""
         try:
             with as_errors():
-                outcomes = await self._sessions.add([one.call for one in batch])
+                calls = [one.call for one in batch]
+                added = await self._sessions.add(calls, self._known.last(one.key.session_id for one in calls))
         except Unavailable as error:
             log.warning("calls_not_recorded", extra={"calls": len(batch), "why": str(error)})
             for one in batch:
@@ -229,7 +232,8 @@ class RecordCalls:
             for one in batch:
                 await self._store([one])
         else:
-            for one, outcome in zip(batch, outcomes, strict=True):
+            self._known.put(added.sessions)
+            for one, outcome in zip(batch, added.outcomes, strict=True):
                 self._settle(one, outcome)
 
     def _settle(self, one: _Ready, outcome: GatewayError | CallKept) -> None:
@@ -248,6 +252,13 @@ class RecordCalls:
             one.stored.cancel()
         else:
             _settle(one.stored, why)
+
+
+async def _rows_of(batch: Sequence[_Waiting]) -> list[StorableCall | UnrecordableCall]:
+    """In a thread where it takes long: handing over a small batch costs more than the batch."""
+    if sum(one.call.about_bytes for one in batch) <= _AT_ONCE_BYTES:
+        return _rows(batch)
+    return await asyncio.to_thread(_rows, batch)
 
 
 def _rows(batch: Sequence[_Waiting]) -> list[StorableCall | UnrecordableCall]:
@@ -284,12 +295,14 @@ class CloseSessions:
     def __init__(
         self,
         sessions: SqlSessions,
+        known: KnownSessions,
         bodies: SessionBodies,
         policy: RecordingPolicy,
         *,
         now: Callable[[], datetime],
     ) -> None:
         self._sessions = sessions
+        self._known = known
         self._bodies = bodies
         self._policy = policy
         self._now = now
@@ -305,6 +318,7 @@ class CloseSessions:
         """Write its trajectory, unless that was done. The session, which takes no more calls. Raises
         SessionNotFound, Unavailable."""
         session = await self._sessions.begin_closing(session_id)
+        self._known.put([session])
         if session.state is not SessionState.CLOSING:
             return session
         calls = await self._sessions.calls(session_id)

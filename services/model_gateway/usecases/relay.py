@@ -6,22 +6,25 @@ spans, or the version it says it has loaded while a reload is due), else the lea
 
 import logging
 import time
-from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 
 import orjson
 
+from model_gateway import telemetry
 from model_gateway.adapters.directory import RegistryDirectory
-from model_gateway.adapters.engine_http import AiohttpEngines
+from model_gateway.adapters.engine_http import HttpEngines
 from model_gateway.domain.calls import CompletionCall, ModelTarget
-from model_gateway.domain.errors import EngineFailed, EngineLost, GatewayError
+from model_gateway.domain.errors import EngineFailed, EngineLost, EngineMoved, GatewayError
 from model_gateway.domain.replies import (
     TokenUsage,
     counted_usage,
     finish_reasons,
+    names_version,
     pinned_version,
     versions_in,
+    with_fingerprint,
     with_ids_in_both_places,
 )
 from model_gateway.domain.routing import EngineRoute, ServedWeights, served_name
@@ -75,12 +78,18 @@ class OpenStream:
     final_weights: ServedWeights | None  # exact once the events are read
     error: GatewayError | None = None
     estimate: Callable[[], TokenUsage] | None = None  # of tokens, where none were told
+    metered: Callable[[TokenUsage], TokenUsage] | None = None  # with what was done beside the answer
     events: AsyncGenerator[bytes, None] = field(init=False)
 
     @property
     def usage(self) -> TokenUsage:
-        """Tokens so far, as far as they are known: of an answer that was left in the middle at least those
-        that came, whatever was told before them."""
+        """Tokens so far, as they are metered."""
+        return self._known if self.metered is None else self.metered(self._known)
+
+    @property
+    def _known(self) -> TokenUsage:
+        """As far as they are known: of an answer that was left in the middle at least those that came,
+        whatever was told before them."""
         reported = self.facts.usage
         if self.estimate is None or (self.facts.is_done and reported != TokenUsage()):
             return reported
@@ -111,7 +120,7 @@ class EngineRelay:
     """Non-streamed and streamed calls."""
 
     def __init__(
-        self, directory: RegistryDirectory, engines: AiohttpEngines, pick: PickEngine, policy: RelayPolicy
+        self, directory: RegistryDirectory, engines: HttpEngines, pick: PickEngine, policy: RelayPolicy
     ) -> None:
         self._directory = directory
         self._engines = engines
@@ -144,13 +153,20 @@ class EngineRelay:
         started = time.monotonic()
         until = started + (self._policy.engine_wait_s if wait_s is None else wait_s)
         tries = failed = 0
+        meets_canary = call.canary is not None
         while True:
             tries += 1
             picked = await self._pick.pick(call.target, until=until, canary=call.canary)
-            engine, asked = picked.engine, replace(call, target=picked.target)
+            engine, asked = picked.engine, call
+            if picked.target != call.target:
+                asked = replace(call, target=picked.target)
             self._pick.busy[engine.engine_id] += 1
             try:
-                return await use(asked, await self._attempt(asked, engine, headers), started, tries)
+                answered = await use(asked, await self._attempt(asked, engine, headers), started, tries)
+                if meets_canary:
+                    by = "canary" if asked.is_of_canary else "head"
+                    telemetry.CANARY_REQUESTS.labels(call.target.model, by).inc()
+                return answered
             except EngineFailed as error:
                 failed += 1
                 log.warning("engine_failed", extra={"engine_id": engine.engine_id, "why": error.message})
@@ -159,7 +175,7 @@ class EngineRelay:
                 elif failed == _MOST_FAILED:
                     raise
             except EngineLost as error:
-                self._lost(engine, error, until)
+                await self._lost(engine, error, until)
             finally:
                 # A stream that was opened counts itself from here on.
                 self._pick.busy[engine.engine_id] -= 1
@@ -171,7 +187,7 @@ class EngineRelay:
         if name is None:
             raise EngineLost(f"engine {engine.engine_id} no longer serves {call.target}")
         before = await self._loaded(engine, call.target)
-        outbound = call.outbound(name)
+        outbound = call.outbound(name, in_columns=engine.has_columns)
         body = call.raw if outbound is None else orjson.dumps(outbound)
         timeout_s = self._policy.request_timeout_s
         reply = await self._engines.post(engine, call.route.value, body, headers, timeout_s)
@@ -191,12 +207,16 @@ class EngineRelay:
             return EngineFailed(f"{said} to this request, and goes on; its log says why")
         return EngineLost(said)
 
-    def _lost(self, engine: EngineRoute, error: EngineLost, until: float) -> None:
-        """Suspects the engine; raises when there is no time for another try."""
-        self._pick.suspect(engine)
-        log.warning("engine_lost", extra={"engine_id": engine.engine_id, "why": error.message})
+    async def _lost(self, engine: EngineRoute, error: EngineLost, until: float) -> None:
+        """Suspects the engine, unless it only moved on; raises when there is no time for another try."""
+        has_moved = isinstance(error, EngineMoved)
+        if not has_moved:
+            self._pick.suspect(engine)
+        log.warning(error.code, extra={"engine_id": engine.engine_id, "why": error.message})
         if time.monotonic() >= until:
             raise error
+        if has_moved:
+            await self._pick.look_at_leases()
 
     async def _read(
         self, call: CompletionCall, attempt: _Attempt, started: float, tries: int
@@ -216,9 +236,11 @@ class EngineRelay:
         versions = versions_in(reply)
         if not versions:
             versions = [attempt.version_before, await self._loaded(attempt.engine, call.target)]
+        _require(call.target, versions, attempt.engine)
         weights = await self._weights(call.target.model, versions)
         choices: list[SampledChoice] = []
         has_changed = call.return_token_ids and with_ids_in_both_places(reply)
+        has_changed = names_version(call, reply) or has_changed
         if call.recorded:
             collected = AnswerCollector()
             collected.add(reply)
@@ -227,6 +249,7 @@ class EngineRelay:
             has_changed = True
         if has_changed:
             body = orjson.dumps(reply)
+        body = with_fingerprint(body, weights.checkpoint_id)
         usage = counted_usage(call, reply)
         return EngineAnswer(_OK, body, weights, usage, finish_reasons(reply), engine_s, tries, choices)
 
@@ -246,25 +269,26 @@ class EngineRelay:
             versions = events.versions
             if not versions:
                 versions = [attempt.version_before, await self._loaded(attempt.engine, call.target)]
+            _require(call.target, versions, attempt.engine)
             weights = await self._weights(call.target.model, versions)
         except BaseException:
             attempt.reply.close()
             raise
         engine_s = time.monotonic() - started
         stream = OpenStream(attempt.reply, weights, engine_s, tries, events, final_weights=weights)
-        stream.events = self._rest(call, attempt, stream, first)
+        stream.events = self._rest(call, attempt, stream, first, weights.checkpoint_id)
         return stream
 
     async def _rest(
-        self, call: CompletionCall, attempt: _Attempt, stream: OpenStream, first: bytes
+        self, call: CompletionCall, attempt: _Attempt, stream: OpenStream, first: bytes, checkpoint: str
     ) -> AsyncGenerator[bytes, None]:
         busy, engine_id = self._pick.busy, attempt.engine.engine_id
         busy[engine_id] += 1
         try:
             if first:
-                yield first
+                yield with_fingerprint(first, checkpoint)
             async for block in stream.facts.rest():
-                yield block
+                yield with_fingerprint(block, checkpoint)
             if stream.facts.versions:
                 stream.final_weights = await self._weights(call.target.model, stream.facts.versions)
         except EngineLost as error:
@@ -291,6 +315,15 @@ class EngineRelay:
         newest = max(versions)
         digest = await self._directory.digest(model, newest)
         return ServedWeights(model, newest, min(versions), digest)
+
+
+def _require(target: ModelTarget, versions: Iterable[int], engine: EngineRoute) -> None:
+    """A request for a version gets no other one: an engine that serves it on its channel may have reloaded
+    since its last lease. Raises EngineMoved."""
+    others = {*versions} - {target.version}
+    if target.version is not None and others:
+        seen = ", ".join(f"v{version}" for version in sorted(others))
+        raise EngineMoved(f"engine {engine.engine_id} answered with {seen} for {target}; try again")
 
 
 def _json(body: bytes, engine: EngineRoute) -> dict[str, Any]:

@@ -12,6 +12,7 @@ from model_gateway.domain.replies import (
     TokenUsage,
     counted_usage,
     finish_reasons,
+    names_version,
     usage_of,
     versions_in,
     with_ids_in_both_places,
@@ -83,6 +84,7 @@ class EventStream:
     def _needs_a_look(self, block: bytes) -> bool:
         return (
             self._call.recorded
+            or self._call.target.version is not None
             or self._call.return_token_ids
             or self._call.route is ApiRoute.GENERATE  # has no usage of its own: its ids are counted
             or _DONE in block
@@ -120,7 +122,7 @@ class EventStream:
             self.is_done = True
         if not chunk.get("choices") and chunk.get("usage") is not None and not self._call.wants_usage:
             return None
-        has_changed = False
+        has_changed = names_version(self._call, chunk)
         if self.answers is not None:
             self.answers.add(chunk)
             has_changed = True

@@ -64,6 +64,7 @@ class UpstreamRelay:
         usage = usage_of(reply) or TokenUsage()
         if usage == TokenUsage():
             usage = estimated(call, characters_of(reply))
+        usage = attempt.metered(usage)
         answer = EngineAnswer(_OK, b"", None, usage, finish_reasons(reply), 0.0, attempt.tries)
         if call.recorded:
             collected = AnswerCollector()
@@ -99,6 +100,7 @@ class UpstreamRelay:
         engine_s = time.monotonic() - started
         stream = OpenStream(events, None, engine_s, attempt.tries, facts, final_weights=None)
         stream.estimate = lambda: estimated(call, events.characters)
+        stream.metered = attempt.metered
         stream.events = self._rest(provider, stream, first)
         return stream
 

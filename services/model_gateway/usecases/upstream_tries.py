@@ -4,7 +4,7 @@ paused."""
 import asyncio
 import random
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final
 
 import orjson
@@ -12,6 +12,7 @@ import orjson
 from model_gateway import telemetry
 from model_gateway.adapters.upstream_http import UpstreamHttp, UpstreamReply
 from model_gateway.domain.errors import GatewayError
+from model_gateway.domain.replies import TokenUsage
 from model_gateway.domain.upstream.breaker import CircuitBreaker, RetryBudget
 from model_gateway.domain.upstream.errors import UpstreamFailed, UpstreamSlow
 from model_gateway.domain.upstream.providers import Provider
@@ -28,11 +29,23 @@ _LONGEST_PAUSE_S: Final = 10.0
 
 @dataclass(frozen=True, slots=True)
 class Attempt:
-    """An answer that began. tries: how many requests it took. is_probe: of a provider that is paused."""
+    """An answer that began. tries: how many requests it took. is_probe: of a provider that is paused.
+    given_up: requests that were sent beside it and are paid for, too."""
 
     reply: UpstreamReply
     tries: int
     is_probe: bool
+    given_up: int = 0
+
+    def metered(self, usage: TokenUsage) -> TokenUsage:
+        """With the prompts that requests which were given up had read; how much they wrote is not known."""
+        return replace(usage, prompt_tokens=usage.prompt_tokens * (1 + self.given_up))
+
+
+@dataclass(frozen=True, slots=True)
+class _Answered:
+    reply: UpstreamReply
+    given_up: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,9 +94,10 @@ class UpstreamTries:
             tries += 1
             is_probe = state.breaker.enter()
             result = await self._once(provider, request.path, body, params, is_probe=is_probe)
-            if isinstance(result, UpstreamReply):
+            if isinstance(result, _Answered):
                 telemetry.UPSTREAM_TRIES.labels(provider.name, "answered").inc()
-                return Attempt(result, tries, is_probe)
+                telemetry.UPSTREAM_TRIES.labels(provider.name, "given_up").inc(result.given_up)
+                return Attempt(result.reply, tries, is_probe, result.given_up)
             telemetry.UPSTREAM_TRIES.labels(provider.name, result.error.code).inc()
             pause_s = self._pause_s(result, tries)
             is_last = tries >= provider.limits.max_tries or pause_s > _LONGEST_PAUSE_S
@@ -93,15 +107,15 @@ class UpstreamTries:
 
     async def _once(
         self, provider: Provider, path: str, body: bytes, params: Mapping[str, str], *, is_probe: bool
-    ) -> UpstreamReply | _Failure:
+    ) -> _Answered | _Failure:
         breaker = self.states[provider.name].breaker
         headers = WIRES[provider.dialect].headers(provider)
         try:
-            reply = await self._sent(
+            reply, given_up = await self._sent(
                 provider, lambda: self._http.post(provider, path, body, headers, self._timeout_s)
             )
             if reply.status == _OK:
-                return reply
+                return _Answered(reply, given_up)
             failure = await _refused(provider, reply, params)
         except UpstreamFailed as error:
             breaker.failed(is_probe)
@@ -116,10 +130,11 @@ class UpstreamTries:
             breaker.succeeded(is_probe)
         return failure
 
-    async def _sent(self, provider: Provider, send: Send) -> UpstreamReply:
+    async def _sent(self, provider: Provider, send: Send) -> tuple[UpstreamReply, int]:
+        """The reply, and how many requests were given up for it."""
         after_s = provider.limits.hedge_after_s
         if not after_s:
-            return await send()
+            return await send(), 0
         return await hedged(send, after_s=after_s, may_hedge=self.states[provider.name].budget.take)
 
     def _pause_s(self, failure: _Failure, tries: int) -> float:

@@ -62,6 +62,7 @@ def engine_from_wire(lease: registry_pb2.EngineLease) -> EngineRoute:
         renewal=lease.expires_at.ToJsonString(),
         held_policies=frozenset(PolicyFolder(one.model, one.version) for one in lease.held_policies),
         failures=tuple((PolicyFolder(one.model, one.version), one.detail) for one in lease.hold_failures),
+        kind=lease.engine_kind,
     )
 
 

@@ -24,7 +24,6 @@ from model_gateway.domain.sessions import (
     StoredCall,
     UnrecordableCall,
     messages_of,
-    task_digest_of,
 )
 from upcycle.api.common.v1 import common_pb2
 from upcycle.api.trajectory.v1 import events_pb2 as pb_events
@@ -58,6 +57,7 @@ def identity_of(session: Session) -> EpisodeIdentity:
         task_slug=TASK_SLUG,
         task_digest=session.task_digest,
         family="default",
+        labels=session.labels,
     )
 
 
@@ -67,11 +67,10 @@ def storable(call: RecordedCall) -> StorableCall | UnrecordableCall:
     messages = messages_of(call.body)
     try:
         for message in messages:
-            message_to_wire(message)
+            _check_tool_calls(message)
         return StorableCall(
             key=call.key,
             model=call.model,
-            task_digest=task_digest_of(messages),
             messages=orjson.dumps(messages).decode(),
             tools=orjson.dumps(call.body.get("tools") or []).decode(),
             turns=[turn_to_wire(call, choice).SerializeToString() for choice in call.choices],
@@ -83,9 +82,17 @@ def storable(call: RecordedCall) -> StorableCall | UnrecordableCall:
         return UnrecordableCall(call.key.session_id, repr(error))
 
 
+def _check_tool_calls(message: Mapping[str, Any]) -> None:
+    """Raises what `message_to_wire` would; whatever else is in it, is text there or left out. Each call has
+    the whole conversation again, so no message is built here."""
+    for call in message.get("tool_calls") or ():
+        (call.get("function") or {}).get("name")
+
+
 def turn_to_wire(call: RecordedCall, choice: SampledChoice) -> pb.Turn:
     """An answer as a turn that holds its whole prompt."""
-    turn = pb.Turn(
+    known = _tokens_to_wire(call, choice) if choice.has_tokens else {}
+    return pb.Turn(
         finish_reason=_FINISH.get(choice.finish_reason, pb.FINISH_REASON_UNSPECIFIED),
         text=choice.text,
         reasoning=choice.reasoning,
@@ -95,17 +102,25 @@ def turn_to_wire(call: RecordedCall, choice: SampledChoice) -> pb.Turn:
         ],
         sampling_s=(call.ended_at - call.started_at).total_seconds(),
         restarts_context=True,
+        **known,
     )
-    if choice.has_tokens:
-        turn.new_prompt_ids.extend(choice.prompt_ids)
-        turn.sampled_ids.extend(choice.token_ids)
-        turn.sampled_logprobs.extend(min(value, 0.0) for value in choice.logprobs)
-        turn.versions.extend(_versions(call, choice))
-        if len(choice.token_texts) == len(choice.token_ids):
-            turn.sampled_texts.extend(choice.token_texts)
-        if samples_another_distribution(call.body):
-            turn.num_inserted = len(turn.sampled_ids)
-    return turn
+
+
+def _tokens_to_wire(call: RecordedCall, choice: SampledChoice) -> dict[str, Any]:
+    num_tokens = len(choice.token_ids)
+    return {
+        "new_prompt_ids": choice.prompt_ids,
+        "sampled_ids": choice.token_ids,
+        "sampled_logprobs": _at_most_0(choice.logprobs),
+        "versions": _versions(call, choice),
+        "sampled_texts": choice.token_texts if len(choice.token_texts) == num_tokens else (),
+        "num_inserted": num_tokens if samples_another_distribution(call.body) else 0,
+    }
+
+
+def _at_most_0(logprobs: Sequence[float]) -> Sequence[float]:
+    """Engines round: the logarithm of 1 may be a little above 0."""
+    return logprobs if max(logprobs) <= 0.0 else [min(value, 0.0) for value in logprobs]
 
 
 def _versions(call: RecordedCall, choice: SampledChoice) -> list[pb.TokenVersions]:

@@ -8,7 +8,7 @@ from pathlib import Path
 from blob_store import BlobError, BlobStore, CorruptBlob, MissingBlob
 from policy_engine import wire
 from policy_engine.domain import EngineTarget, FailureKind, Policy, VersionRefused
-from policy_files import CorruptPolicy, PolicyFilesError, fetch, manifest_from_bytes, prune
+from policy_files import ADAPTER_FOLDER, CorruptPolicy, PolicyFilesError, fetch, manifest_from_bytes, prune
 from upcycle.api.training.v1.training_pb2 import PolicyManifest
 from upcycle.errors import Unavailable as StoreAway
 
@@ -60,7 +60,7 @@ class PolicyDownloads:
 
 
 def _policy(target: EngineTarget, manifest: PolicyManifest, directory: Path) -> Policy:
-    weights = sorted(f.blob.sha256 for f in manifest.files if f.name.endswith(".safetensors"))
+    weights = sorted(f.blob.sha256 for f in manifest.files if _is_whole_weights(f.name))
     return Policy(
         target=target,
         directory=directory.absolute(),
@@ -68,6 +68,10 @@ def _policy(target: EngineTarget, manifest: PolicyManifest, directory: Path) -> 
         dtype=manifest.dtype or "float32",
         weights_digest=hashlib.sha256("\n".join(weights).encode()).hexdigest(),
     )
+
+
+def _is_whole_weights(name: str) -> bool:
+    return name.endswith(".safetensors") and not name.startswith(f"{ADAPTER_FOLDER}/")
 
 
 def _mismatch(detail: str) -> VersionRefused:

@@ -75,13 +75,14 @@ class PinnedPolicies:
     def forget_engine(self) -> None:
         """The engine was restarted: it holds nothing beside its channel's version."""
         self._held.clear()
+        self._refused.clear()
         for leaving in self._leaving.values():
             leaving.unloaded.cancel()
         self._leaving.clear()
 
     async def reconcile(self, engine: EngineControl, serving: ServedPolicy | None) -> None:
         """Load what is needed as far as there is room. Raises EngineBroken when unloading fails."""
-        if self._max_held == 0:
+        if self._max_held == 0 or serving is None:
             return
         self._see_what_left()
         self._round += 1
@@ -96,11 +97,7 @@ class PinnedPolicies:
                 await self._load(engine, one, serving, needed)
 
     async def _load(
-        self,
-        engine: EngineControl,
-        wanted: PolicyFolder,
-        serving: ServedPolicy | None,
-        needed: list[PolicyFolder],
+        self, engine: EngineControl, wanted: PolicyFolder, serving: ServedPolicy, needed: list[PolicyFolder]
     ) -> None:
         if wanted in self._refused:
             return
@@ -111,7 +108,7 @@ class PinnedPolicies:
             if wanted in self._held:  # the engine was not told to drop it in time
                 return
             policy = await self._deps.store.fetch(target)
-            await self._protocol.hold(engine, policy, wanted.model)
+            await self._protocol.hold(engine, policy, wanted.model, serving)
         except Unavailable as error:
             self._failures[wanted] = f"it waits for {error}"
             log.warning("pin_waits", extra={**said, "why": str(error)})

@@ -67,15 +67,14 @@ class ReloadProtocol:
             raise _as_refusal(error, new) from error
         return ServedPolicy(new, worst), paused_s
 
-    async def hold(self, engine: EngineControl, policy: Policy, model: str) -> None:
+    async def hold(self, engine: EngineControl, policy: Policy, model: str, serving: ServedPolicy) -> None:
         """Serve a version beside the main one, under the name of its model. Raises VersionRefused; the engine
         is then as before."""
         name = pinned_name(model, policy.target.version)
         try:
-            await engine.load_adapter(name, self._host.prepare(policy))
+            await engine.load_adapter(name, self._host.prepare_held(policy, serving.policy))
             try:
-                measured = await engine.score_while_paused(_rows(policy), model=name)
-                judge_canary(policy, measured or [], None, self._dtype)
+                judge_canary(policy, await self._score(engine, policy, name), None, self._dtype)
             except (VersionRefused, EngineError):
                 await engine.unload_adapter(name)
                 raise
@@ -109,12 +108,13 @@ class ReloadProtocol:
         await engine.reset_prefix_cache(recompute_running=self._recompute_running)
         await engine.resume()
 
-    async def _score(self, engine: EngineControl, policy: Policy) -> Scores:
+    async def _score(self, engine: EngineControl, policy: Policy, held: str | None = None) -> Scores:
+        """The canary's rows by the main weights, or by those that are held under a name."""
         rows = _rows(policy)
-        scored = await engine.score_while_paused(rows)
+        scored = await engine.score_while_paused(rows, model=held)
         if scored is not None:
             return scored
-        return [await engine.prompt_logprobs(self._model, row) for row in rows]
+        return [await engine.prompt_logprobs(held or self._model, row) for row in rows]
 
     async def _go_back(self, engine: EngineControl, old: ServedPolicy, *, proven_while_paused: bool) -> None:
         """Load the old weights again. Raises EngineBroken."""

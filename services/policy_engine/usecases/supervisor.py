@@ -53,6 +53,8 @@ class SupervisorTimings:
     refused_s: float = 1.0
     """Until a refused version is tried again; doubles up to `max_refused_s`."""
     max_refused_s: float = 30.0
+    drain_s: float = 10.0
+    """That requests under way get when the supervisor is asked to stop."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,6 +86,8 @@ class EngineSupervisor:
         self._waiting_for = "the first version"
         self._refusals = RefusedVersions(timings, deps.clock)
         self._wake = asyncio.Event()
+        self._watch: asyncio.Task[None] | None = None
+        """On the engine that runs: it ends when that died."""
         self._on_change: Callable[[], None] = _nothing
 
     def ready(self) -> str | None:
@@ -109,14 +113,20 @@ class EngineSupervisor:
         self._wake.set()
 
     async def run(self, stop: asyncio.Event) -> None:
-        """Start the engine and keep it; returns after `stop` is set and the engine is down."""
+        """Start the engine and keep it; returns after `stop` is set and the engine is down. What it samples
+        then is finished, within `drain_s`: the lease says at once that nothing more may be sent."""
         try:
             while not stop.is_set():
                 await self._round(stop)
         finally:
             self._change(EngineState.STOPPING)
-            self._pins.forget_engine()
-            await self._deps.host.stop()
+            try:
+                if self._engine is not None:
+                    await self._deps.host.drain(self._timings.drain_s)
+            finally:
+                await self._end_watch()
+                self._pins.forget_engine()
+                await self._deps.host.stop()
 
     async def _round(self, stop: asyncio.Event) -> None:
         """One round: the engine first, then the channel's version, then pins, then files, then wait."""
@@ -181,10 +191,13 @@ class EngineSupervisor:
             return
         try:
             with self._deps.telemetry.reloading(serving.version, target):
-                await self._reload(self._engine, serving, target)
+                if self._deps.host.keeps_weights:
+                    await self._restart_on(target)
+                else:
+                    await self._reload(self._engine, serving, target)
         except VersionRefused as error:
             await self._refuse(target, error)
-            self._change(EngineState.FAILED, str(error))
+            self._change(EngineState.STARTING if self._engine is None else EngineState.FAILED, str(error))
         except EngineBroken as error:
             # The version may be what breaks it: not at once again after the restart.
             why = VersionRefused(FailureKind.ENGINE_ERROR, str(error), may_pass_later=True)
@@ -204,6 +217,20 @@ class EngineSupervisor:
         log.info("reloaded", extra=extra)
         await self._deps.announcer.reloaded(done)
 
+    async def _restart_on(self, target: EngineTarget) -> None:
+        """Serve it by a new process, as the engine cannot change its weights. Raises VersionRefused: then the
+        next round starts one on what served."""
+        await self._deps.store.fetch(target)
+        why = f"v{target.version} to be served by a new process: this one keeps its weights"
+        self._change(EngineState.STARTING, why)
+        await self._deps.host.drain(self._timings.drain_s)
+        await self._lose_engine(why)
+        try:
+            self._engine = await self._start_on(target)
+        except VersionRefused:
+            await self._deps.host.stop()
+            raise
+
     def _in_use(self) -> list[Policy]:
         serving = [self._serving.policy] if self._serving is not None else []
         return [*serving, *self._pins.policies()]
@@ -218,10 +245,17 @@ class EngineSupervisor:
 
     async def _lose_engine(self, why: str) -> None:
         self._engine = None
+        await self._end_watch()
         self._pins.forget_engine()
         self._waiting_for = f"the engine to be started again: {why}"
         self._change(EngineState.STARTING, self._waiting_for)
         await self._deps.host.stop()
+
+    async def _end_watch(self) -> None:
+        watch, self._watch = self._watch, None
+        if watch is not None:
+            watch.cancel()
+            await asyncio.gather(watch, return_exceptions=True)
 
     def _change(self, state: EngineState, reason: str = "") -> None:
         self._state, self._reason = state, reason
@@ -233,13 +267,11 @@ class EngineSupervisor:
 
     async def _pause(self, stop: asyncio.Event, seconds: float) -> None:
         """Until something is wanted, the engine died, or `seconds` passed."""
-        died = None
-        if self._engine is not None:
-            died = asyncio.create_task(self._deps.host.died())
-            died.add_done_callback(self._on_death)
+        if self._engine is not None and self._watch is None:
+            # One watch for the life of the engine: rounds may be shorter than the time between two looks.
+            self._watch = asyncio.create_task(self._deps.host.died(), name="watch the engine")
+            self._watch.add_done_callback(self._on_death)
         await pause(stop, seconds, self._wake)
-        if died is not None:
-            died.cancel()
         if self._engine is not None and not stop.is_set() and (why := self._deps.host.failure()):
             log.error("engine_died", extra={"why": why})
             await self._lose_engine(why)

@@ -63,6 +63,7 @@ def _as_async(function: Callable[[GraderTranscript], Any]) -> Callable[[GraderTr
         return function
 
     async def in_thread(transcript: GraderTranscript) -> float:
-        return float(await asyncio.to_thread(function, transcript))
+        score: float = await asyncio.to_thread(function, transcript)
+        return score
 
     return in_thread

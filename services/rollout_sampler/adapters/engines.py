@@ -1,6 +1,7 @@
 """Engines over vLLM's wire: the one with the least in flight, each token stamped with version and digest."""
 
 import asyncio
+import contextlib
 import logging
 import time
 from collections import defaultdict
@@ -17,7 +18,9 @@ from engine_client import (
     SamplingParams,
 )
 from episodes import EpisodeBroken, EpisodeFailure
+from rollout_sampler import telemetry
 from rollout_sampler.adapters.leases import EngineChoice, LeaseCache, choices_among
+from rollout_sampler.adapters.windows import EngineWindow
 from rollout_sampler.domain import PolicyWanted
 from upcycle.api.common.v1.common_pb2 import Usage
 from upcycle.errors import Unavailable
@@ -25,9 +28,12 @@ from upcycle.errors import Unavailable
 log = logging.getLogger(__name__)
 
 _SUSPECT_S: Final = 2.0
+_MOST_SUSPECT_S: Final = 600.0
 _MAX_GONE: Final = 16
 """Engines without a lease that are remembered: one whose lease lapsed for a moment keeps its connections."""
 _NOT_SERVED: Final = 404
+_STAYS: Final = 4
+_ROOM_POLL_S: Final = 0.5
 
 
 class EngineSeconds:
@@ -61,6 +67,33 @@ class EngineSeconds:
         self._at_s, self.in_flight = now_s, self.in_flight + change
 
 
+class Suspicions:
+    """Engines that failed are not preferred for a while, after each further failure for twice as long: one
+    that renews its lease and never answers, such as one whose certificate is not trusted, would else cost
+    an episode each time."""
+
+    def __init__(self) -> None:
+        self._known: dict[str, tuple[float, float]] = {}  # until when, and how long that is
+
+    def has(self, engine_id: str, now_s: float) -> bool:
+        """Whether it failed lately."""
+        return self._known.get(engine_id, (0.0, 0.0))[0] > now_s
+
+    def add(self, engine_id: str, now_s: float) -> None:
+        """It failed. Requests that fail together are one failure."""
+        self._known = {
+            one: (until, long) for one, (until, long) in self._known.items() if until + long > now_s
+        }
+        until_s, long_s = self._known.get(engine_id, (now_s, _SUSPECT_S / 2))
+        if until_s <= now_s:
+            long_s = min(2 * long_s, _MOST_SUSPECT_S)
+            self._known[engine_id] = now_s + long_s, long_s
+
+    def clear(self, engine_id: str) -> None:
+        """It answered."""
+        self._known.pop(engine_id, None)
+
+
 DigestOf = Callable[[str, int], Awaitable[str]]
 """(model, version) -> digest of its weights."""
 
@@ -68,28 +101,50 @@ DigestOf = Callable[[str, int], Awaitable[str]]
 class LeasedEngines:
     """The first request connects, `stop` closes all connections."""
 
-    def __init__(self, leases: LeaseCache, digest_of: DigestOf, *, turn_timeout_s: float) -> None:
+    def __init__(
+        self,
+        leases: LeaseCache,
+        digest_of: DigestOf,
+        *,
+        turn_timeout_s: float,
+        only_https: bool = False,
+        look_s: float = 0.0,
+    ) -> None:
+        """look_s: as of EngineWindow."""
         self._leases = leases
         self._digest_of = digest_of
         self._turn_timeout_s = turn_timeout_s
+        self._only_https = only_https
         self._clients: dict[str, EngineClient] = {}
         self._seconds: defaultdict[str, EngineSeconds] = defaultdict(lambda: EngineSeconds(time.monotonic))
-        self._suspect_until: dict[str, float] = {}
+        self._windows: defaultdict[str, EngineWindow] = defaultdict(lambda: EngineWindow(look_s))
+        self._room = asyncio.Event()
+        """A request ended since it was cleared."""
+        self._suspicions = Suspicions()
 
     async def stop(self) -> None:
         """Close all connections."""
+        for window in self._windows.values():
+            await window.close()
         for client in self._clients.values():
             await client.close()
 
     async def sample(
-        self, wanted: PolicyWanted, prompt_ids: Sequence[int], sampling: SamplingParams, usage: Usage
+        self,
+        wanted: PolicyWanted,
+        prompt_ids: Sequence[int],
+        sampling: SamplingParams,
+        usage: Usage,
+        *,
+        before: str = "",
     ) -> Completion:
         """One completion from the best engine; the same call may be repeated on any engine.
 
-        usage: the engine's seconds are added to it, also those of a request without an answer. Raises
-        Unavailable where no engine gave a usable answer, ContextOverflow, EpisodeBroken.
+        before: the engine that sampled the turn before, and may have its keys and values still. usage: the
+        engine's seconds are added to it, also those of a request without an answer. Raises Unavailable where
+        no engine gave a usable answer, ContextOverflow, EpisodeBroken.
         """
-        choice = await self._best(wanted)
+        choice = await self._with_room(wanted, before)
         try:
             seconds = self._seconds[choice.base_url]
             begun = seconds.begin()
@@ -97,11 +152,14 @@ class LeasedEngines:
                 completion = await self._generate(choice, prompt_ids, sampling)
             finally:
                 usage.engine_s += seconds.end(begun)
-            return await self._stamped(choice, completion, wanted)
+                self._room.set()
+            stamped = await self._stamped(choice, completion, wanted)
         except EngineUnavailable as error:
             log.warning("engine_lost", extra={"engine_id": choice.engine_id, "why": str(error)})
             self._suspect(choice.engine_id)
             raise Unavailable(f"an engine for {wanted}: {error}") from error
+        self._suspicions.clear(choice.engine_id)
+        return stamped
 
     async def version_now(self, wanted: PolicyWanted) -> int:
         """The version that `wanted` means now. Raises Unavailable when no engine serves it."""
@@ -117,30 +175,51 @@ class LeasedEngines:
             raise Unavailable(f"an engine that {verb} {wanted}")
         return found
 
-    async def _best(self, wanted: PolicyWanted) -> EngineChoice:
-        """Ready before reloading before failed, not one that just failed, least in flight, then in turns."""
+    async def _with_room(self, wanted: PolicyWanted, before: str) -> EngineChoice:
+        """The best engine, once it takes one more request."""
+        with telemetry.WAITING_FOR_ROOM.track_inprogress():
+            while True:
+                choice = await self._best(wanted, before)
+                if self._has_room(choice):
+                    return choice
+                self._room.clear()
+                with contextlib.suppress(TimeoutError):  # its window may grow, or another engine come
+                    async with asyncio.timeout(_ROOM_POLL_S):
+                        await self._room.wait()
+
+    def _has_room(self, choice: EngineChoice) -> bool:
+        window, seconds = self._windows[choice.base_url], self._seconds[choice.base_url]
+        if seconds.in_flight:
+            window.look_at(self._client_of(choice).load, lambda: seconds.in_flight)
+        return window.has_room(seconds.in_flight)
+
+    async def _best(self, wanted: PolicyWanted, before: str) -> EngineChoice:
+        """Ready before reloading before failed, not one that just failed, with room before without; then the
+        least in flight, unless the one that sampled before has not many more; then in turns."""
         found = await self._choices(wanted)
         now = asyncio.get_running_loop().time()
 
-        def order(choice: EngineChoice) -> tuple[bool, int, int, float, str]:
-            suspect = self._suspect_until.get(choice.engine_id, 0.0) > now
+        def order(choice: EngineChoice) -> tuple[bool, int, bool, float, float, str]:
+            suspect = self._suspicions.has(choice.engine_id, now)
             seconds = self._seconds[choice.base_url]
-            return suspect, choice.rank, seconds.in_flight, seconds.begun_s, choice.engine_id
+            is_full = not self._windows[choice.base_url].has_room(seconds.in_flight)
+            busy: float = seconds.in_flight
+            if choice.engine_id == before:  # twice as busy and four more, and the prefix is still worth it
+                busy = (busy - _STAYS) / 2 - 0.5
+            return suspect, choice.rank, is_full, busy, seconds.begun_s, choice.engine_id
 
         await self._close_unused()
         return min(found, key=order)
 
     def _suspect(self, engine_id: str) -> None:
         """Prefer the others for a while, and read the leases again."""
-        now = asyncio.get_running_loop().time()
-        self._suspect_until = {one: until for one, until in self._suspect_until.items() if until > now}
-        self._suspect_until[engine_id] = now + _SUSPECT_S
+        self._suspicions.add(engine_id, asyncio.get_running_loop().time())
         self._leases.forget()
 
     async def _generate(
         self, choice: EngineChoice, prompt_ids: Sequence[int], sampling: SamplingParams
     ) -> Completion:
-        client = self._clients.setdefault(choice.base_url, EngineClient(choice.base_url))
+        client = self._client_of(choice)
         try:
             return await client.generate(
                 choice.model_name, prompt_ids, sampling, timeout_s=self._turn_timeout_s
@@ -151,6 +230,13 @@ class LeasedEngines:
             if error.status == _NOT_SERVED:  # another engine may serve the name
                 raise EngineUnavailable(str(error)) from error
             raise EpisodeBroken(EpisodeFailure.ENGINE_ERROR, str(error)) from error
+
+    def _client_of(self, choice: EngineChoice) -> EngineClient:
+        client = self._clients.get(choice.base_url)
+        if client is None:
+            client = EngineClient(choice.base_url, only_https=self._only_https)
+            self._clients[choice.base_url] = client
+        return client
 
     async def _stamped(
         self, choice: EngineChoice, completion: Completion, wanted: PolicyWanted
@@ -177,5 +263,7 @@ class LeasedEngines:
         gone = [url for url, one in self._seconds.items() if url not in live and not one.in_flight]
         for url in gone:
             del self._seconds[url]
+            if (window := self._windows.pop(url, None)) is not None:
+                await window.close()
         for client in [self._clients.pop(url) for url in gone if url in self._clients]:
             await client.close()

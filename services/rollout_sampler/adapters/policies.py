@@ -61,7 +61,7 @@ class PolicyFiles:
             return await load(self._store, model, version)
         except UnknownPolicy as error:
             raise Unavailable(f"policy {model}@v{version} to be published") from error
-        except PolicyFilesError as error:
+        except (PolicyFilesError, CorruptBlob) as error:
             raise EpisodeBroken(EpisodeFailure.POLICY_UNREADABLE, str(error)) from error
 
     async def _load_format(self, digest: str, refs: Mapping[str, BlobRef]) -> PolicyFormat:

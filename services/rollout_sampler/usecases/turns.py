@@ -251,7 +251,7 @@ class EpisodePlayer:
         )
         with telemetry.chat_span(self._task, index, sampling.max_tokens) as span, telemetry.TURN_S.time():
             completion = await retry(
-                lambda: self._engines.sample(policy, context, sampling, usage),
+                lambda: self._engines.sample(policy, context, sampling, usage, before=self.engine_id),
                 budget_s=retry_s,
                 first_pause_s=_FIRST_RETRY_S,
                 max_pause_s=_MAX_RETRY_S,

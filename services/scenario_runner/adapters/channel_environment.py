@@ -20,6 +20,7 @@ from scenario_runner.domain.environments import (
     Grade,
     Message,
     PolicyFault,
+    TaskOrder,
     ToolOutcome,
 )
 from upcycle.environment.channel import ChannelClosed, ChannelError, ControlChannel
@@ -98,6 +99,24 @@ class ChannelEnvironment:
     def guidance(self) -> str:
         """The end of the prompt of a guided episode; "" of any other."""
         return self._channel.guidance
+
+    @property
+    def guidance_parts(self) -> Mapping[str, str]:
+        """The same by kind, in its order."""
+        return self._channel.guidance_parts
+
+    async def generate(self, order: TaskOrder) -> Mapping[str, Any]:
+        """The arguments of a new task. Raises EpisodeFault, EpisodeTimeout, EnvironmentLost."""
+        arguments, limit_s = json.loads(order.args_json), self._timeouts.start_s
+        call = self._channel.generate(
+            order.scenario,
+            order.seed,
+            arguments,
+            solved=order.solved,
+            proposal=order.proposal,
+            timeout_s=limit_s,
+        )
+        return await self._guarded("generate", call)
 
     async def list_tools(self) -> None:
         """Ask the environment for its tools."""
@@ -266,9 +285,16 @@ def _message(row: Mapping[str, Any]) -> Message:
 def description_from(row: Mapping[str, Any]) -> EnvironmentDescription:
     """The description that a zygote wrote of its environment."""
     tools = tuple(map(ToolSpec.from_row, row["tools"]))
-    guided = frozenset(row["guided"])
     return EnvironmentDescription(
-        row["name"], row["version"], row["scenarios"], tools, row["source_digest"], guided, row["secrets"]
+        row["name"],
+        row["version"],
+        row["scenarios"],
+        tools,
+        row["source_digest"],
+        guided=frozenset(row["guided"]),
+        generating=frozenset(row["generating"]),
+        proposers=row["proposers"],
+        secrets=row["secrets"],
     )
 
 

@@ -22,7 +22,10 @@ from scenario_runner.domain.environments import (
     EpisodeFault,
     EpisodeTimeouts,
     EpisodeToPlay,
+    GeneratedTask,
     PythonEnvironment,
+    SecretsWithheld,
+    TaskOrder,
 )
 from scenario_runner.domain.secrets import SecretsMissing
 from upcycle.environment.channel import ControlChannel
@@ -66,27 +69,12 @@ class ForkedHost:
         self._forks = asyncio.Semaphore(max_forks)
 
     async def start(self, episode: EpisodeToPlay) -> ChannelEnvironment:
-        """Raises EpisodeFault, EpisodeTimeout, EnvironmentBroken, EnvironmentLost."""
+        """Raises EpisodeFault, EpisodeTimeout, EnvironmentBroken (SecretsWithheld), EnvironmentLost."""
         assert isinstance(episode.source, PythonEnvironment)  # noqa: S101 - chosen by the caller
         zygote = await self.zygote(episode.source, episode.source_digest)
-        secrets = await self._secrets(zygote)
-        hidden = HiddenValues(secrets)
-        async with self._forks:
-            forked = await zygote.fork(secrets)
-        try:
-            channel = await ControlChannel.over(forked.child.sock, speaks_tools=True, hidden=hidden)
-        except BaseException:
-            forked.child.sock.close()
-            await zygote.end(forked)
-            raise
-        environment = ChannelEnvironment(
-            channel,
-            self._timeouts,
-            on_close=partial(zygote.end, forked),
-            explain_loss=_explainer(zygote, forked, hidden),
-            source_digest=zygote.source_digest,
-            process=EpisodeProcess(partial(_printed, forked, hidden), forked.child.ended.done),
-        )
+        if episode.without_secrets and zygote.description["secrets"]:
+            raise SecretsWithheld(zygote.description["name"], zygote.description["secrets"])
+        environment = await self._forked(zygote, await self._secrets(zygote))
         try:
             await environment.start(episode)
             if zygote.description["attaches_tools"]:
@@ -97,6 +85,37 @@ class ForkedHost:
             await environment.close()
             raise
         return environment
+
+    async def generate(self, order: TaskOrder) -> GeneratedTask:
+        """Have a new task made, in a process of its own without the secrets of MCP servers. Raises
+        EpisodeFault, EpisodeTimeout, EnvironmentBroken, EnvironmentLost."""
+        assert isinstance(order.source, PythonEnvironment)  # noqa: S101 - chosen by the caller
+        zygote = await self.zygote(order.source, order.source_digest)
+        environment = await self._forked(zygote, {})
+        try:
+            arguments = await environment.generate(order)
+        finally:
+            await environment.close()
+        return GeneratedTask(arguments, description_from(zygote.description).scenarios[order.scenario])
+
+    async def _forked(self, zygote: WarmEnvironment, secrets: Mapping[str, str]) -> ChannelEnvironment:
+        hidden = HiddenValues(secrets)
+        async with self._forks:
+            forked = await zygote.fork(secrets)
+        try:
+            channel = await ControlChannel.over(forked.child.sock, speaks_tools=True, hidden=hidden)
+        except BaseException:
+            forked.child.sock.close()
+            await zygote.end(forked)
+            raise
+        return ChannelEnvironment(
+            channel,
+            self._timeouts,
+            on_close=partial(zygote.end, forked),
+            explain_loss=_explainer(zygote, forked, hidden),
+            source_digest=zygote.source_digest,
+            process=EpisodeProcess(partial(_printed, forked, hidden), forked.child.ended.done),
+        )
 
     async def describe(self, source: Any) -> EnvironmentDescription:
         """Load an environment (its zygote stays for its episodes). Raises EnvironmentBroken."""
@@ -131,7 +150,7 @@ class ForkedHost:
 
 
 def _printed(forked: Forked, hidden: HiddenValues) -> str:
-    return hidden.cut(end_of_output(forked.folder))
+    return end_of_output(forked.folder, hidden=hidden)
 
 
 def _explainer(zygote: WarmEnvironment, forked: Forked, hidden: HiddenValues) -> Callable[[], Any]:

@@ -6,7 +6,9 @@ from scenario_runner.domain.environments import (
     EnvironmentDescription,
     EnvironmentSource,
     EpisodeToPlay,
+    GeneratedTask,
     PythonEnvironment,
+    TaskOrder,
 )
 from scenario_runner.ports import LiveEnvironment
 from upcycle.environment.source_files import SourceFiles
@@ -24,6 +26,13 @@ class Hosts:
         if isinstance(episode.source, PythonEnvironment):
             return await self.forked.start(episode)
         return await self.tcp.start(episode)
+
+    async def generate(self, order: TaskOrder) -> GeneratedTask:
+        """Have a new task made. Raises EpisodeFault, EpisodeTimeout, EnvironmentBroken,
+        EnvironmentLost."""
+        if isinstance(order.source, PythonEnvironment):
+            return await self.forked.generate(order)
+        return await self.tcp.generate(order)
 
     async def describe(self, source: EnvironmentSource) -> EnvironmentDescription:
         """Load an environment without playing it. Raises EnvironmentBroken."""

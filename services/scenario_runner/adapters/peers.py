@@ -39,6 +39,7 @@ from upcycle.api.trajectory.v1 import service_pb2 as trajectory_pb2
 from upcycle.api.trajectory.v1 import trajectory_pb2 as trajectory_messages
 from upcycle.api.trajectory.v1.service_pb2_grpc import TrajectoryServiceStub
 from upcycle.errors import Unavailable
+from upcycle.gate.words import PASSED_AND_WAITS
 from upcycle.moments import moment_of
 from upcycle.rpc import RemoteNotFound, RemoteRefused, peer_errors
 from upcycle.run_config import PolicyChoice
@@ -159,6 +160,17 @@ class PeerFacts:
             log.info("reward_alarms_not_read", extra={"run_id": run_id, "error": error.code().name})
             return ()
         return [f"{one.kind}: {one.text} (see {', '.join(one.trajectory_ids[-2:])})" for one in reply.alarms]
+
+    async def waiting_candidates(self, model: str, run_id: str) -> Sequence[str]:
+        """Checkpoints of a run that passed their gate and wait until their alarms are known, one sentence
+        each; none where the registry does not answer in time."""
+        request = service_pb2.ListCheckpointsRequest(model=model)
+        reply = await _answered(self._registry.ListCheckpoints(request, timeout=ASK_TIMEOUT_S))
+        return [
+            f"v{one.version}: {one.reason}"
+            for one in (() if reply is None else reply.checkpoints)
+            if one.run_id == run_id and PASSED_AND_WAITS in one.reason
+        ]
 
     async def num_confirmed(self, run_id: str, top: int) -> int | None:
         """How many of the run's `top` highest-rewarded trajectories a person confirmed. None: `top` is 0, or

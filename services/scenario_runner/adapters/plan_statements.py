@@ -91,7 +91,9 @@ RECENT_OUTCOMES = _newest_closed(GROUP.c.num_graded)
 GROUP_PROGRESS = ("expected_members", "num_graded", "is_open", "outcome", "settled_at", "at_step")
 WRITE_GROUP = _write(GROUP, "group_id", GROUP_PROGRESS)
 
-_EPISODES = sa.select(*(EPISODE.c[name] for name in EpisodeRow.__slots__)).order_by(EPISODE.c.episode_id)
+_EPISODES = sa.select(*(EPISODE.c[name].label(name) for name in EpisodeRow.__slots__)).order_by(
+    EPISODE.c.episode_id
+)
 _OF_RUN = EPISODE.c.run_id == sa.bindparam("run_id_")
 _PLANNED = EPISODE.c.state == EpisodeState.PLANNED.value
 EPISODES_OF_GROUPS = _EPISODES.where(EPISODE.c.group_id.in_(sa.bindparam("group_ids", expanding=True)))
@@ -140,7 +142,8 @@ LOSSES = (
 
 # `opened_at` has a statement of its own.
 EPISODE_PROGRESS = _all_but(
-    EpisodeRow, "episode_id run_id group_id member attempt task_position taskset split opened_at guided_after"
+    EpisodeRow,
+    "episode_id run_id group_id member attempt task_position new_task taskset split opened_at guided_after",
 )
 WRITE_EPISODE = _write(EPISODE, "episode_id", EPISODE_PROGRESS)
 NOTE_OPENED = (
@@ -180,3 +183,11 @@ def outbox_waiting(model: str) -> sa.Select[Any]:
     decides = sa.and_(OUTBOX.c.stream == DECISIONS, subject.contains(f"{name}.", autoescape=True))
     of_model = sa.or_(subject.endswith(name, autoescape=True), decides)
     return sa.select(sa.func.count()).select_from(OUTBOX).where(*unpublished, of_model)
+
+
+def newest_runs(limit: int, model: str, *, asked_for: bool) -> sa.Select[Any]:
+    """Of any model where it is "". asked_for: none that the platform ordered."""
+    wanted = sa.select(RUN).where(owned(RUN, **({"model": model} if model else {})))
+    if asked_for:
+        wanted = wanted.where(RUN.c.is_by_platform == sa.false())
+    return wanted.order_by(RUN.c.submitted_at.desc(), RUN.c.run_id.desc()).limit(limit)

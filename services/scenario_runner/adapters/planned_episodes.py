@@ -7,7 +7,7 @@ import sqlalchemy as sa
 
 from blob_store import BlobRef
 from scenario_runner.adapters.sql_plan import PLANNING, PlanUnit
-from scenario_runner.adapters.tables import EPISODE, RUN, RUN_MIX, TASK, TASKSET
+from scenario_runner.adapters.tables import EPISODE, NEW_TASK, RUN, RUN_MIX, TASK, TASKSET
 from scenario_runner.domain.environments import EnvironmentSource, EpisodeNotOpen, EpisodeToPlay
 from scenario_runner.domain.runs import EpisodeState
 from scenario_runner.wire import runs as wire
@@ -25,8 +25,8 @@ _WANTED = (
     sa.select(
         EPISODE.c.state,
         EPISODE.c.guided_after,
-        TASK.c.scenario,
-        TASK.c.args_json,
+        sa.func.coalesce(NEW_TASK.c.scenario, TASK.c.scenario).label("scenario"),
+        sa.func.coalesce(NEW_TASK.c.args_json, TASK.c.args_json).label("args_json"),
         TASKSET.c.source,
         RUN.c.spec,
         sa.func.coalesce(_MIXED_DIGEST, RUN.c.source_digest).label("source_digest"),
@@ -35,6 +35,7 @@ _WANTED = (
     .join_from(EPISODE, RUN, EPISODE.c.run_id == RUN.c.run_id)
     .join(TASK, owned(TASK, taskset=EPISODE.c.taskset, position=EPISODE.c.task_position))
     .join(TASKSET, owned(TASKSET, storage_key=EPISODE.c.taskset))
+    .outerjoin(NEW_TASK, (NEW_TASK.c.run_id == EPISODE.c.run_id) & (NEW_TASK.c.number == EPISODE.c.new_task))
     .outerjoin(_FAILED, _FAILED.c.episode_id == EPISODE.c.guided_after)
     .where(EPISODE.c.episode_id == sa.bindparam("episode_id"))
 )

@@ -9,6 +9,7 @@ from google.protobuf.message import Message
 from episodes import Split, episode_failed
 from event_bus.tracing import trace_of
 from identities import events as event_ids
+from scenario_runner.adapters.sql_new_tasks import NewTasks
 from scenario_runner.adapters.sql_tasksets import SqlTasksets
 from scenario_runner.domain.runs import Counts, EpisodeRow, GroupRow, RunRecord
 from scenario_runner.domain.sources import Offer
@@ -27,6 +28,9 @@ class SqlAnnouncements(SqlTasksets):
         super().__init__(connection, now)
         self._tasks: dict[tuple[str, int], RunnableTask] = {}
         self._groups: dict[str, GroupRow] = {}
+        self.changed_runs: set[str] = set()
+        """Whose rows this transaction writes."""
+        self.new_tasks = NewTasks(connection, self.changed_runs)
 
     def announce_submitted(self, run: RunRecord, *, again: bool = False) -> None:
         fact, event_id = published.run_submitted(run), event_ids.run_submitted(run.run_id)
@@ -93,7 +97,7 @@ class SqlAnnouncements(SqlTasksets):
         self._announce(run, fact, event_id, again=again)
 
     def _identity(self, run: RunRecord, episode: EpisodeRow) -> EpisodeIdentity:
-        return published.episode_identity(run, episode, self._task_of(episode))
+        return published.episode_identity(run, episode, self.task_of(episode))
 
     def _announce(
         self, run: RunRecord, fact: Message, event_id: str, *, author: str = "", again: bool = False
@@ -106,7 +110,7 @@ class SqlAnnouncements(SqlTasksets):
         """Of episodes that are new. is_held: no sampler gets them yet."""
         requests = [
             Requested(
-                published.episode_requested(run, row, self._task_of(row), self.now),
+                published.episode_requested(run, row, self.task_of(row), self.now),
                 event_ids.episode_requested(row.episode_id),
                 None if is_held else event_ids.episode_requested(row.episode_id, row.num_dispatches),
             )
@@ -121,12 +125,23 @@ class SqlAnnouncements(SqlTasksets):
         pool, model = run.spec.purpose.value, run.spec.policy.model
         enqueue_command(self._sql, request, pool=pool, model=model, event_id=event_id)
 
-    def _task_of(self, episode: EpisodeRow) -> RunnableTask:
-        where = (episode.taskset, episode.task_position)
+    def task_of(self, row: EpisodeRow | GroupRow) -> RunnableTask:
+        """What an episode, or a group, plays."""
+        if row.new_task is not None:
+            return self.new_tasks.of(row.run_id, row.new_task).task
+        where = (row.taskset, row.task_position)
         if where not in self._tasks:
-            groups = [row for row in self._groups.values() if row.taskset == episode.taskset]
-            self._read_tasks(episode.taskset, {episode.task_position, *(row.task_position for row in groups)})
+            groups = [group for group in self._groups.values() if group.taskset == row.taskset]
+            self._read_tasks(row.taskset, {row.task_position, *(group.task_position for group in groups)})
         return self._tasks[where]
+
+    def read_tasks_of(self, rows: Collection[EpisodeRow]) -> None:
+        """Read what these episodes play in one go."""
+        for run_id in {row.run_id for row in rows}:
+            mine = [row.new_task for row in rows if row.run_id == run_id]
+            self.new_tasks.read(run_id, {number for number in mine if number is not None})
+        for key in {row.taskset for row in rows}:
+            self._read_tasks(key, {row.task_position for row in rows if row.taskset == key})
 
     def _read_tasks(self, key: str, positions: Collection[int]) -> None:
         unread = [at for at in positions if (key, at) not in self._tasks]
@@ -135,6 +150,5 @@ class SqlAnnouncements(SqlTasksets):
 
     def _splits_now(self, episodes: Sequence[EpisodeRow]) -> Mapping[str, Split]:
         """By digest of its task, the split that each of these episodes is played for."""
-        for key in {episode.taskset for episode in episodes}:
-            self._read_tasks(key, {row.task_position for row in episodes if row.taskset == key})
-        return self.splits({self._task_of(episode).digest for episode in episodes})
+        self.read_tasks_of(episodes)
+        return self.splits({self.task_of(episode).digest for episode in episodes})

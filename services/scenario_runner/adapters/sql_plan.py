@@ -17,6 +17,7 @@ from scenario_runner.adapters import plan_statements as statements
 from scenario_runner.adapters import sql_recounts
 from scenario_runner.adapters.sql_announcements import SqlAnnouncements
 from scenario_runner.adapters.sql_catalog import Catalog
+from scenario_runner.adapters.sql_checks import TasksetChecks
 from scenario_runner.adapters.sql_mixes import Mixes
 from scenario_runner.adapters.sql_retention import OldRuns
 from scenario_runner.adapters.sql_rows import episode_of, run_of, slots_of
@@ -34,7 +35,7 @@ from scenario_runner.domain.runs import Counts, EpisodeRow, EpisodeState, GroupR
 from scenario_runner.wire import published
 from scenario_runner.wire import runs as wire
 from scenario_runner.wire.summaries import counts_from_json, counts_to_json
-from sql_store import Database, owned, take_turn
+from sql_store import Database, take_turn
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -106,8 +107,6 @@ class PlanUnit(SqlAnnouncements):
 
     def __init__(self, connection: sa.Connection, now: datetime) -> None:
         super().__init__(connection, now)
-        self.changed_runs: set[str] = set()
-        """Whose rows this transaction writes."""
         self.source_groups = SourceGroups(connection, self.changed_runs)
         self.sessions = OfferedSessions(connection)
         self.task_pasts = TaskPasts(connection)
@@ -115,6 +114,7 @@ class PlanUnit(SqlAnnouncements):
         self.mixes = Mixes(connection, self.changed_runs)
         self.old_runs = OldRuns(connection)
         self.catalog = Catalog(connection)
+        self.checks = TasksetChecks(connection)
         self.watched = WatchedTime(connection, now)
         self._runs: dict[str, RunRecord | None] = {}
         self._final_counts: dict[str, str] = {}
@@ -138,12 +138,10 @@ class PlanUnit(SqlAnnouncements):
         row = self._read(statements.RUN_BY_REQUEST, request_id_=request_id).mappings().first()
         return self._run_of(row) if row else None
 
-    def runs(self, limit: int, model: str) -> list[RunRecord]:
-        """Newest first."""
-        self.flush()
-        wanted = sa.select(RUN).where(owned(RUN, **({"model": model} if model else {})))
-        wanted = wanted.order_by(RUN.c.submitted_at.desc(), RUN.c.run_id.desc()).limit(limit)
-        found = [self._run_of(row) for row in self._sql.execute(wanted).mappings()]
+    def runs(self, limit: int, model: str, *, asked_for: bool = False) -> list[RunRecord]:
+        """Newest first. asked_for: none that the platform ordered."""
+        wanted = statements.newest_runs(limit, model, asked_for=asked_for)
+        found = [self._run_of(row) for row in self._read(wanted).mappings()]
         self._runs.update({run.run_id: run for run in found})
         return found
 
@@ -159,6 +157,7 @@ class PlanUnit(SqlAnnouncements):
             "purpose": run.spec.purpose.value,
             "split": run.split.value,
             "spec": wire.spec_to_json(run.spec),
+            "is_by_platform": run.spec.is_by_platform,
             "tenant": run.tenant,
             "trace_id": run.trace_id,
             "trace": json.dumps(dict(run.trace)),
@@ -343,7 +342,7 @@ class PlanUnit(SqlAnnouncements):
                 row,
                 dispatched_at=self.now,
                 num_dispatches=num_dispatches,
-                split=splits[self._task_of(row).digest],
+                split=splits[self.task_of(row).digest],
             )
             for row in episodes
         ]
@@ -359,7 +358,7 @@ class PlanUnit(SqlAnnouncements):
         again = replace(episode, num_dispatches=episode.num_dispatches + 1, dispatched_at=self.now)
         self.update_episode(again)
         with trace_of(run.trace):
-            request = published.episode_requested(run, again, self._task_of(again), self.now)
+            request = published.episode_requested(run, again, self.task_of(again), self.now)
             self._enqueue_command(run, request, again)
 
     def note_opened(self, episode_ids: Sequence[str]) -> None:
@@ -370,6 +369,7 @@ class PlanUnit(SqlAnnouncements):
     def flush(self) -> None:
         """Write what was changed."""
         self.mixes.flush()
+        self.new_tasks.flush()
         runs = [run for run_id in self._dirty_runs if (run := self._runs[run_id]) is not None]
         groups = [self._groups[group_id] for group_id in self._dirty_groups]
         episodes = list(self._dirty_episodes.values())

@@ -5,24 +5,37 @@ from dataclasses import replace
 
 import sqlalchemy as sa
 
-from scenario_runner.adapters.tables import EPISODE, GROUP
+from scenario_runner.adapters.tables import EPISODE, GROUP, TASK
 from scenario_runner.domain.recounts import Recount
+from upcycle.impossible_tasks import IMPOSSIBLE_FAMILY
 
 _CHUNK = 500
 _OF_GROUPS = GROUP.c.group_id.in_(sa.bindparam("group_ids", expanding=True))
 _WAS_GRADED = EPISODE.c.graded_at.is_not(None)
 _IS_MEMBER = EPISODE.c.group_id == GROUP.c.group_id
+_HAS_NO_SOLUTION = sa.exists().where(
+    TASK.c.taskset == GROUP.c.taskset,
+    TASK.c.position == GROUP.c.task_position,
+    TASK.c.family == IMPOSSIBLE_FAMILY,
+)
 GRADED_OF_GROUPS = (
     sa.select(
         GROUP.c.num_graded,
         sa.func.count(EPISODE.c.episode_id),
         sa.func.coalesce(sa.func.sum(sa.cast(EPISODE.c.success, sa.Integer)), 0),
         sa.func.coalesce(sa.func.sum(EPISODE.c.reward), 0.0),
-        GROUP.c.guided_after,
+        sa.or_(GROUP.c.guided_after != "", GROUP.c.new_task.is_not(None), _HAS_NO_SOLUTION),
     )
     .join_from(GROUP, EPISODE, _IS_MEMBER & _WAS_GRADED, isouter=True)
     .where(_OF_GROUPS)
-    .group_by(GROUP.c.group_id, GROUP.c.num_graded, GROUP.c.guided_after)
+    .group_by(
+        GROUP.c.group_id,
+        GROUP.c.num_graded,
+        GROUP.c.guided_after,
+        GROUP.c.new_task,
+        GROUP.c.taskset,
+        GROUP.c.task_position,
+    )
 )
 _NUM_GRADED = sa.select(sa.func.count()).where(_IS_MEMBER, _WAS_GRADED).correlate(GROUP).scalar_subquery()
 CORRECT_GROUPS = (
@@ -33,11 +46,11 @@ CORRECT_GROUPS = (
 def with_groups(sql: sa.Connection, recount: Recount, group_ids: Sequence[str]) -> Recount:
     """A recount that these groups, the next ones of the run, were added to. Nothing is written."""
     for start in range(0, len(group_ids), _CHUNK):
-        for said, graded, successes, reward_sum, guided_after in sql.execute(
+        for said, graded, successes, reward_sum, is_apart in sql.execute(
             GRADED_OF_GROUPS, {"group_ids": group_ids[start : start + _CHUNK]}
         ):
             recount = replace(recount, num_wrong=recount.num_wrong + (said != graded))
-            if guided_after:
+            if is_apart:
                 continue
             recount = replace(
                 recount,

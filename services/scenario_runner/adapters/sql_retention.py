@@ -11,6 +11,7 @@ from identities.entities import RECORDED_RUN
 from scenario_runner.adapters.tables import (
     EPISODE,
     GROUP,
+    NEW_TASK,
     OFFERED_SESSION,
     RUN,
     RUN_COUNT,
@@ -107,6 +108,7 @@ class OldRuns:
             self._sql.execute(sa.delete(table).where(table.c.group_id.in_(group_ids)))
         if len(group_ids) < _GROUPS_AT_ONCE:
             self._forget_sessions(run_id)
+            self._sql.execute(sa.delete(NEW_TASK).where(NEW_TASK.c.run_id == run_id))
             self._sql.execute(sa.delete(RUN_COUNT).where(RUN_COUNT.c.run_id == run_id))
             emptied = sa.update(RUN).where(RUN.c.run_id == run_id).values(is_emptied=sa.true())
             self._sql.execute(emptied)

@@ -7,7 +7,7 @@ from typing import Any
 
 import sqlalchemy as sa
 
-from episodes import GroupOutcome, Purpose, Split
+from episodes import Purpose, Split
 from scenario_runner.adapters.sql_rows import run_of, slots_of
 from scenario_runner.adapters.tables import CLAIM, EPISODE, GROUP, RUN, SOURCE_GROUP, TASK
 from scenario_runner.domain.retention import Progress
@@ -55,25 +55,34 @@ TAKEN_OF_SOURCE = (
     .join_from(GROUP, SOURCE_GROUP, SOURCE_GROUP.c.group_id == GROUP.c.group_id)
     .where(GROUP.c.run_id == sa.bindparam("run_id_"), _IS_TAKEN)
 )
+_IS_WITHOUT_SIGNAL = sa.and_(
+    SOURCE_GROUP.c.state == SourceGroupState.RELEASED.value, SOURCE_GROUP.c.reason.in_(sorted(WITHOUT_SIGNAL))
+)
+_OWN_WITHOUT_STEP = sa.and_(
+    SOURCE_GROUP.c.state.in_([SourceGroupState.LEFT_OUT.value, SourceGroupState.RELEASED.value]),
+    SOURCE_GROUP.c.source_run_id == SOURCE_GROUP.c.run_id,
+)
+"""Proposals of the run itself, which would be made for ever: why they did not train makes no difference."""
 _RELEASED_SINCE = (
     _OF_RUN,
-    SOURCE_GROUP.c.state == SourceGroupState.RELEASED.value,
+    sa.or_(_IS_WITHOUT_SIGNAL, _OWN_WITHOUT_STEP),
     SOURCE_GROUP.c.step >= sa.bindparam("step_"),
-    SOURCE_GROUP.c.reason.in_(sorted(WITHOUT_SIGNAL)),
     SOURCE_GROUP.c.settled_at >= sa.bindparam("after", type_=UtcDateTime()),
 )
 RELEASED_SINCE = (
-    sa.select(SOURCE_GROUP.c.reason, sa.func.count()).where(*_RELEASED_SINCE).group_by(SOURCE_GROUP.c.reason)
+    sa.select(SOURCE_GROUP.c.state, SOURCE_GROUP.c.reason, sa.func.count())
+    .where(*_RELEASED_SINCE)
+    .group_by(SOURCE_GROUP.c.state, SOURCE_GROUP.c.reason)
 )
 RELEASED_REWARDS = (
-    sa.select(SOURCE_GROUP.c.reason, EPISODE.c.reward, sa.func.count())
+    sa.select(SOURCE_GROUP.c.state, SOURCE_GROUP.c.reason, EPISODE.c.reward, sa.func.count())
     .join_from(
         SOURCE_GROUP,
         EPISODE,
         (EPISODE.c.group_id == SOURCE_GROUP.c.group_id) & (EPISODE.c.state == EpisodeState.EVALUATED.value),
     )
     .where(*_RELEASED_SINCE)
-    .group_by(SOURCE_GROUP.c.reason, EPISODE.c.reward)
+    .group_by(SOURCE_GROUP.c.state, SOURCE_GROUP.c.reason, EPISODE.c.reward)
 )
 TRAINED_AFTER = (
     sa.select(sa.func.count())
@@ -223,16 +232,16 @@ class SourceGroups:
 
     def released_since(self, run_id: str, step: int, after: datetime) -> dict[str, int]:
         """Groups that taught the run nothing, released since it completed a step and after that moment, by
-        `released(<reason>)`."""
+        `released(<reason>)`; groups of proposals that could not be measured by `left_out(<reason>)`."""
         rows = self._sql.execute(RELEASED_SINCE, {"run_id_": run_id, "step_": step, "after": after})
-        return {f"{GroupOutcome.RELEASED}({reason})": count for reason, count in rows}
+        return {f"{state}({reason})": count for state, reason, count in rows}
 
     def released_rewards(self, run_id: str, step: int, after: datetime) -> dict[str, dict[float, int]]:
-        """The rewards of the same groups: `released(<reason>)` to reward to episodes."""
+        """The rewards of the same groups: outcome to reward to episodes."""
         rewards: dict[str, dict[float, int]] = {}
         wanted = {"run_id_": run_id, "step_": step, "after": after}
-        for reason, reward, count in self._sql.execute(RELEASED_REWARDS, wanted):
-            rewards.setdefault(f"{GroupOutcome.RELEASED}({reason})", {})[reward] = count
+        for state, reason, reward, count in self._sql.execute(RELEASED_REWARDS, wanted):
+            rewards.setdefault(f"{state}({reason})", {})[reward] = count
         return rewards
 
     def add(self, groups: Sequence[SourceGroup]) -> None:

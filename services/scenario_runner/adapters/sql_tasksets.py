@@ -47,6 +47,11 @@ class SqlTasksets:
             row = self._sql.execute(sa.select(TASKSET).where(that, is_there)).mappings().first()
         return taskset_of(row) if row else None
 
+    def source_of(self, key: str) -> EnvironmentSource:
+        """Of the revision with this key, also of one that was deleted since."""
+        wanted = sa.select(TASKSET.c.source).where(owned(TASKSET, storage_key=key))
+        return wire.source_from_json(self._sql.execute(wanted).scalar_one())
+
     def tasksets(self) -> list[RegisteredTaskset]:
         """The newest revision of each, without its tasks."""
         newest = (
@@ -82,6 +87,14 @@ class SqlTasksets:
         what = f"registered: {taskset.num_tasks} tasks of {taskset.source.name}, split {taskset.split.value}"
         audited(self._sql, f"taskset {taskset.key}", what, digest=taskset.digest, by="planner")
 
+    def refer_to_no_taskset(self) -> None:
+        """Each run refers to a row here, and one that is about no tasks to this one, which is deleted: no
+        list has it, and no name finds it."""
+        insert = _INSERTS[self._sql.dialect.name](TASKSET).on_conflict_do_nothing()
+        empty = {"storage_key": "", "name": "", "revision": 1, "digest": "", "source": "{}", "num_tasks": 0}
+        whose = {"tenant": current_tenant(), "split": Split.TRAIN.value}
+        self._sql.execute(insert.values(**empty, **whose, registered_at=self.now, deleted_at=self.now))
+
     def note_source(self, name: str, digest: str, outcome: str) -> None:
         """In the audit log, of the packed source of an environment, which lies in the object store."""
         audited(self._sql, f"environment {name}".strip(), outcome, digest=digest, by="retention")
@@ -102,6 +115,13 @@ class SqlTasksets:
             wanted = {"taskset_": key, "positions": sorted(set(positions))}
             rows = self._sql.execute(statements.TASKS_AT, wanted)
         return {row["position"]: task_of(row) for row in rows.mappings()}
+
+    def slug_of(self, keys: Collection[str], digests: Collection[str]) -> str:
+        """Of a task in one of the revisions with these keys that has one of these digests; "": none has."""
+        wanted = sa.select(TASK.c.slug).where(
+            owned(TASK), TASK.c.taskset.in_(sorted(keys)), TASK.c.digest.in_(sorted(digests))
+        )
+        return str(self._sql.execute(wanted.limit(1)).scalar() or "")
 
     def positions_of(self, key: str, families: Collection[str]) -> list[int]:
         """Positions of the tasks of these families (none: of all) in the revision with this key, in order."""
@@ -127,6 +147,14 @@ class SqlTasksets:
             rows = self._sql.execute(statements.SPLITS_OF, {"digests": chunk})
             found |= {digest: Split(split) for digest, split in rows}
         return found
+
+    def claimed(self, digest: str) -> TaskClaim:
+        """Of a task that is on a side."""
+        wanted = sa.select(CLAIM.c.digest, CLAIM.c.split, CLAIM.c.claimed_by).where(
+            owned(CLAIM, digest=digest)
+        )
+        row = self._sql.execute(wanted).one()
+        return TaskClaim(row.digest, Split(row.split), row.claimed_by)
 
     def claim(self, digests: Collection[str], split: Split, claimed_by: str) -> TaskClaim | None:
         """Assign the tasks that have no split yet to this one. Returns the claim of a task that belongs to

@@ -51,7 +51,7 @@ class StoredSessions:
         if len(found) > MAX_SESSIONS:
             raise Refused(
                 f"more than {MAX_SESSIONS} graded recorded sessions of {model!r} match: narrow the query by "
-                "key=, group=, since= or before="
+                "key=, group=, label=, since= or before="
             )
         return found
 
@@ -63,6 +63,7 @@ def _filter(model: str, query: SessionQuery, now: datetime) -> pb.TrajectoryFilt
         run_id=recorded_run_id(query.key) if query.key else "",
         recorded_sessions=True,
         session_group=query.group,
+        labels=query.labels,
         state=LEDGER_STATE_EVALUATED,
         graded_since=None if since is None else timestamp(since),
         graded_before=None if before is None else timestamp(before),

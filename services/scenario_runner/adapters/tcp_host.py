@@ -4,6 +4,7 @@ One connection per episode. An environment that speaks `tools.*` is asked for it
 them as MCP servers among its bindings, reached through the channel's tunnel.
 """
 
+from collections.abc import Mapping
 from contextlib import AsyncExitStack
 from functools import partial
 from typing import Any
@@ -17,6 +18,8 @@ from scenario_runner.domain.environments import (
     EpisodeFault,
     EpisodeTimeouts,
     EpisodeToPlay,
+    GeneratedTask,
+    TaskOrder,
     TcpEnvironment,
 )
 from upcycle.environment.channel import ChannelClosed, ChannelError, ControlChannel
@@ -51,17 +54,40 @@ class TcpHost:
         except EnvironmentLost as error:
             raise EnvironmentBroken(str(error)) from error
         try:
-            with understood("the answer to tasks.list"):
-                rows = {str(row["id"]): row for row in await channel.list_tasks()}
-                scenarios = {name: dict(row.get("args") or {}) for name, row in rows.items()}
-        except (ChannelError, ChannelClosed, ChannelTimeout) as error:
-            raise EnvironmentBroken(f"{source.url} does not list its tasks: {error}") from error
+            rows = await _scenarios(channel, source.url)
         finally:
             await channel.close()
+        scenarios = {name: dict(row.get("args") or {}) for name, row in rows.items()}
         welcome = channel.welcome
         assert welcome is not None  # noqa: S101 - _connected said hello
         guided = frozenset(name for name, row in rows.items() if row.get("guidance") is True)
-        return EnvironmentDescription(welcome.name, welcome.version, scenarios, (), guided=guided)
+        generating = frozenset(name for name, row in rows.items() if row.get("generator") is True)
+        proposers = {name: str(row["proposed_by"]) for name, row in rows.items() if row.get("proposed_by")}
+        return EnvironmentDescription(
+            welcome.name,
+            welcome.version,
+            scenarios,
+            (),
+            guided=guided,
+            generating=generating,
+            proposers=proposers,
+        )
+
+    async def generate(self, order: TaskOrder) -> GeneratedTask:
+        """Have a new task made, on a connection of its own. Raises EpisodeFault, EpisodeTimeout,
+        EnvironmentBroken, EnvironmentLost."""
+        assert isinstance(order.source, TcpEnvironment)  # noqa: S101 - chosen by the caller
+        url = order.source.url
+        channel = await _connected(url)
+        environment = ChannelEnvironment(
+            channel, self._timeouts, on_close=_nothing, explain_loss=partial(_lost, url)
+        )
+        try:
+            scenarios = await _scenarios(channel, url)
+            schema = dict(scenarios.get(order.scenario, {}).get("args") or {})
+            return GeneratedTask(await environment.generate(order), schema)
+        finally:
+            await environment.close()
 
     async def _environment(
         self, channel: ControlChannel, url: str, stack: AsyncExitStack
@@ -69,9 +95,7 @@ class TcpHost:
         mine = AsyncExitStack()
         stack.push_async_callback(mine.aclose)
 
-        async def lost() -> Exception:
-            return EnvironmentLost(f"the environment at {url} hung up")
-
+        lost = partial(_lost, url)
         welcome = channel.welcome
         assert welcome is not None  # noqa: S101 - _connected said hello
         if welcome.speaks_tools:
@@ -88,6 +112,26 @@ class TcpHost:
         )
         environment.tools = tuple(tool.spec for tool in tools.values())
         return environment
+
+
+async def _lost(url: str) -> Exception:
+    return EnvironmentLost(f"the environment at {url} hung up")
+
+
+async def _scenarios(channel: ControlChannel, url: str) -> dict[str, Mapping[str, Any]]:
+    """The rows of its scenarios by name, whose arguments have a schema. Raises EnvironmentBroken."""
+    try:
+        with understood("the answer to tasks.list"):
+            rows = {str(row["id"]): row for row in await channel.list_tasks()}
+            for row in rows.values():
+                dict(row.get("args") or {})
+            return {**rows}
+    except (ChannelError, ChannelClosed, ChannelTimeout) as error:
+        raise EnvironmentBroken(f"{url} does not list its tasks: {error}") from error
+
+
+async def _nothing() -> None:
+    """Behind the connection is nothing of ours to end."""
 
 
 async def _connected(url: str) -> ControlChannel:

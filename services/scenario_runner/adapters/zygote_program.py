@@ -102,6 +102,10 @@ def describe(environment: Environment, digest: str, sandbox: Sandbox) -> dict[st
         "version": environment.version,
         "scenarios": scenarios,
         "guided": [name for name, scenario in environment.scenarios.items() if scenario.is_guided],
+        "generating": [name for name, scenario in environment.scenarios.items() if scenario.generates],
+        "proposers": {
+            name: scenario.proposer for name, scenario in environment.scenarios.items() if scenario.proposer
+        },
         "tools": [tool.spec.to_row() for tool in environment.tools.values()],
         "attaches_tools": environment.attaches_tools,
         "secrets": environment.servers.secrets,

@@ -42,6 +42,17 @@ class EnvironmentBroken(EpisodeError):
         self.detail = detail
 
 
+class SecretsWithheld(EnvironmentBroken):
+    """MCP servers of the environment name secrets, and it is started without any."""
+
+    def __init__(self, environment: str, named: Mapping[str, str]) -> None:
+        """named: of each secret, the server."""
+        which = ", ".join(f"{secret} (server {server})" for secret, server in named.items())
+        super().__init__(
+            f"environment {environment!r} needs secrets that only episodes of a run are given: {which}"
+        )
+
+
 class SourceChanged(EnvironmentBroken):
     """The environment's files are others than those that the episode's run is judged by."""
 
@@ -135,6 +146,10 @@ class EnvironmentDescription:
     source_digest: str = ""
     guided: frozenset[str] = frozenset()
     """Names of the scenarios that declare guidance."""
+    generating: frozenset[str] = frozenset()
+    """Names of the scenarios that declare a generator."""
+    proposers: Mapping[str, str] = field(default_factory=dict)
+    """Scenarios whose tasks another one proposes, each with that one."""
     secrets: Mapping[str, str] = field(default_factory=dict)
     """Of each secret that MCP servers name, the first server that does."""
 
@@ -144,7 +159,8 @@ class EpisodeToPlay:
     """Everything needed to start an episode's environment. failures_are_missing: in its run a failure that
     the policy caused is no 0. source_digest: of the code that judges its run; "": what lies there now.
     guided_after: the stored attempt after which the scenario guides; None: it does not. failed: what the
-    scenario sees of it, `{"answer", "trajectory"}`, once it was read."""
+    scenario sees of it, `{"answer", "trajectory"}`, once it was read. without_secrets: an environment whose
+    MCP servers name secrets is not started."""
 
     episode_id: str
     source: EnvironmentSource
@@ -155,6 +171,31 @@ class EpisodeToPlay:
     source_digest: str = ""
     guided_after: BlobRef | None = None
     failed: Mapping[str, Any] | None = None
+    without_secrets: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class TaskOrder:
+    """A new task that the generator of a scenario is to make. args_json: of the task that it is made of.
+    solved: whether a whole group solved that, or none of a group did. source_digest: of the code that judges
+    the run; "": what lies there now. proposal: an answer `{"answer", "trajectory"}` to that task, which
+    proposes the new one; None: the generator makes it."""
+
+    source: EnvironmentSource
+    scenario: str
+    seed: int
+    args_json: str
+    solved: bool
+    source_digest: str = ""
+    proposal: Mapping[str, Any] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class GeneratedTask:
+    """What a generator made. schema: of its scenario's arguments, in the same code."""
+
+    arguments: Mapping[str, Any]
+    schema: Mapping[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
@@ -219,7 +260,7 @@ Message = Mapping[str, str]
 class Opened:
     """A lease: who holds lease_id may call tools and grade until expires_at. source_digest: of the code that
     runs; "" where it is not known. first_state: at the prompt; None where the environment declares none.
-    guidance: the end of the prompt of a guided episode."""
+    guidance: the end of the prompt of a guided episode; guidance_parts: the same by kind."""
 
     lease_id: str
     prompt: tuple[Message, ...]
@@ -228,3 +269,4 @@ class Opened:
     source_digest: str = ""
     first_state: StateEntry | None = None
     guidance: str = ""
+    guidance_parts: Mapping[str, str] = field(default_factory=dict)

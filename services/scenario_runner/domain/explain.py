@@ -8,12 +8,14 @@ from collections.abc import Iterator
 from engine_client import EngineState
 from episodes import Channel, EpisodeFailure, Purpose
 from scenario_runner.domain.explain_mixes import idle_tasksets
-from scenario_runner.domain.explain_people import reviews, warnings
+from scenario_runner.domain.explain_new_tasks import none_come, of_new_tasks
+from scenario_runner.domain.explain_people import promotions, warnings
 from scenario_runner.domain.explain_supply import supply
 from scenario_runner.domain.learning import alarm, is_worth_an_alarm, lacks_fresh, remedies
 from scenario_runner.domain.peer_facts import SessionFact
 from scenario_runner.domain.run_facts import RunFacts, WaitReason
 from scenario_runner.domain.runs import FINAL_RUN_STATES, OPEN_RUN_STATES, RunState
+from upcycle.guidance import KINDS
 from upcycle.run_config import PolicyChoice
 from upcycle.wording import amount
 
@@ -35,18 +37,30 @@ def explain(facts: RunFacts) -> tuple[list[WaitReason], str]:
     """(causes, most episodes first; one sentence)."""
     run = facts.view.run
     if run.state in FINAL_RUN_STATES:
-        return [*reviews(facts)], f"is {run.state.value}" + (f": {run.failure}" if run.failure else "")
+        ended = f"is {run.state.value}" + (f": {run.failure}" if run.failure else "")
+        return [*promotions(facts)], f"{ended}{_guided(facts)}{of_new_tasks(facts)}"
     reasons = [*_paused(facts), *sorted(_reasons(facts), key=lambda reason: -reason.episodes)]
     if not reasons:
         counts = facts.view.counts
-        of_groups = f"; {run.num_guided} of {run.next_position} groups are guided" if run.num_guided else ""
         settled = f"{counts.in_flight} in flight, {counts.settled} settled"
-        return [], f"nothing is stuck: {settled}{of_groups}{_singles(facts)}"
+        return [], f"nothing is stuck: {settled}{_of_groups(facts)}"
     first = reasons[0]
     if not first.episodes:
-        return reasons, f"{first.owner}: {first.what}{_singles(facts)}"
+        return reasons, f"{first.owner}: {first.what}{_of_groups(facts)}"
     waiting = amount(first.episodes, "episode waits", "episodes wait")
-    return reasons, f"{waiting} for {first.owner}: {first.what}{_singles(facts)}"
+    return reasons, f"{waiting} for {first.owner}: {first.what}{_of_groups(facts)}"
+
+
+def _of_groups(facts: RunFacts) -> str:
+    """What is unusual about the run's groups, whatever it waits for."""
+    return f"{_guided(facts)}{of_new_tasks(facts)}{_singles(facts)}"
+
+
+def _guided(facts: RunFacts) -> str:
+    run, counts = facts.view.run, facts.guidance_kinds
+    by = ", ".join(f"{kind} {counts[kind]}" for kind in KINDS if kind in counts)
+    said = f" ({by})" if by else ""
+    return f"; {run.num_guided} of {run.next_position} groups are guided{said}" if run.num_guided else ""
 
 
 def _singles(facts: RunFacts) -> str:
@@ -67,8 +81,9 @@ def _reasons(facts: RunFacts) -> Iterator[WaitReason]:
     yield from _failing(facts)
     yield from _learning_nothing(facts)
     yield from idle_tasksets(facts)
+    yield from none_come(facts)
     yield from warnings(facts)
-    yield from reviews(facts)
+    yield from promotions(facts)
 
 
 def _paused(facts: RunFacts) -> Iterator[WaitReason]:
@@ -193,9 +208,10 @@ def _problem_of(facts: RunFacts, policy: PolicyChoice) -> tuple[str, str] | None
         fitting = [engine for engine in facts.engines if engine.channel == channel.value]
     if not fitting:
         others = ", ".join(f"{engine.engine_id} ({engine.channel})" for engine in facts.engines) or "none"
+        itself = " (`upcycle up` starts one by itself)" if policy.pinned_version is None else ""
         return (
             f"no engine serves {policy.model} on {where}",
-            f"start a policy_engine for it; alive are {others}",
+            f"start a policy_engine for it{itself}; alive are {others}",
         )
     if not any(engine.is_serving for engine in fitting):
         engine = fitting[0]

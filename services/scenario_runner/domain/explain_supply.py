@@ -63,6 +63,10 @@ def _unfed(facts: RunFacts, offered: int, prompts: int) -> Iterator[WaitReason]:
             f"{left_s:.0f} s: {need}"
         )
         yield WaitReason("you", what, 0, 0.0, "reward sessions of split train, several of each group")
+    elif not run.spec.taskset:
+        what = f"its sessions ({run.spec.sessions}) are used up: {need}"
+        remedy = "none: the run ends; with --sessions-idle-s the next one takes what is rewarded as it goes"
+        yield WaitReason("you", what, 0, 0.0, remedy)
     else:
         what = f"waiting for evaluations, and none is under way: {need}"
         taskset, model = run.spec.taskset, run.spec.policy.model

@@ -26,6 +26,10 @@ class Graded:
     failure: str = ""
     """Of the policy, for which the reward is 0."""
     detail: str = ""
+    shadow: bool | None = None
+    """Whether its shadow graders confirm success; None: it has none."""
+    guidance_kinds: tuple[str, ...] = ()
+    """The kinds of its guidance's parts."""
 
 
 @dataclass(frozen=True, slots=True)

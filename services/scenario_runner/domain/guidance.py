@@ -23,7 +23,7 @@ def _has_share(run: RunRecord, max_share: float) -> bool:
 
 
 def attempt_to_guide_after(members: Iterable[EpisodeRow]) -> EpisodeRow | None:
-    """Of a group of which nobody succeeded, the attempt with the highest reward, the first of equal ones:
+    """Of a group without a success, the attempt with the highest reward, the first of equal ones:
     one for the whole group, so that its members have one prompt and may be compared. None where somebody
     succeeded, or no attempt was stored."""
     graded = [row for row in members if row.graded_at is not None]

@@ -24,6 +24,9 @@ _REMEDIES: Mapping[str, str] = {
     GroupReason.INCOMPLETE_GROUP: "see why their episodes failed",
     GroupReason.UNASSIGNED: "register their tasks in a taskset of split train",
 }
+UNMEASURED = f"left_out({GroupReason.INCOMPLETE_GROUP})"
+"""Of groups of proposals in self-play of which too few could be measured."""
+_UNPLAYED = "see what became of the run's new tasks: too few proposals could be played"
 _STALE = f"excluded({GroupReason.STALE})"
 _SOLVED = "harder tasks: these are solved"
 _UNSOLVED = (
@@ -134,6 +137,9 @@ def remedies(without: WithoutStep) -> str:
     """What may help, the commonest outcome first."""
     found = []
     for outcome, _ in _by_count(without):
+        if outcome == UNMEASURED:
+            found.append(_UNPLAYED)
+            continue
         reason = _reason(outcome)
         remedy = (
             _remedy_of_no_spread(without, outcome)

@@ -30,24 +30,27 @@ class MixedRow:
     num_groups: int = 0
     num_guided: int = 0
     """Of the groups, those that are guided."""
+    num_new: int = 0
+    """Of the groups, those that play new tasks and are not guided."""
     num_trained: int = 0
     num_left_out: int = 0
     """Groups that ended without training."""
     num_in_a_row: int = 0
     """Of them, those since the last one that trained."""
     num_graded: int = 0
-    """Episodes; guided ones are not among these, the successes and the rewards."""
+    """Episodes; guided ones, and those of new tasks, are not among these, the successes and the rewards."""
     num_successes: int = 0
     reward_sum: float = 0.0
 
     @property
     def num_own_groups(self) -> int:
         """Groups that took a turn in the order of its tasks."""
-        return self.num_groups - self.num_guided
+        return self.num_groups - self.num_guided - self.num_new
 
-    def planned(self, *, guided: bool) -> "MixedRow":
+    def planned(self, *, guided: bool, new: bool = False) -> "MixedRow":
         """With one more group of its tasks."""
-        return replace(self, num_groups=self.num_groups + 1, num_guided=self.num_guided + guided)
+        num_guided, num_new = self.num_guided + guided, self.num_new + new
+        return replace(self, num_groups=self.num_groups + 1, num_guided=num_guided, num_new=num_new)
 
     def closed(self, outcome: str) -> "MixedRow":
         """With one more group that ended."""
@@ -104,14 +107,17 @@ def shares_of(spec: RunSpec) -> list[Fraction]:
 
 
 def tasksets_of(spec: RunSpec) -> list[str]:
-    """The tasksets of a run as it names them, its own one first."""
-    return [one.taskset for one in with_own(spec.taskset, spec.mix)]
+    """The tasksets of a run as it names them, its own one first; none of a run of recorded sessions alone."""
+    return [one.taskset for one in with_own(spec.taskset, spec.mix)] if spec.taskset else []
 
 
-def turns(shares: Sequence[Fraction], rows: Sequence[MixedRow], positions: range) -> dict[int, list[int]]:
+def turns(
+    shares: Sequence[Fraction], rows: Sequence[MixedRow], positions: Iterable[int]
+) -> dict[int, list[int]]:
     """Places of tasksets, each with the positions of the groups that it gives, of the next ones of the run.
 
-    Guided groups count: a taskset that is guided often gives fewer others, and the shares stay.
+    Guided groups count, and those on new tasks: a taskset that has many of them gives fewer others, and the
+    shares stay.
     """
     counts = [row.num_groups for row in rows]
     found: dict[int, list[int]] = {}

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from scenario_runner.domain.learning import WithoutStep
 from scenario_runner.domain.peer_facts import DurableFact, EngineFact, SessionFact
 from scenario_runner.domain.runs import RunView
+from scenario_runner.domain.taskset_checks import TasksetCheck
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,6 +81,12 @@ class RunFacts:
     """What the monitors of reward hacks warn of; one sentence each."""
     num_confirmed: int | None = None
     """Highest-rewarded trajectories that a person confirmed, of as many as the gate's require_review."""
+    waiting_candidates: Sequence[str] = ()
+    """Its checkpoints that passed their gate and wait until their alarms are known; one sentence each."""
+    checks: Sequence[TasksetCheck] = ()
+    """The newest of each kind of what was found in its tasksets."""
+    guidance_kinds: Mapping[str, int] = field(default_factory=dict)
+    """Guided groups by the kinds of their guidance's parts."""
     planner_fails: Sequence[str] = ()
     """What the planner's own loops have failed at for a minute, for this run; one sentence each."""
 

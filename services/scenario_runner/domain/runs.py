@@ -7,9 +7,10 @@ from enum import StrEnum
 from typing import Final
 
 from episodes import Split
-from identities.tenants import DEFAULT_TENANT
+from identities.tenants import OWN_TENANT
 from scenario_runner.domain.environments import RunnerError
 from scenario_runner.domain.mixes import MixReport, shares_of
+from scenario_runner.domain.new_tasks import NewTasksReport
 from scenario_runner.domain.source_groups import SourceReport
 from scenario_runner.domain.tracked import TrackedRow
 from upcycle.run_config import RunSpec
@@ -110,11 +111,13 @@ class RunRecord:
     """Groups planned so far."""
     num_guided: int = 0
     """Of them, those that are guided."""
+    num_new: int = 0
+    """Of them, those that play new tasks and are not guided."""
     recent_ends: str = ""
     """How its last 64 episodes that were graded or failed ended, newest last: FAILED for a failure that was
     not the policy's doing, LOST when the process that played it went. Empty again when it is resumed."""
     num_graded: int = 0
-    """Episodes; guided ones are not among these, the successes and the rewards."""
+    """Episodes; guided ones, and those of new tasks, are not among these, the successes and the rewards."""
     num_successes: int = 0
     reward_sum: float = 0.0
     engine_s: float = 0.0
@@ -126,7 +129,7 @@ class RunRecord:
     """When retention removed its groups and episodes; its totals are kept."""
     resumed_at: datetime | None = None
     """When a person resumed it after it had paused itself, the last time."""
-    tenant: str = DEFAULT_TENANT
+    tenant: str = OWN_TENANT
 
     def __post_init__(self) -> None:
         if not self.taskset:
@@ -186,13 +189,16 @@ class RunView:
     """What its versions did on the sets that it is followed on, oldest step first."""
     mix: tuple[MixReport, ...] = ()
     """Its tasksets, the own one first; empty where it plays one."""
+    new_tasks: NewTasksReport | None = None
+    """What its generators made; None where it has none made."""
 
 
 @dataclass(frozen=True, slots=True)
 class GroupRow:
     """One task's rollouts. expected_members: without those that failed for good. taskset: key of the revision
     that the task is of. at_step: when it ended. guided_after: the failed episode that the guidance in its
-    prompt is made of; "": it is not guided."""
+    prompt is made of; "": it is not guided. new_task: the run's new task that it plays, which descends from
+    that of the taskset; None: it plays that."""
 
     group_id: str
     run_id: str
@@ -206,6 +212,12 @@ class GroupRow:
     settled_at: datetime | None = None
     at_step: int = 0
     guided_after: str = ""
+    new_task: int | None = None
+
+    @property
+    def is_new(self) -> bool:
+        """Plays a new task, and is not guided."""
+        return self.new_task is not None and not self.guided_after
 
 
 @dataclass(frozen=True, slots=True)
@@ -245,6 +257,12 @@ class EpisodeRow:
     """Seconds, from the first fact of the episode that names them; 0 before. The same holds for engine_s."""
     guided_after: str = ""
     """Of its group."""
+    new_task: int | None = None
+    """Of its group."""
+    shadow: bool | None = None
+    """Whether its shadow graders confirm success; None: it has none, or is not graded."""
+    guidance_kinds: str = ""
+    """The kinds of its guidance's parts, with commas; known once it is graded."""
 
     @property
     def is_unsettled(self) -> bool:

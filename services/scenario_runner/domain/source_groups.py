@@ -30,7 +30,8 @@ released for any other reason does not fit the run, which says nothing about wha
 @dataclass(frozen=True, slots=True)
 class SourceGroup:
     """One group of an evaluation, as far as one training run is concerned. step: that it trained in; of a
-    released one the newest step that the run had completed by then."""
+    released one, and of proposals that could not be measured, the newest step that the run had completed by
+    then."""
 
     group_id: str
     run_id: str

@@ -6,6 +6,7 @@ from datetime import datetime
 
 from episodes import Split
 from scenario_runner.domain.environments import EnvironmentSource
+from scenario_runner.domain.taskset_checks import TasksetCheck
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +49,8 @@ class TasksetFacts:
     registered_at: datetime
     sides: Mapping[Split, int] = field(default_factory=dict)
     source_digest: str = ""
+    checks: tuple[TasksetCheck, ...] = ()
+    """What was found in it, those under way first, then the newest."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +65,7 @@ class TasksetUser:
 
 @dataclass(frozen=True, slots=True)
 class TaskClaim:
-    """Which side a task is on, and who put it there: `taskset NAME` or `gradient of WHO`."""
+    """Which side a task is on, and who put it there: `taskset NAME`, `gradient of WHO`, `new task of RUN`."""
 
     digest: str
     split: Split

@@ -22,7 +22,8 @@ class SecretServicer(SecretServiceServicer):
 
     async def SetSecret(self, request: pb.SetSecretRequest, context: Context) -> pb.SetSecretResponse:
         """A new one, or another value."""
-        stored = await self._secrets.put(request.name, request.value, current_caller())
+        allowed, caller = list(request.environments), current_caller()
+        stored = await self._secrets.put(request.name, request.value, allowed, caller)
         return pb.SetSecretResponse(secret=_to_wire(stored))
 
     async def ListSecrets(self, request: pb.ListSecretsRequest, context: Context) -> pb.ListSecretsResponse:
@@ -36,6 +37,20 @@ class SecretServicer(SecretServiceServicer):
         await self._secrets.remove(request.name, current_caller())
         return pb.RemoveSecretResponse()
 
+    async def RotateSecrets(
+        self, request: pb.RotateSecretsRequest, context: Context
+    ) -> pb.RotateSecretsResponse:
+        """Old keys are needed no more after this."""
+        done = await self._secrets.rotate(current_caller())
+        return pb.RotateSecretsResponse(
+            num_rotated=done.num_rotated, num_secrets=done.num_secrets, key_id=done.key_id
+        )
+
 
 def _to_wire(secret: StoredSecret) -> pb.Secret:
-    return pb.Secret(name=secret.name, set_by=secret.set_by, set_at=timestamp(secret.set_at))
+    return pb.Secret(
+        name=secret.name,
+        set_by=secret.set_by,
+        set_at=timestamp(secret.set_at),
+        environments=secret.environments,
+    )

@@ -16,6 +16,7 @@ from grpc_edge.access import UNAUTHENTICATED, current_caller, may_decide
 from identities.entities import is_of_the_platform
 from scenario_runner.domain.run_facts import WaitReason
 from scenario_runner.domain.runs import FINAL_RUN_STATES, Prices, Refused, RunView
+from scenario_runner.usecases.attacks import RecordAttack
 from scenario_runner.usecases.catalog import Tasksets
 from scenario_runner.usecases.deploying import DeployEnvironment, SentEnvironment
 from scenario_runner.usecases.explaining import ExplainRun
@@ -25,6 +26,7 @@ from scenario_runner.usecases.submitting import Runs, SubmitRun, TraceContext
 from scenario_runner.usecases.task_claims import ClaimTasks
 from scenario_runner.usecases.views import INTERVAL_S
 from scenario_runner.wire import runs as wire
+from scenario_runner.wire.taskset_checks import check_from_wire, check_to_wire
 from service_kit.errors import InvalidRequest
 from upcycle.api.common.v1.access_pb2 import Role
 from upcycle.api.taskset.v1 import service_pb2 as pb
@@ -43,6 +45,7 @@ class TasksetUseCases:
     """The use cases of environments and tasksets."""
 
     register: RegisterTaskset
+    record_attack: RecordAttack
     tasksets: Tasksets
     claim: ClaimTasks
     deploy: DeployEnvironment
@@ -56,6 +59,7 @@ class TasksetServicer(TasksetServiceServicer):
         self, catalog: TasksetUseCases, submit: SubmitRun, runs: Runs, explain: ExplainRun, *, prices: Prices
     ) -> None:
         self._register = catalog.register
+        self._record_attack = catalog.record_attack
         self._tasksets = catalog.tasksets
         self._claim = catalog.claim
         self._deploy = catalog.deploy
@@ -115,6 +119,14 @@ class TasksetServicer(TasksetServiceServicer):
             revisions=map(wire.facts_to_wire, await self._tasksets.delete(request.name))
         )
 
+    async def RecordTasksetCheck(
+        self, request: pb.RecordTasksetCheckRequest, context: Context
+    ) -> pb.RecordTasksetCheckResponse:
+        """Keep what an attack on the graders found."""
+        check = check_from_wire(request.check, checked_by=current_caller().name)
+        revision, kept = await self._record_attack(request.taskset, request.taskset_digest, check)
+        return pb.RecordTasksetCheckResponse(revision=revision, check=check_to_wire(kept))
+
     async def DeployEnvironment(
         self, request: pb.DeployEnvironmentRequest, context: Context
     ) -> pb.DeployEnvironmentResponse:
@@ -160,7 +172,7 @@ class TasksetServicer(TasksetServiceServicer):
         if request.unfinished:
             views = await self._runs.unfinished(request.model)
         else:
-            views = await self._runs.list(limit, request.model)
+            views = await self._runs.list(limit, request.model, asked_for=request.asked_for)
         return pb.ListRunsResponse(runs=[self._to_wire(view) for view in views])
 
     async def WatchRun(

@@ -13,6 +13,7 @@ from episodes import Split
 from scenario_runner.adapters.sql_plan import PLANNING, PlanUnit, SqlPlan
 from scenario_runner.domain.environments import EnvironmentBroken, EnvironmentSource, PythonEnvironment
 from scenario_runner.domain.runs import Refused
+from scenario_runner.domain.taskset_checks import MAX_GIVEN_FINDINGS, TasksetCheck, given
 from scenario_runner.domain.tasksets import RegisteredTaskset, TasksetFacts, TasksetUser
 from scenario_runner.ports import Lineages
 from scenario_runner.usecases.registering import no_such_taskset, with_tasks
@@ -47,7 +48,7 @@ class Tasksets:
 
     async def described(self) -> list[TasksetFacts]:
         """The newest revisions, by name."""
-        return await self._with_sources(await self._plan.read(lambda unit: _with_sides(unit)))
+        return await self._with_sources(await self._plan.read(lambda unit: _summaries(unit)))
 
     async def describe(self, name: str) -> tuple[RegisteredTaskset, list[Split], list[TasksetFacts]]:
         """A taskset with its tasks, the side of each, and all revisions of its name. Raises NotFound."""
@@ -55,7 +56,7 @@ class Tasksets:
         def read(unit: PlanUnit) -> tuple[RegisteredTaskset, list[Split], list[TasksetFacts]]:
             taskset = with_tasks(unit, name)
             sides = unit.splits({task.digest for task in taskset.tasks})
-            return taskset, [sides[task.digest] for task in taskset.tasks], _with_sides(unit, taskset.name)
+            return taskset, [sides[task.digest] for task in taskset.tasks], _summaries(unit, taskset.name)
 
         taskset, sides, revisions = await self._plan.read(read)
         return taskset, sides, await self._with_sources(revisions)
@@ -87,10 +88,28 @@ class Tasksets:
         return "" if files is None else files.digest
 
 
-def _with_sides(unit: PlanUnit, name: str = "") -> list[TasksetFacts]:
+def _summaries(unit: PlanUnit, name: str = "") -> list[TasksetFacts]:
     found = unit.catalog.revisions(name) if name else unit.catalog.newest()
-    sides = unit.catalog.sides({one.taskset.key for one in found})
-    return [replace(one, sides=sides[one.taskset.key]) for one in found]
+    keys = {one.taskset.key for one in found}
+    sides, checks = unit.catalog.sides(keys), unit.checks.of(keys)
+    given_checks = _given(checks, MAX_GIVEN_FINDINGS if name else 0)
+    return [
+        replace(
+            one,
+            sides=sides[one.taskset.key],
+            checks=tuple(check for check in given_checks if check.taskset == one.taskset.key),
+        )
+        for one in found
+    ]
+
+
+def _given(checks: Sequence[TasksetCheck], room: int) -> list[TasksetCheck]:
+    """So many findings of them, of the newest checks first."""
+    done = []
+    for check in checks:
+        done.append(given(check, room))
+        room -= len(done[-1].findings)
+    return done
 
 
 def _users_of(unit: PlanUnit, name: str) -> list[TasksetUser]:
@@ -124,7 +143,9 @@ def _some(names: Sequence[str]) -> str:
 
 def _delete(unit: PlanUnit, name: str) -> list[TasksetFacts]:
     _refuse_used(name, _users_of(unit, name), ())
-    gone = _with_sides(unit, name)
-    unit.catalog.delete({one.taskset.key for one in gone}, unit.now)
+    gone = _summaries(unit, name)
+    keys = {one.taskset.key for one in gone}
+    unit.catalog.delete(keys, unit.now)
+    unit.checks.forget(keys)
     log.info("taskset_deleted", extra={"taskset": name, "revisions": len(gone)})
     return gone

@@ -25,6 +25,7 @@ from scenario_runner.domain.runs import (
     RunRecord,
     RunState,
 )
+from scenario_runner.usecases import new_tasks, self_play
 from scenario_runner.usecases.mixing import note_closed
 from scenario_runner.usecases.offering import announce_released
 from scenario_runner.usecases.recounting import is_settled, recounted
@@ -39,6 +40,8 @@ _CANCELLED_BY = {
     RunState.CANCELLED: "run_cancelled",
     RunState.FAILED: "run_failed",
 }
+PROPOSED = "evaluated"
+"""How a group of a training run ends that proposes: whether it taught anything is known when its offer is."""
 _NO_ANSWER = "the trainer did not answer in time"
 
 
@@ -191,8 +194,9 @@ def conclude(unit: PlanUnit, run_id: str, counted: Recount | None = None) -> boo
     run = recounted(unit, before, counted) if is_settled(unit, before) else None
     if run is None:
         return False
-    ending = run.ending or (RunState.COMPLETED if run.num_graded else RunState.FAILED)
     counts = unit.counts(run_id)
+    has_results = run.num_graded or counts.by_state.get(EpisodeState.EVALUATED, 0)
+    ending = run.ending or (RunState.COMPLETED if has_results else RunState.FAILED)
     failure = run.failure or (why_all_failed(unit, run) if ending is RunState.FAILED else "")
     over = replace(run, state=ending, ending=ending, finished_at=unit.now, failure=failure)
     unit.update_run(over)
@@ -229,7 +233,10 @@ def close_group(
     newest one that the planner knows."""
     step = run.step if at_step is None else at_step
     unit.update_group(replace(group, is_open=False, outcome=outcome, settled_at=unit.now, at_step=step))
-    note_closed(unit, run, group.taskset, outcome)
+    if outcome != PROPOSED:
+        note_closed(unit, run, group.taskset, outcome)
+    new_tasks.note_closed(unit, run, group, outcome)
+    self_play.note_closed(unit, run, group)
 
 
 def settle(unit: PlanUnit, episode: EpisodeRow, state: EpisodeState, reason: str, detail: str = "") -> None:
@@ -250,8 +257,9 @@ def why_all_failed(unit: PlanUnit, run: RunRecord, num_groups: int | None = None
     kinds = [row.reason for row in failed]
     commonest = max(set(kinds), key=kinds.count)
     detail = next(row.detail for row in reversed(failed) if row.reason == commonest)
+    said = next(iter(detail.strip().splitlines()), "")  # the traceback stands with the episode
     is_part = num_groups is None and len({row.group_id for row in results}) == limit
     which = f"the newest {len(failed)}" if is_part else f"{len(failed)}"
     if set(kinds) == {EpisodeFailure.ENVIRONMENT_BROKEN}:
-        return f"{commonest}: every episode fails, whatever is answered: {detail[:300]}"
-    return f"{kinds.count(commonest)} of {which} failed with {commonest}: {detail[:300]}"
+        return f"{commonest}: every episode fails, whatever is answered: {said[:300]}"
+    return f"{kinds.count(commonest)} of {which} failed with {commonest}: {said[:300]}"

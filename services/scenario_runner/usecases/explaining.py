@@ -8,7 +8,8 @@ from episodes import Purpose
 from scenario_runner.adapters.sql_plan import PlanUnit, SqlPlan
 from scenario_runner.domain.explain import explain
 from scenario_runner.domain.run_facts import PlanWaits, RunFacts, Supply, WaitReason
-from scenario_runner.domain.runs import RunView
+from scenario_runner.domain.runs import RunRecord, RunView
+from scenario_runner.domain.taskset_checks import TasksetCheck, newest_of_each
 from scenario_runner.ports import RunPeers
 from scenario_runner.usecases.mixing import idle_outcomes
 from scenario_runner.usecases.supply import supply_of
@@ -37,17 +38,16 @@ class ExplainRun:
     async def __call__(self, run_id: str) -> tuple[RunView, list[WaitReason], str]:
         """(the run, causes, one sentence). Raises NotFound."""
         view, waits, supply, outbox_waiting = await self._plan.read(lambda unit: _own_facts(unit, run_id))
+        checks, guidance_kinds = await self._plan.read(lambda unit: _checks_and_kinds(unit, run_id))
         peers = self._peer_facts
         purpose, model = view.run.spec.purpose, view.run.spec.policy.model
-        gate = view.run.spec.gate
-        top = gate.require_review if gate is not None else 0
-        engines, ledger, session, durables, reward_alarms, num_confirmed = await asyncio.gather(
+        engines, ledger, session, durables, reward_alarms, (num_confirmed, waiting) = await asyncio.gather(
             peers.engines(model),
             peers.ledger(run_id),
             peers.session(run_id),
             peers.durables(purpose, model),
             peers.reward_alarms(run_id),
-            peers.num_confirmed(run_id, top),
+            _of_promotions(peers, view.run),
         )
         alive, capacity = self._fleet()
         facts = RunFacts(
@@ -66,9 +66,34 @@ class ExplainRun:
             bus_alarms=self._bus_alarms(),
             reward_alarms=reward_alarms,
             num_confirmed=num_confirmed,
+            waiting_candidates=waiting,
             planner_fails=self._failing(run_id),
+            checks=checks,
+            guidance_kinds=guidance_kinds,
         )
         return view, *explain(facts)
+
+
+async def _of_promotions(peers: RunPeers, run: RunRecord) -> tuple[int | None, Sequence[str]]:
+    """(how many trajectories are confirmed, its candidates that wait for their alarms)."""
+    gate = run.spec.gate
+    if gate is None:
+        return None, ()
+    return await asyncio.gather(
+        peers.num_confirmed(run.run_id, gate.require_review),
+        peers.waiting_candidates(run.spec.policy.model, run.run_id),
+    )
+
+
+def _checks_and_kinds(unit: PlanUnit, run_id: str) -> tuple[list[TasksetCheck], dict[str, int]]:
+    """(checks of every taskset that the run plays and of the one that its gate judges by, its guided groups
+    by kind)."""
+    run = find_run(unit, run_id)
+    gate = unit.taskset(run.spec.gate.taskset) if run.spec.gate is not None else None
+    judging = {gate.key} if gate is not None else set()
+    mixed = {row.taskset for row in unit.mixes.of(run_id)}
+    checks = newest_of_each(unit.checks.of({run.taskset} | mixed | judging))
+    return checks, unit.task_pasts.guidance_kinds(run_id) if run.num_guided else {}
 
 
 def _own_facts(unit: PlanUnit, run_id: str) -> tuple[RunView, PlanWaits, Supply, int]:

@@ -7,6 +7,7 @@ from service_kit.errors import InvalidRequest
 from upcycle.gate.configured import configured_rule
 from upcycle.gate.errors import BadGateRule
 from upcycle.gate.rule import GateRule
+from upcycle.impossible_tasks import IMPOSSIBLE_FAMILY
 from upcycle.run_config import Gate
 
 _SHOWN = 8
@@ -23,7 +24,12 @@ def check_gate(unit: PlanUnit, gate: Gate, judges: RegisteredTaskset) -> GateRul
         rule = rule_of(gate)
     except BadGateRule as error:
         raise InvalidRequest(f"spec.gate: {error}") from error
-    known = unit.families(judges.key)
+    known = [family for family in unit.families(judges.key) if family != IMPOSSIBLE_FAMILY]
+    if not known:
+        raise Refused(
+            f"all tasks of gate taskset {judges.name!r} are of family {IMPOSSIBLE_FAMILY!r}, so no version "
+            "can be better than another: register it with tasks that have a solution"
+        )
     for family in rule.critical:
         if family not in known:
             there = f"{', '.join(known[:_SHOWN])}{', …' if len(known) > _SHOWN else ''}"

@@ -28,5 +28,6 @@ def guide_after(unit: PlanUnit, group: GroupRow, fact: GroupSettled) -> None:
         expected_members=run.spec.group_size,
         taskset=group.taskset,
         guided_after=failed.episode_id,
+        new_task=group.new_task,
     )
     add_groups(unit, run, [guided])

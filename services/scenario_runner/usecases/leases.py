@@ -134,6 +134,7 @@ class Leases:
             environment.source_digest,
             environment.first_state,
             environment.guidance,
+            environment.guidance_parts,
         )
 
     async def call_tool(

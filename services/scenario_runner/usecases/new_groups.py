@@ -9,6 +9,7 @@ from scenario_runner.adapters.sql_plan import PlanUnit
 from scenario_runner.domain import plan
 from scenario_runner.domain.runs import EpisodeRow, GroupRow, RunRecord
 from scenario_runner.domain.source_groups import NO_SOURCES
+from scenario_runner.usecases import new_tasks
 from scenario_runner.usecases.mixing import note_planned
 
 
@@ -33,10 +34,16 @@ def add_groups(unit: PlanUnit, run: RunRecord, groups: Sequence[GroupRow]) -> No
     """The next groups of a run, each of whose members is requested."""
     unit.add_groups(groups)
     note_planned(unit, run, groups)
+    new_tasks.note_planned(unit, groups)
     members = range(run.spec.group_size)
     unit.add_episodes(run, [episode_of(group, member, 0) for group in groups for member in members])
-    num_guided = run.num_guided + sum(bool(group.guided_after) for group in groups)
-    unit.update_run(replace(run, next_position=run.next_position + len(groups), num_guided=num_guided))
+    planned = replace(
+        run,
+        next_position=run.next_position + len(groups),
+        num_guided=run.num_guided + sum(bool(group.guided_after) for group in groups),
+        num_new=run.num_new + sum(group.is_new for group in groups),
+    )
+    unit.update_run(planned)
 
 
 def episode_of(group: GroupRow, member: int, attempt: int) -> EpisodeRow:
@@ -50,4 +57,5 @@ def episode_of(group: GroupRow, member: int, attempt: int) -> EpisodeRow:
         group.task_position,
         group.taskset,
         guided_after=group.guided_after,
+        new_task=group.new_task,
     )

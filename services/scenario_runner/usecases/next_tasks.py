@@ -13,6 +13,7 @@ from scenario_runner.domain.mixes import shares_of, turns
 from scenario_runner.domain.runs import RunRecord
 from scenario_runner.domain.task_sampler import LOOK_BACK_EPOCHS, TaskPast, draw_tasks
 from scenario_runner.domain.tasksets import RegisteredTaskset
+from scenario_runner.usecases import new_tasks, self_play
 from service_kit.errors import InvalidRequest
 from upcycle.run_config import RunSpec
 from upcycle.run_config.names import UNIFORM
@@ -27,6 +28,8 @@ class NextTask:
     position: int
     taskset: str
     task_position: int
+    new_task: int | None = None
+    """The run's new task that it plays in place of that, which it descends from."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,10 +62,19 @@ def num_groups(unit: PlanUnit, spec: RunSpec, taskset: RegisteredTaskset) -> int
 def next_tasks(unit: PlanUnit, run: RunRecord, count: int) -> list[NextTask]:
     """Of the next `count` groups, in order.
 
-    Guided groups have positions too, and take no turn in the order of the tasks."""
+    Guided groups and those on new tasks have positions too, and take no turn in the order of the tasks."""
     positions = range(run.next_position, run.next_position + count)
+    new = self_play.drawn(unit, run, positions) or new_tasks.drawn(unit, run, positions)
+    found = [NextTask(at, row.taskset, row.task_position, row.number) for at, row in new.items()]
+    found += _of_tasksets(unit, run, [at for at in positions if at not in new])
+    return sorted(found, key=lambda one: one.position)
+
+
+def _of_tasksets(unit: PlanUnit, run: RunRecord, positions: Sequence[int]) -> list[NextTask]:
+    if not positions:
+        return []
     if not run.spec.mix:
-        num_before = run.next_position - run.num_guided
+        num_before = run.next_position - run.num_guided - run.num_new
         return _next(unit, run, _Turn(run.taskset, run.num_tasks, num_before, positions))
     rows, shares = unit.mixes.of(run.run_id), shares_of(run.spec)
     found: list[NextTask] = []
@@ -70,7 +82,7 @@ def next_tasks(unit: PlanUnit, run: RunRecord, count: int) -> list[NextTask]:
         row = rows[place]
         turn = _Turn(row.taskset, row.num_tasks, row.num_own_groups, taken, shares[place])
         found += _next(unit, run, turn)
-    return sorted(found, key=lambda one: one.position)
+    return found
 
 
 def _next(unit: PlanUnit, run: RunRecord, turn: _Turn) -> list[NextTask]:

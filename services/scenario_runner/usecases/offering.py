@@ -7,18 +7,19 @@ once. The rows and counts of the evaluation do not change: what became of an off
 """
 
 import logging
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from dataclasses import replace
 
 from episodes import GroupOutcome, GroupReason, Purpose, Split
 from identities.entities import is_recorded_run
 from scenario_runner.adapters.sql_plan import PlanUnit
 from scenario_runner.domain.facts import GroupSettled
-from scenario_runner.domain.runs import GroupRow, RunRecord
+from scenario_runner.domain.runs import EpisodeRow, GroupRow, RunRecord
 from scenario_runner.domain.source_groups import EndedGroup, SourceGroup, SourceGroupState
 from scenario_runner.domain.sources import DrawRules, Offer, ended_group, may_train_on, rewarded, why_unfit
-from scenario_runner.usecases.mixing import environments_of
-from scenario_runner.usecases.session_groups import offer_of_sessions, why_sessions_unfit
+from scenario_runner.usecases.mixing import environments_of, note_closed
+from scenario_runner.usecases.self_play import offer_of_proposals, paid_members
+from scenario_runner.usecases.session_groups import offer_of_sessions, why_held_out
 
 log = logging.getLogger(__name__)
 
@@ -86,7 +87,8 @@ def _offer_one(unit: PlanUnit, run: RunRecord, candidate: SourceGroup) -> str:
     if offered is None:
         return GroupReason.INCOMPLETE_GROUP
     is_of_sessions = is_recorded_run(candidate.source_run_id)
-    reason = why_sessions_unfit(offered) if is_of_sessions else _why_unfit(unit, run, candidate, offered)
+    is_apart = is_of_sessions or candidate.source_run_id == run.run_id
+    reason = why_held_out(offered) if is_apart else _why_unfit(unit, run, candidate, offered)
     if not reason:
         unit.announce_offered(run, offered)
     return reason
@@ -106,6 +108,8 @@ def _offer_of(unit: PlanUnit, run: RunRecord, candidate: SourceGroup) -> Offer |
     """None when the plan does not have the evaluation or its group."""
     if is_recorded_run(candidate.source_run_id):
         return offer_of_sessions(unit, run, candidate)
+    if candidate.source_run_id == run.run_id:
+        return offer_of_proposals(unit, run, candidate.group_id)
     source, group = unit.source_groups.source_run(candidate.source_run_id), unit.group(candidate.group_id)
     if source is None or group is None:
         return None
@@ -147,6 +151,9 @@ def settle_offer(unit: PlanUnit, run: RunRecord, fact: GroupSettled) -> None:
         return
     if group.state is SourceGroupState.OFFERED or (is_released and is_trained):
         unit.source_groups.update([_settled(unit, run, group, fact)])
+        proposed = unit.group(group.group_id) if group.source_run_id == run.run_id else None
+        if proposed is not None:
+            note_closed(unit, run, proposed.taskset, fact.outcome)
 
 
 def _settled(unit: PlanUnit, run: RunRecord, group: SourceGroup, fact: GroupSettled) -> SourceGroup:
@@ -167,12 +174,14 @@ def announce_released(unit: PlanUnit, run: RunRecord) -> int:
     offered = unit.source_groups.offered(run.run_id)
     unit.prefetch([candidate.group_id for candidate in offered])
     for candidate in offered:
-        is_of_sessions = is_recorded_run(candidate.source_run_id)
-        rows = (
-            unit.sessions.members(run.run_id, candidate.group_id)
-            if is_of_sessions
-            else rewarded(unit.members(candidate.group_id))
-        )
-        members = [row.episode_id for row in rows]
+        members = [row.episode_id for row in _offered_members(unit, run, candidate)]
         unit.announce_settled(run, candidate.group_id, members, candidate.source_run_id)
     return len(offered)
+
+
+def _offered_members(unit: PlanUnit, run: RunRecord, candidate: SourceGroup) -> Sequence[EpisodeRow]:
+    if is_recorded_run(candidate.source_run_id):
+        return unit.sessions.members(run.run_id, candidate.group_id)
+    if candidate.source_run_id == run.run_id:
+        return paid_members(unit, run, candidate.group_id)
+    return rewarded(unit.members(candidate.group_id))

@@ -8,7 +8,7 @@ import logging
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
-from typing import Final, TypeVar
+from typing import Final
 
 from episodes import GroupOutcome, Purpose
 from identities.entities import group_id
@@ -35,7 +35,9 @@ from scenario_runner.domain.runs import (
     RunRecord,
     RunState,
 )
+from scenario_runner.domain.self_play import roles
 from scenario_runner.domain.sources import with_body
+from scenario_runner.usecases import new_tasks, self_play
 from scenario_runner.usecases.completed_steps import (
     believed_step,
     note_tracked,
@@ -61,15 +63,15 @@ from scenario_runner.usecases.futile_runs import (
     settled_without_step,
 )
 from scenario_runner.usecases.guiding import guide_after
-from scenario_runner.usecases.mixing import note_graded
+from scenario_runner.usecases.mixing import has_solution, note_graded
 from scenario_runner.usecases.new_groups import add_groups, episode_of, num_wanted
 from scenario_runner.usecases.next_tasks import next_tasks
 from scenario_runner.usecases.offering import add_waiting, settle_offer
 from scenario_runner.usecases.overdue import OVERDUE, dispatched_too_long_ago
 from scenario_runner.usecases.revisions import take_revision
+from scenario_runner.usecases.usage import with_usage
 
 log = logging.getLogger(__name__)
-R = TypeVar("R", RunRecord, EpisodeRow)
 _CLOCKS_DIFFER: Final = timedelta(seconds=60)
 """At most, the planner's and that of the bus."""
 
@@ -94,9 +96,7 @@ def plan_more(unit: PlanUnit, run_id: str, rules: PlanRules) -> int:
     if run is None:
         return 0
     count = min(num_wanted(unit, run, rules.eval_episodes_in_flight), rules.groups_per_transaction)
-    if count:
-        _add_groups(unit, take_revision(unit, run), count)
-    return count
+    return _add_groups(unit, take_revision(unit, run), count) if count else 0
 
 
 def apply_facts(unit: PlanUnit, facts: Iterable[Fact]) -> set[str]:
@@ -111,7 +111,7 @@ def apply_facts(unit: PlanUnit, facts: Iterable[Fact]) -> set[str]:
             continue
         _apply(unit, run, fact)
         touched.add(run.run_id)
-    for run_id in sorted(settled_without_step(facts)):
+    for run_id in sorted(settled_without_step(facts) | _that_play_themselves(unit, touched)):
         end_if_nothing_to_learn(unit, run_id)
     for run_id in sorted(touched):
         pause_if_failing(unit, run_id)
@@ -119,12 +119,18 @@ def apply_facts(unit: PlanUnit, facts: Iterable[Fact]) -> set[str]:
     return touched
 
 
+def _that_play_themselves(unit: PlanUnit, run_ids: Iterable[str]) -> set[str]:
+    """Runs whose groups may end without a fact of a trainer: what they propose cannot be played."""
+    runs = [unit.run(run_id) for run_id in run_ids]
+    return {run.run_id for run in runs if run is not None and roles(run.spec) is not None}
+
+
 def _apply(unit: PlanUnit, run: RunRecord, fact: Fact) -> None:
     match fact:
         case Graded():
-            _on_graded(unit, _with_usage(unit, run, fact), fact)
+            _on_graded(unit, with_usage(unit, run, fact), fact)
         case Failed():
-            _on_failed(unit, _with_usage(unit, run, fact), fact)
+            _on_failed(unit, with_usage(unit, run, fact), fact)
         case GroupSettled() if fact.source_run_id:
             settle_offer(unit, run, fact)
         case GroupSettled():
@@ -213,7 +219,7 @@ def _dispatch_lost(unit: PlanUnit, run: RunRecord, none_queued_before: datetime)
         unit.dispatch_again(run, episode)
 
 
-def _add_groups(unit: PlanUnit, run: RunRecord, count: int) -> None:
+def _add_groups(unit: PlanUnit, run: RunRecord, count: int) -> int:
     groups = [
         GroupRow(
             group_id=group_id(run.run_id, task.position),
@@ -222,30 +228,13 @@ def _add_groups(unit: PlanUnit, run: RunRecord, count: int) -> None:
             task_position=task.task_position,
             expected_members=run.spec.group_size,
             taskset=task.taskset,
+            new_task=task.new_task,
         )
         for task in next_tasks(unit, run, count)
     ]
-    add_groups(unit, run, groups)
-
-
-def _with_usage(unit: PlanUnit, run: RunRecord, fact: Graded | Failed) -> RunRecord:
-    """The run with the seconds of an episode, whatever its state. Each episode counts once, with the first
-    fact that says them."""
-    episode = unit.episode(fact.episode_id)
-    if episode is None:
-        return run
-    engine_s = 0.0 if episode.engine_s else fact.engine_s
-    environment_s = 0.0 if episode.environment_s else fact.environment_s
-    if not (engine_s or environment_s):
-        return run
-    unit.update_episode(_plus(episode, engine_s, environment_s))
-    counted = _plus(run, engine_s, environment_s)
-    unit.update_run(counted)
-    return counted
-
-
-def _plus(row: R, engine_s: float, environment_s: float) -> R:
-    return replace(row, engine_s=row.engine_s + engine_s, environment_s=row.environment_s + environment_s)
+    num_now = self_play.num_before_proposers(unit, run, groups)
+    add_groups(unit, run, groups[:num_now])
+    return num_now
 
 
 def _on_graded(unit: PlanUnit, run: RunRecord, fact: Graded) -> None:
@@ -259,7 +248,7 @@ def _on_graded(unit: PlanUnit, run: RunRecord, fact: Graded) -> None:
 
 
 def _grade(unit: PlanUnit, run: RunRecord, episode: EpisodeRow, fact: Graded) -> None:
-    is_final = run.spec.purpose is Purpose.EVAL
+    is_final = run.spec.purpose is Purpose.EVAL or self_play.is_proposer(unit, run, episode)
     graded = replace(
         episode,
         state=EpisodeState.EVALUATED if is_final else EpisodeState.GRADED,
@@ -267,6 +256,8 @@ def _grade(unit: PlanUnit, run: RunRecord, episode: EpisodeRow, fact: Graded) ->
         detail=fact.detail[:MAX_DETAIL_CHARS],
         reward=fact.reward,
         success=fact.success,
+        shadow=fact.shadow,
+        guidance_kinds=",".join(fact.guidance_kinds),
         num_turns=fact.num_turns,
         oldest_version=fact.oldest_version,
         newest_version=fact.newest_version,
@@ -276,8 +267,13 @@ def _grade(unit: PlanUnit, run: RunRecord, episode: EpisodeRow, fact: Graded) ->
     if fact.body is not None:
         graded = with_body(graded, fact.body, fact.stop_reason)
     unit.update_episode(graded)
+    self_play.note_graded(unit, run, graded)
     ended = run.ended(ENDED)
-    if not episode.guided_after:  # what is done with guidance is not what the policy can do
+    # What is done with guidance, on harder or easier tasks, or on tasks without a solution is not what the
+    # policy can do on the taskset.
+    if episode.new_task is not None and not episode.guided_after:
+        new_tasks.note_graded(unit, run.run_id, episode.new_task, success=fact.success)
+    elif not episode.guided_after and has_solution(unit, run, episode):
         ended = replace(
             ended,
             num_graded=run.num_graded + 1,
@@ -342,6 +338,7 @@ def _close_if_empty(unit: PlanUnit, run_id: str, group_id: str) -> None:
     """A group without unsettled members is over: all of an evaluation's, and one of which every member
     failed.
     """
+    self_play.note_ended(unit, run_id, group_id)
     group = unit.group(group_id)
     if group is None or not group.is_open or any(row.is_unsettled for row in unit.members(group_id)):
         return
@@ -371,6 +368,7 @@ def _on_group_settled(unit: PlanUnit, run: RunRecord, fact: GroupSettled) -> Non
     if not group.num_graded:
         end_if_only_failures(unit, run.run_id)
     guide_after(unit, group, fact)
+    new_tasks.order_after(unit, group, outcome)
     if is_trained:
         end_with_last_step(unit, unit.run(run.run_id) or run)
 

@@ -25,6 +25,7 @@ from scenario_runner.usecases.revisions import store
 from service_kit.errors import InvalidRequest
 from upcycle.environment.deployed import deployed_digest
 from upcycle.errors import SourceRefused, TasksetInvalid
+from upcycle.impossible_tasks import IMPOSSIBLE_FAMILY
 from upcycle.revision_names import REVISION_SUFFIX, plain_name
 from upcycle.shipped import only_measures
 from upcycle.task_rows import canonical_args, check_name, task_digest
@@ -74,7 +75,8 @@ class RegisterTaskset:
         spellings = await asyncio.to_thread(spellings_of, checked, description)
         checked = replace(checked, spellings=spellings)
         turn = f"taskset {checked.name}"  # not the planner's: 100,000 tasks take half a minute
-        return await self._plan.transact(lambda unit: store(unit, checked), turn=turn)
+        digest = description.source_digest
+        return await self._plan.transact(lambda unit: _stored(unit, checked, digest), turn=turn)
 
     def _checked(self, taskset: RegisteredTaskset) -> RegisteredTaskset:
         check_name("taskset.name", taskset.name)
@@ -92,6 +94,7 @@ class RegisterTaskset:
         tasks = tuple(_checked_task(task, source.name) for task in taskset.tasks)
         if taskset.split is Split.TRAIN:
             check_none_only_measures(source.name, tasks)
+            _check_none_impossible(tasks)
         seen: set[str] = set()
         for task in tasks:
             if task.slug in seen:
@@ -131,6 +134,13 @@ class RegisterTaskset:
         return replace(source, path=str(path))
 
 
+def _stored(unit: PlanUnit, taskset: RegisteredTaskset, source_digest: str) -> tuple[RegisteredTaskset, bool]:
+    """In one transaction with the order to search it for leaks, so that none is forgotten."""
+    registered, is_new = store(unit, taskset)
+    unit.checks.want_scan(registered.key, source_digest)
+    return registered, is_new
+
+
 def _check_is_deployed(source: PythonEnvironment | TcpEnvironment) -> None:
     if isinstance(source, TcpEnvironment) or not _is_deployed(source.path):
         where = source.url if isinstance(source, TcpEnvironment) else source.path
@@ -161,9 +171,13 @@ def no_such_taskset(unit: PlanUnit, name: str) -> NotFound:
     """The refusal of a name, with the nearest one."""
     known = [taskset.name for taskset in unit.tasksets()]
     near = get_close_matches(plain_name(name), known, n=1)
-    hint = f"did you mean {near[0]!r}? " if near and near[0] != name else ""
-    there = f"{', '.join(known[:_SHOWN])}{', …' if len(known) > _SHOWN else ''}" or "none"
-    return NotFound(f"no taskset {name!r} is registered; {hint}it has {there}")
+    hint = f"did you mean {near[0]!r}? There are" if near and near[0] != name else "there are"
+    if not known:
+        return NotFound(
+            f"no taskset {name!r} is registered, and no other; register one: upcycle sync tasks FILE"
+        )
+    there = f"{', '.join(known[:_SHOWN])}{', …' if len(known) > _SHOWN else ''}"
+    return NotFound(f"no taskset {name!r} is registered; {hint}: {there}")
 
 
 def check_none_only_measures(environment: str, tasks: Sequence[RunnableTask]) -> None:
@@ -173,6 +187,15 @@ def check_none_only_measures(environment: str, tasks: Sequence[RunnableTask]) ->
             raise InvalidRequest(
                 f"task {task.slug!r} is of benchmark {environment}, whose tasks only measure; make the split "
                 "held_out"
+            )
+
+
+def _check_none_impossible(tasks: Sequence[RunnableTask]) -> None:
+    for task in tasks:
+        if task.family == IMPOSSIBLE_FAMILY:
+            raise InvalidRequest(
+                f"task {task.slug!r} is of family {IMPOSSIBLE_FAMILY!r}: it has no solution, so training "
+                "would pay for hacks alone; make the split held_out"
             )
 
 

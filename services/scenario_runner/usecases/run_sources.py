@@ -1,5 +1,5 @@
 """The code that judges a run: kept at submit, refused where a tool needs more time than an episode has, or
-where it gives no guidance that the run asks for."""
+where it gives no guidance, or makes no new tasks, that the run asks for."""
 
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
@@ -10,12 +10,13 @@ from service_kit.errors import InvalidRequest
 from upcycle.environment.server_secrets import REFERENCE_BEGINS
 from upcycle.environment.source_files import SourceFiles
 from upcycle.run_config.names import ON_FAILURE
+from upcycle.run_config.self_play import Roles
 
 FilesNow = Callable[[EnvironmentSource], Awaitable[SourceFiles | None]]
 Describe = Callable[[EnvironmentSource], Awaitable[EnvironmentDescription]]
 KeepRunSource = Callable[[EnvironmentSource, int], Awaitable[str]]
 """Of an environment and the episodes' deadline in seconds: the digest of the kept source."""
-GuidanceCheck = Callable[[EnvironmentSource, Sequence[str]], Awaitable[None]]
+ScenariosCheck = Callable[[EnvironmentSource, Sequence[str]], Awaitable[None]]
 """Of an environment and the scenarios that a run plays."""
 OpensCheck = Callable[[EnvironmentSource], Awaitable[object]]
 """Of an environment: loads it, or connects to it. Raises EnvironmentBroken."""
@@ -80,7 +81,49 @@ class CheckGuidance:
             )
 
 
-async def _unknown_guidance(source: EnvironmentSource, scenarios: Sequence[str]) -> None:
+class CheckGenerators:
+    """Refuse a run with new tasks over an environment of which a scenario declares no generator."""
+
+    def __init__(self, describe: Describe) -> None:
+        self._describe = describe
+
+    async def __call__(self, source: EnvironmentSource, scenarios: Sequence[str]) -> None:
+        """scenarios: that the run plays. Raises EnvironmentBroken, InvalidRequest."""
+        environment = await self._describe(source)
+        without = sorted(set(scenarios) - environment.generating)
+        if without:
+            raise InvalidRequest(
+                f"spec.training.new_tasks is set, and of environment {environment.name!r} the scenario "
+                f"{without[0]!r} declares no generator: write @{without[0]}.generator in its file, or leave "
+                "the option out"
+            )
+
+
+class CheckProposers:
+    """Refuse a run that plays against itself over an environment of which no scenario proposes tasks of the
+    other."""
+
+    def __init__(self, describe: Describe) -> None:
+        self._describe = describe
+
+    async def __call__(self, source: EnvironmentSource, roles: Roles) -> None:
+        """Raises EnvironmentBroken, InvalidRequest."""
+        environment = await self._describe(source)
+        declared = environment.proposers
+        if declared.get(roles.solver) != roles.proposer:
+            pairs = ", ".join(f"{proposer}:{solver}" for solver, proposer in sorted(declared.items()))
+            raise InvalidRequest(
+                f"spec.training.self_play is '{roles.proposer}:{roles.solver}', and environment "
+                f"{environment.name!r} declares {pairs or 'no scenario that proposes tasks of another'}: "
+                f"write @{roles.solver}.proposed_by({roles.proposer}) in its file, or leave the option out"
+            )
+
+
+async def _unknown_proposers(source: EnvironmentSource, roles: Roles) -> None:
+    pass
+
+
+async def _unknown_scenarios(source: EnvironmentSource, scenarios: Sequence[str]) -> None:
     pass
 
 
@@ -95,11 +138,14 @@ async def _unknown_source(source: EnvironmentSource, deadline_s: int) -> str:
 @dataclass(frozen=True, slots=True)
 class SourceChecks:
     """What is asked of the environments of a run at its submission. keep: see KeepSource. guides: see
-    CheckGuidance. opens: asked of each environment of a run that plays several."""
+    CheckGuidance. opens: asked of each environment of a run that plays several. generates: see
+    CheckGenerators. proposes: see CheckProposers."""
 
     keep: KeepRunSource = _unknown_source
-    guides: GuidanceCheck = _unknown_guidance
+    guides: ScenariosCheck = _unknown_scenarios
     opens: OpensCheck = _unknown_opening
+    generates: ScenariosCheck = _unknown_scenarios
+    proposes: Callable[[EnvironmentSource, Roles], Awaitable[None]] = _unknown_proposers
 
 
 UNKNOWN_SOURCES: Final = SourceChecks()

@@ -130,6 +130,7 @@ def offer_of_sessions(unit: PlanUnit, run: RunRecord, candidate: SourceGroup) ->
     )
 
 
-def why_sessions_unfit(offered: Offer) -> str:
-    """Why sessions that waited may not train after all; empty when they may."""
+def why_held_out(offered: Offer) -> str:
+    """Why a group whose task was training data when it began to wait may not train after all; empty when it
+    may."""
     return GroupReason.NONE if offered.split is Split.TRAIN else GroupReason.HELD_OUT

@@ -2,7 +2,7 @@
 
 import logging
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import timedelta
 from typing import TypeVar
 
@@ -11,7 +11,7 @@ from pydantic import ValidationError
 from episodes import Purpose, Split
 from scenario_runner.adapters.sql_plan import PlanUnit, SqlPlan
 from scenario_runner.domain.environments import EnvironmentBroken
-from scenario_runner.domain.mixes import rows_of, tasksets_of
+from scenario_runner.domain.mixes import rows_of
 from scenario_runner.domain.recorded_sessions import GradedSession
 from scenario_runner.domain.runs import (
     OPEN_RUN_STATES,
@@ -22,14 +22,14 @@ from scenario_runner.domain.runs import (
     RunState,
     RunView,
 )
+from scenario_runner.domain.self_play import roles
 from scenario_runner.domain.tasksets import RegisteredTaskset, RunnableTask
 from scenario_runner.ports import RecordedSessions, Registry
 from scenario_runner.usecases.ending import conclude, end_run, stop_early
-from scenario_runner.usecases.gates import check_gate
 from scenario_runner.usecases.next_tasks import num_groups
 from scenario_runner.usecases.planning import pause, resume
-from scenario_runner.usecases.registering import no_such_taskset
 from scenario_runner.usecases.run_sources import UNKNOWN_SOURCES, SourceChecks
+from scenario_runner.usecases.run_tasksets import check_tasksets
 from scenario_runner.usecases.session_groups import take_sessions
 from scenario_runner.usecases.source_runs import take_sources
 from scenario_runner.usecases.views import RunViews, find_run, view_of
@@ -37,7 +37,6 @@ from service_kit.errors import InvalidRequest
 from upcycle.run_config import RunSpec, reasons_of
 from upcycle.run_config.names import ON_FAILURE
 from upcycle.session_query import parse_sessions
-from upcycle.tracking import parse_tracked
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -131,12 +130,35 @@ class SubmitRun:
         tasksets = await self._plan.read(lambda unit: check_tasksets(unit, spec))
         for taskset in tasksets if spec.mix else ():
             await self._playable(taskset, self._sources.opens(taskset.source))
+        await self._check_proposers(spec, tasksets)
         return tuple([await self._playable(one, self._kept_source(spec, one)) for one in tasksets])
 
+    async def _check_proposers(self, spec: RunSpec, tasksets: Sequence[RegisteredTaskset]) -> None:
+        played = roles(spec)
+        if played is None:
+            return
+        proposing = [one for one in tasksets if played.proposer in await self._scenarios(one)]
+        if not proposing:
+            raise InvalidRequest(
+                f"spec.training.self_play names the proposer {played.proposer!r}, and no taskset of the run "
+                "has a task of that scenario: add some to a taskset, or leave the option out"
+            )
+        for taskset in proposing:
+            await self._playable(taskset, self._sources.proposes(taskset.source, played))
+
+    async def _scenarios(self, taskset: RegisteredTaskset) -> Sequence[str]:
+        return await self._plan.read(lambda unit: unit.scenarios(taskset.key))
+
     async def _kept_source(self, spec: RunSpec, taskset: RegisteredTaskset) -> str:
-        if spec.training is not None and spec.training.guidance == ON_FAILURE:
-            scenarios = await self._plan.read(lambda unit: unit.scenarios(taskset.key))
-            await self._sources.guides(taskset.source, scenarios)
+        asked = spec.training
+        guides = asked is not None and asked.guidance == ON_FAILURE
+        generates = asked is not None and asked.new_tasks != "off"
+        if guides or generates:
+            scenarios = await self._scenarios(taskset)
+            if guides:
+                await self._sources.guides(taskset.source, scenarios)
+            if generates:
+                await self._sources.generates(taskset.source, scenarios)
         return await self._sources.keep(taskset.source, spec.episode_deadline_s)
 
     async def _playable(self, taskset: RegisteredTaskset, answer: Awaitable[T]) -> T:
@@ -153,32 +175,47 @@ class SubmitRun:
         if known is not None:
             return known
         tasksets = check_tasksets(unit, spec)
-        taskset = tasksets[0]
         _refuse_second_training(unit, spec)
-        if taskset.split is Split.AUDIT:
-            _open_audit(unit, taskset, self._limits.max_audits, asked.run_id)
-        spec = _in_steps(spec, taskset.num_tasks)
         run = RunRecord(
             run_id=asked.run_id,
             request_id=request_id,
             spec=spec,
-            split=taskset.split,
-            taskset=taskset.key,
-            taskset_revision=taskset.revision,
-            taskset_digest=taskset.digest,
+            split=Split.TRAIN,
+            taskset_digest="",
             state=RunState.RUNNING,
             submitted_at=unit.now,
-            num_tasks=num_groups(unit, spec, taskset),
-            source_digest=asked.source_digests[0],
+            num_tasks=0,
             trace_id=trace.trace_id,
             trace=trace.headers,
         )
+        if tasksets:
+            run = self._over(unit, run, tasksets[0], asked.source_digests[0])
+        else:
+            unit.refer_to_no_taskset()
         unit.add_run(run)
         unit.mixes.add(rows_of(run.run_id, tasksets, asked.source_digests) if spec.mix else ())
         take_sources(unit, run, asked.head_version)
         take_sessions(unit, run, asked.sessions, asked.head_version, self._limits.gather)
         unit.announce_submitted(run)
         return view_of(unit, run)
+
+    def _over(
+        self, unit: PlanUnit, run: RunRecord, taskset: RegisteredTaskset, source_digest: str
+    ) -> RunRecord:
+        """The run with what its own taskset says of it."""
+        if taskset.split is Split.AUDIT:
+            _open_audit(unit, taskset, self._limits.max_audits, run.run_id)
+        spec = _in_steps(run.spec, taskset.num_tasks)
+        return replace(
+            run,
+            spec=spec,
+            split=taskset.split,
+            taskset=taskset.key,
+            taskset_revision=taskset.revision,
+            taskset_digest=taskset.digest,
+            num_tasks=num_groups(unit, spec, taskset),
+            source_digest=source_digest,
+        )
 
 
 class Runs:
@@ -210,17 +247,18 @@ class Runs:
                     f"{run.removed_at:%Y-%m-%d %H:%M} UTC: {why}; its totals are kept"
                 )
             rows = unit.results(run.run_id)
-            tasks = {
-                key: unit.tasks(key, [row.task_position for row in rows if row.taskset == key])
-                for key in {row.taskset for row in rows}
-            }
-            return [(row, tasks[row.taskset][row.task_position]) for row in rows]
+            unit.read_tasks_of(rows)
+            return [(row, unit.task_of(row)) for row in rows]
 
         return await self._plan.read(read)
 
-    async def list(self, limit: int, model: str) -> list[RunView]:
-        """Newest first."""
-        return await self._plan.read(lambda unit: [view_of(unit, run) for run in unit.runs(limit, model)])
+    async def list(self, limit: int, model: str, *, asked_for: bool = False) -> list[RunView]:
+        """Newest first. asked_for: none that gate, watch or tracking ordered."""
+
+        def read(unit: PlanUnit) -> list[RunView]:
+            return [view_of(unit, run) for run in unit.runs(limit, model, asked_for=asked_for)]
+
+        return await self._plan.read(read)
 
     async def unfinished(self, model: str) -> Sequence[RunView]:
         """Runs that are not over, oldest first; empty model: of any."""
@@ -288,68 +326,8 @@ def _refuse_ending(run: RunRecord, what: str) -> None:
         raise Refused(f"{run.run_id} is {run.state.value} and cannot {what}")
 
 
-def check_tasksets(unit: PlanUnit, spec: RunSpec) -> list[RegisteredTaskset]:
-    """The tasksets of the run, its own one first. Raises NotFound, and Refused where other tasks than those
-    of split train would train, or others than held-out ones judge.
-    """
-    tasksets = [_registered(unit, name) for name in tasksets_of(spec)]
-    taskset = tasksets[0]
-    for one in tasksets if spec.purpose is Purpose.TRAIN else ():
-        _refuse_untrainable(spec, one)
-    if spec.trainable and taskset.split.never_trains:
-        what = "held out" if taskset.split is Split.HELD_OUT else "for audits"
-        raise Refused(
-            f"taskset {taskset.name!r} is {what}: its episodes never train; leave spec.trainable out"
-        )
-    judges = _registered(unit, spec.gate.taskset) if spec.gate is not None else None
-    if judges is not None and judges.split is not Split.HELD_OUT:
-        raise Refused(
-            f"gate taskset {judges.name!r} is of split {judges.split.value}; a gate judges on held-out tasks "
-            "only: register some under another name with split held_out"
-        )
-    if judges is not None and spec.gate is not None:
-        check_gate(unit, spec.gate, judges)
-    _check_tracked(unit, spec)
-    return tasksets
-
-
-def _refuse_untrainable(spec: RunSpec, taskset: RegisteredTaskset) -> None:
-    if taskset.split is Split.UNASSIGNED:
-        raise Refused(
-            f"taskset {taskset.name!r} is unassigned: it neither trains nor judges; register its tasks under "
-            "another name with split train"
-        )
-    if taskset.split is Split.AUDIT:
-        raise Refused(
-            f"taskset {taskset.name!r} is for audits: it neither trains nor gates; train on a taskset of "
-            "split train"
-        )
-    if taskset.split is not Split.TRAIN:
-        raise Refused(
-            f"taskset {taskset.name!r} is held out: it never trains; measure it: "
-            f"upcycle eval {taskset.name} {spec.policy.model}, or name it in --gate"
-        )
-
-
-def _check_tracked(unit: PlanUnit, spec: RunSpec) -> None:
-    for text in spec.track:
-        followed = _registered(unit, parse_tracked(text).taskset)
-        if followed.split is not Split.HELD_OUT:
-            raise Refused(
-                f"tracked taskset {followed.name!r} is of split {followed.split.value}; a run is followed on "
-                "held-out tasks only: register some under another name with split held_out"
-            )
-
-
-def _registered(unit: PlanUnit, name: str) -> RegisteredTaskset:
-    taskset = unit.taskset(name)
-    if taskset is None:
-        raise no_such_taskset(unit, name)
-    return taskset
-
-
 def _open_audit(unit: PlanUnit, taskset: RegisteredTaskset, limit: int, run_id: str) -> None:
-    """Whoever looks often enough at the same tasks, and keeps what looks best, has selected on them."""
+    """Looking often enough at the same tasks, and keeping what looks best, selects on them."""
     num_before = unit.catalog.num_audits(taskset.name)
     if num_before >= limit:
         raise Refused(

@@ -43,7 +43,8 @@ def _end_if_used_up(unit: PlanUnit, run: RunRecord, load: SourceLoad) -> None:
     if training is None or not run.spec.no_sampling or not (run.spec.source_runs or run.spec.sessions):
         return
     ends_at = sessions_end_at(unit, run)
-    if (ends_at is None and not training.steps) or (ends_at is not None and unit.now < ends_at):
+    goes_on = ends_at is None and not training.steps and bool(run.spec.taskset)
+    if goes_on or (ends_at is not None and unit.now < ends_at):
         return
     if load.offered >= training.prompts_per_step or evaluations_under_way(unit, run):
         return

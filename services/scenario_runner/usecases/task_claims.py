@@ -5,7 +5,7 @@ Claims are made in the transaction that registers a taskset, and before an inter
 """
 
 import re
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Final
 
 from episodes import Split
@@ -64,6 +64,18 @@ def _claim(unit: PlanUnit, digests: set[str], claimed_by: str, source_run_ids: s
             "it must never train; leave its trajectories out"
         )
     return sum(split is Split.UNASSIGNED for split in before.values())
+
+
+def claim_generated(unit: PlanUnit, digests: Collection[str], run_id: str) -> TaskClaim | None:
+    """Make a new task of a run training data, however it is written. Returns the claim of one that never
+    trains, and claims nothing then. Raises Refused where another transaction puts it there meanwhile."""
+    sides = unit.splits(digests)
+    if all(not side.never_trains for side in sides.values()):
+        against = unit.claim(digests, Split.TRAIN, f"new task of {run_id}")
+        if against is None:
+            return None
+        raise Refused(f"task {against.digest[:12]}… was just claimed by {against.claimed_by}")
+    return unit.claimed(min(digest for digest, side in sides.items() if side.never_trains))
 
 
 def claim_for(unit: PlanUnit, taskset: RegisteredTaskset) -> None:

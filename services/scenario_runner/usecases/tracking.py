@@ -20,6 +20,7 @@ from scenario_runner.usecases.submitting import TraceContext
 from service_kit.errors import InvalidRequest
 from service_kit.loops import one_piece
 from upcycle.errors import Unavailable
+from upcycle.impossible_tasks import IMPOSSIBLE_FAMILY
 from upcycle.run_config import PolicyChoice, RunSpec
 from upcycle.tracking import why_ended
 
@@ -140,13 +141,15 @@ def _ended(unit: PlanUnit, row: TrackedRow, played: RunRecord) -> TrackedRow:
 
 def _outcomes(unit: PlanUnit, played: RunRecord) -> dict[str, tuple[str, int, int]]:
     """Family, successes and attempts by task, of what was graded; what infrastructure lost is missing, and a
-    guided attempt shows nothing."""
+    guided attempt shows nothing. A task without a solution has no rate."""
     results = [row for row in unit.results(played.run_id) if not row.guided_after]
     rows = [row for row in results if row.state is EpisodeState.EVALUATED]
     tasks = unit.tasks(played.taskset, [row.task_position for row in rows])
     found: dict[str, tuple[str, int, int]] = {}
     for row in rows:
         task = tasks[row.task_position]
+        if task.family == IMPOSSIBLE_FAMILY:
+            continue
         _, won, attempts = found.get(task.slug, (task.family, 0, 0))
         found[task.slug] = (task.family, won + row.success, attempts + 1)
     return found

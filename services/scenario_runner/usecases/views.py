@@ -10,6 +10,7 @@ from scenario_runner.domain.learning import alarm, is_worth_an_alarm
 from scenario_runner.domain.mixes import gives_nothing, idle_text
 from scenario_runner.domain.runs import OPEN_RUN_STATES, NotFound, RunRecord, RunView
 from scenario_runner.usecases.mixing import mix_of
+from scenario_runner.usecases.new_tasks import report_of
 from scenario_runner.usecases.supply import source_reports, with_offers
 from upcycle.run_config import Training
 from upcycle.run_config.names import BATCH_BASELINE
@@ -28,9 +29,11 @@ def find_run(unit: PlanUnit, run_id: str) -> RunRecord:
     run = unit.run(run_id)
     if run is None:
         newest = unit.catalog.newest_runs(_LOOKED_AT)
+        if not newest:
+            raise NotFound(f"no run {run_id!r}: there is none yet; submit one with `upcycle eval`")
         near = get_close_matches(run_id, newest, n=1, cutoff=0.75)
         hint = f"did you mean {near[0]!r}? " if near else ""
-        raise NotFound(f"no run {run_id!r}; {hint}the newest are {', '.join(newest[:3]) or 'none'}")
+        raise NotFound(f"no run {run_id!r}; {hint}the newest are {', '.join(newest[:3])}")
     return run
 
 
@@ -56,7 +59,8 @@ def view_of(unit: PlanUnit, run: RunRecord, notices: NoticeCache | None = None) 
     if run.spec.training.single_sessions == BATCH_BASELINE:
         singles = unit.sessions.singles(run.run_id)
         reports = tuple(replace(one, single=singles.get(one.run_id, 0)) for one in reports)
-    return RunView(run, with_offers(counts, tallies), reports, notice, tracked, mix)
+    new_tasks = None if is_removed else report_of(unit, run)  # their rows go with those of the groups
+    return RunView(run, with_offers(counts, tallies), reports, notice, tracked, mix, new_tasks)
 
 
 def _notice(unit: PlanUnit, run: RunRecord, training: Training, known: NoticeCache) -> str:

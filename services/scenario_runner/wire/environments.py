@@ -33,6 +33,9 @@ def opened_to_wire(opened: Opened, address: str) -> pb.OpenResponse:
         source_digest=opened.source_digest,
         first_state=state_to_wire(opened.first_state),
         guidance=opened.guidance,
+        guidance_parts=[
+            trajectory_pb2.GuidancePart(kind=kind, text=text) for kind, text in opened.guidance_parts.items()
+        ],
     )
 
 

@@ -10,6 +10,7 @@ from episodes import (
     EpisodeIdentity,
     GroupOutcome,
     GroupReason,
+    Purpose,
     identity_to_wire,
     policy_failure,
 )
@@ -17,6 +18,7 @@ from episodes.identity import PURPOSE_NUMBERS, SPLIT_NUMBERS
 from identities.entities import parse_group_id, trajectory_id
 from scenario_runner.domain.plan import episode_seed, visit_of
 from scenario_runner.domain.runs import Counts, EpisodeRow, GroupRow, RunRecord, RunState
+from scenario_runner.domain.self_play import proposes
 from scenario_runner.domain.sources import Offer
 from scenario_runner.domain.tasksets import RunnableTask
 from scenario_runner.wire import runs as wire
@@ -40,7 +42,8 @@ def episode_identity(run: RunRecord, episode: EpisodeRow, task: RunnableTask) ->
             member=episode.member,
             group_size=run.spec.group_size,
             model=run.spec.policy.model,
-            purpose=run.spec.purpose,
+            # A proposal is graded as an evaluation's episode is, and trains in the group that is offered.
+            purpose=Purpose.EVAL if proposes(run.spec, task.scenario, episode.new_task) else run.spec.purpose,
             split=episode.split,
             task_slug=task.slug,
             task_digest=task.digest,
@@ -79,6 +82,7 @@ def trajectory_graded(
         usage=common_pb2.Usage(engine_s=episode.engine_s, environment_s=episode.environment_s),
         failure=policy_failure(episode.reason, episode.detail) if episode.reason in ATTRIBUTABLE else None,
         graded_at=timestamp(episode.graded_at) if episode.graded_at is not None else None,
+        guidance_kinds=episode.guidance_kinds.split(",") if episode.guidance_kinds else (),
     )
 
 

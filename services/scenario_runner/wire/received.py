@@ -6,10 +6,12 @@ from blob_store import BlobRef
 from blob_store import ref as blob_ref
 from event_bus import Delivery
 from identities.entities import episode_of
+from reward_monitors.reading import Node, shadow_of
 from scenario_runner.domain.facts import Advanced, Failed, Graded, GroupSettled, SessionFailed, Stopping
 from upcycle.api.common.v1 import common_pb2
 from upcycle.api.taskset.v1 import events_pb2 as taskset
 from upcycle.api.training.v1 import events_pb2 as training
+from upcycle.api.trajectory.v1 import trajectory_pb2
 from upcycle.api.trajectory.v1.events_pb2 import TrajectoryGraded
 
 
@@ -30,7 +32,13 @@ def graded(event: TrajectoryGraded, _: Delivery[Any] | None = None) -> Graded:
         event.usage.environment_s,
         event.failure.kind,
         event.failure.detail,
+        shadow_of([_node(one) for one in event.subscores]),
+        tuple(event.guidance_kinds),
     )
+
+
+def _node(one: trajectory_pb2.Subscore) -> Node:
+    return Node(one.name, one.weight, one.value, [_node(child) for child in one.children])
 
 
 def failed(event: taskset.EpisodeFailed, _: Delivery[Any] | None = None) -> Failed:

@@ -14,6 +14,8 @@ from scenario_runner.domain.runs import Counts, EpisodeRow, EpisodeState, Prices
 from scenario_runner.domain.source_groups import SourceReport
 from scenario_runner.domain.tasksets import RegisteredTaskset, RunnableTask, TasksetFacts
 from scenario_runner.domain.tracked import alarms, fallen
+from scenario_runner.wire.new_tasks import new_tasks_to_wire
+from scenario_runner.wire.taskset_checks import check_to_wire
 from scenario_runner.wire.tracked import tracked_to_wire
 from service_kit.errors import InvalidRequest
 from upcycle.api.common.v1 import common_pb2
@@ -85,6 +87,7 @@ def facts_to_wire(facts: TasksetFacts) -> taskset_pb2.TasksetSummary:
         splits={side.value: count for side, count in facts.sides.items()},
         source_digest=facts.source_digest,
         registered_at=timestamp(facts.registered_at),
+        checks=map(check_to_wire, facts.checks),
     )
 
 
@@ -164,6 +167,7 @@ def run_to_wire(view: RunView, prices: Prices) -> taskset_pb2.Run:
         mix=map(mixed_to_wire, view.mix),
         groups=run.next_position,
         guided_groups=run.num_guided,
+        new_tasks=None if view.new_tasks is None else new_tasks_to_wire(view.new_tasks),
     )
     if run.finished_at is not None:
         message.finished_at.CopyFrom(timestamp(run.finished_at))
@@ -188,6 +192,7 @@ def mixed_to_wire(report: MixReport) -> taskset_pb2.MixedTaskset:
         reward_mean=row.reward_sum / num,
         success_rate=row.num_successes / num,
         guided_groups=row.num_guided,
+        new_task_groups=row.num_new,
     )
 
 
@@ -229,6 +234,7 @@ def result_to_wire(row: EpisodeRow, task: RunnableTask) -> taskset_pb2.EpisodeRe
         status=_EPISODE_STATUS.get(row.state, taskset_pb2.EPISODE_STATUS_GRADED),
         reward=row.reward,
         success=row.success,
+        shadow=row.shadow,
         failure_kind=row.reason if has_failure else "",
         failure_detail=row.detail if has_failure else "",
         num_turns=row.num_turns,

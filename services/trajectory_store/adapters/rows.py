@@ -2,11 +2,12 @@
 
 from typing import Any, Final
 
-from sqlalchemy import RowMapping
+from sqlalchemy import ColumnElement, RowMapping
 
 from blob_store import BlobRef
 from episodes import EpisodeIdentity
 from episodes.identity import PURPOSE_NUMBERS, PURPOSES, SPLIT_NUMBERS, SPLITS
+from trajectory_store.adapters.tables import EPISODES
 from trajectory_store.domain.facts import (
     Identity,
     LedgerState,
@@ -16,12 +17,13 @@ from trajectory_store.domain.facts import (
 )
 from trajectory_store.domain.ledger import Episode
 from upcycle.api.trajectory.v1.events_pb2 import TrajectoryGraded
+from upcycle.session_labels import Labels
 
 _PARTIAL: Final = ("episode_id", "run_id", "model", "group_id", "tenant")
 _OF_TASK: Final = ("task_slug", "task_digest", "family", "taskset", "guided_after")
 _WHOLE: Final = (*_PARTIAL, "member", "group_size", *_OF_TASK)
 _UNKNOWN: Final[dict[str, Any]] = {
-    "member": 0, "group_size": 0, "purpose": 0, "split": 0, **dict.fromkeys(_OF_TASK, ""),
+    "member": 0, "group_size": 0, "purpose": 0, "split": 0, **dict.fromkeys((*_OF_TASK, "labels"), ""),
 }  # fmt: skip
 _RECORD: Final = (
     "oldest_version",
@@ -69,7 +71,16 @@ def _identity_columns(identity: Identity) -> dict[str, Any]:
     if isinstance(identity, PartialIdentity):
         return _values(identity, _PARTIAL) | _UNKNOWN
     numbers = {"purpose": int(PURPOSE_NUMBERS[identity.purpose]), "split": int(SPLIT_NUMBERS[identity.split])}
-    return _values(identity, _WHOLE) | numbers
+    return _values(identity, _WHOLE) | numbers | {"labels": _between_commas(identity.labels)}
+
+
+def _between_commas(labels: Labels) -> str:
+    return f",{','.join(labels)}," if labels else ""
+
+
+def has_label(label: str) -> ColumnElement[bool]:
+    """Rows of recorded sessions that have this one."""
+    return EPISODES.c.labels.contains(f",{label},", autoescape=True)
 
 
 def _record_columns(record: TrajectoryRecord | None) -> dict[str, Any]:
@@ -103,6 +114,7 @@ def _identity_of(row: RowMapping) -> Identity:
     if not row["purpose"]:
         return PartialIdentity(**{name: row[name] for name in _PARTIAL})
     whole = {name: row[name] for name in _WHOLE}
+    whole["labels"] = tuple(row["labels"].strip(",").split(",")) if row["labels"] else ()
     return EpisodeIdentity(**whole, purpose=PURPOSES[row["purpose"]], split=SPLITS[row["split"]])
 
 

@@ -31,11 +31,12 @@ from identities.entities import (
 )
 from sql_store import Database, enqueue, owned
 from trajectory_store import telemetry
-from trajectory_store.adapters.rows import episode_of, row_of
+from trajectory_store.adapters.rows import episode_of, has_label, row_of
 from trajectory_store.adapters.tables import (
     ALARMS,
     EPISODES,
     FEED,
+    LABELLED,
     LEDGER,
     REMOVED_RUNS,
     UNCHECKED,
@@ -255,11 +256,14 @@ def _conditions(wanted: TrajectoryFilter) -> list[Any]:
 
 def _session_conditions(wanted: TrajectoryFilter) -> Iterator[Any]:
     run_id = EPISODES.c.run_id
-    if wanted.recorded_sessions or wanted.session_group:
+    if wanted.recorded_sessions or wanted.session_group or wanted.labels:
         yield run_id.startswith(RECORDED_RUN, autoescape=True)
     if wanted.session_group:  # as identities.recorded_group_id makes it
         digest = func.substr(EPISODES.c.task_digest, 1, RECORDED_DIGEST_CHARS)
         yield EPISODES.c.group_id == run_id + f"-{wanted.session_group}-" + digest
+    if wanted.labels:
+        yield LABELLED
+    yield from map(has_label, wanted.labels)
     if wanted.graded_since_us is not None:
         yield EPISODES.c.graded_us >= wanted.graded_since_us
     if wanted.graded_before_us is not None:

@@ -11,10 +11,10 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from pydantic import TypeAdapter, ValidationError
-from sqlalchemy import Connection, RowMapping, Table, and_, case, delete, func, or_, select, update
+from sqlalchemy import Connection, RowMapping, Table, and_, case, delete, exists, func, or_, select, update
 from sqlalchemy.dialects import postgresql, sqlite
 
-from identities.tenants import DEFAULT_TENANT
+from identities.tenants import OWN_TENANT
 from reward_monitors import Alarm, MonitorKind, RunMonitors
 from sql_store import Database, owned
 from trajectory_store.adapters.rows import episode_of
@@ -28,7 +28,7 @@ from trajectory_store.adapters.tables import (
     REWARD_ALARMS,
 )
 from trajectory_store.domain.facts import LedgerState
-from trajectory_store.domain.hacks import HACK, KeptAlarm, Review, SeenEpisode, Verdict
+from trajectory_store.domain.hacks import HACK, KeptAlarm, Review, SeenEpisode, SignatureBatch, Verdict
 from trajectory_store.domain.ledger import Episode
 
 log = logging.getLogger(__name__)
@@ -36,8 +36,14 @@ _STATES: Final = TypeAdapter(RunMonitors)
 _KEPT_US: Final = 7 * 24 * 3600 * 1_000_000
 """Monitors of a run that nothing happened in for so long are forgotten."""
 _MAX_ROWS: Final = 1000
+_MAX_BATCHES: Final = 200
 _SAID: Final = ("dismissed_us", "dismissed_by", "note")
-_ENDED: Final = or_(EPISODES.c.graded_us.is_not(None), EPISODES.c.state == int(LedgerState.FAILED))
+_IS_WATCHED: Final = (
+    or_(EPISODES.c.graded_us.is_not(None), EPISODES.c.state == int(LedgerState.FAILED)),
+    EPISODES.c.purpose != 0,
+    EPISODES.c.state != int(LedgerState.CLIENT_GRADED),
+)
+"""Of an episode that the monitors are shown."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,6 +96,18 @@ class SqlMonitors:
         """All of a batch, with its quarantines. False: another replica kept it first, and nothing changed."""
         return await self._db.run(lambda connection: _keep(connection, fresh, seen, runs, now_us))
 
+    async def num_unseen(self, run_ids: Sequence[str], before_us: int) -> int:
+        """Episodes of these runs that ended before a moment, as the index knows, and that no monitor saw."""
+        after = select(MONITOR_CURSOR.c.position).scalar_subquery()
+        is_seen = exists().where(owned(MONITORED, episode_id=EPISODES.c.episode_id)).correlate(EPISODES)
+        ended_us = func.coalesce(EPISODES.c.graded_us, EPISODES.c.updated_us)
+        query = (
+            select(func.count(EPISODES.c.episode_id))
+            .where(owned(EPISODES), EPISODES.c.run_id.in_(run_ids), EPISODES.c.changed > after)
+            .where(*_IS_WATCHED, ended_us < before_us, ~is_seen)
+        )
+        return await self._db.run(lambda connection: int(connection.execute(query).scalar_one()))
+
     async def alarms(self, run_ids: Sequence[str], *, only_open: bool) -> list[KeptAlarm]:
         """Of these runs, or of all; newest first."""
         return await self._db.run(lambda connection: _alarms(connection, run_ids, only_open))
@@ -127,10 +145,50 @@ class SqlMonitors:
             for row in rows
         ]  # fmt: skip
 
+    async def signatures(self, run_id: str) -> list[SignatureBatch]:
+        """Of a run, the largest sums of rewards first."""
+        return await self._db.run(lambda connection: _signatures(connection, run_id))
+
     async def num_confirmed(self, run_id: str, top: int) -> int:
         """Trajectories of a run that somebody reviewed as solved, of those that earned as much as the `top`
         best ones. Quarantined ones are none of them."""
         return await self._db.run(lambda connection: _num_confirmed(connection, run_id, top))
+
+
+def _signatures(connection: Connection, run_id: str) -> list[SignatureBatch]:
+    same = and_(MONITORED.c.tenant == EPISODES.c.tenant, MONITORED.c.episode_id == EPISODES.c.episode_id)
+    reward, signature = EPISODES.c.reward, MONITORED.c.signature
+    place = func.row_number().over(partition_by=signature, order_by=(reward.desc(), EPISODES.c.episode_id))
+    ranked = (
+        select(signature, MONITORED.c.hits, EPISODES.c.episode_id, reward, place.label("place"))
+        .join_from(MONITORED, EPISODES, same)
+        .where(owned(MONITORED, run_id=run_id), signature != "")
+        .where(reward.is_not(None), EPISODES.c.quarantine == "")
+        .subquery()
+    )
+    best = case((ranked.c.place == 1, ranked.c.episode_id))
+    total = func.sum(ranked.c.reward)
+    query = (
+        select(
+            ranked.c.signature,
+            func.max(ranked.c.hits).label("hits"),
+            func.count().label("num"),
+            func.max(ranked.c.reward).label("highest"),
+            func.avg(ranked.c.reward).label("mean"),
+            func.max(best).label("best"),
+        )
+        .group_by(ranked.c.signature)
+        .order_by(total.desc(), ranked.c.signature)
+        .limit(_MAX_BATCHES)
+    )
+    rows = connection.execute(query).mappings()
+    return [
+        SignatureBatch(
+            row["signature"], tuple(filter(None, row["hits"].split(","))), row["num"], row["highest"],
+            row["mean"], row["best"],
+        )
+        for row in rows
+    ]  # fmt: skip
 
 
 def _num_confirmed(connection: Connection, run_id: str, top: int) -> int:
@@ -151,12 +209,7 @@ def _fresh(connection: Connection, limit: int) -> FreshEpisodes:
     after = int(connection.execute(select(MONITOR_CURSOR.c.position)).scalar_one())
     query = (
         select(EPISODES)
-        .where(
-            EPISODES.c.changed > after,
-            EPISODES.c.purpose != 0,
-            EPISODES.c.state != int(LedgerState.CLIENT_GRADED),
-            _ENDED,
-        )
+        .where(EPISODES.c.changed > after, *_IS_WATCHED)
         .order_by(EPISODES.c.changed)
         .limit(limit)
     )
@@ -185,7 +238,7 @@ def _keep(
         return False
     rows = [
         {
-            "tenant": DEFAULT_TENANT,
+            "tenant": OWN_TENANT,
             "episode_id": one.episode.identity.episode_id,
             "run_id": one.episode.identity.run_id,
             "signature": one.seen.signature,
@@ -200,10 +253,31 @@ def _keep(
         _keep_alarms(connection, run.alarms)
     old = MONITOR_STATES.c.updated_us < now_us - _KEPT_US
     connection.execute(delete(MONITOR_STATES).where(old))
+    said = _said_hacked(connection, [run.run_id for run in runs], {one.seen.signature for one in seen} - {""})
     for one in seen:
-        if one.seen.quarantine and one.episode.record is not None and not one.episode.quarantine:
-            quarantine(connection, one.episode, HACK + one.seen.quarantine)
+        why = one.seen.quarantine or said.get((one.episode.identity.run_id, one.seen.signature), "")
+        if why and one.episode.record is not None and not one.episode.quarantine:
+            quarantine(connection, one.episode, HACK + why)
     return True
+
+
+def _said_hacked(
+    connection: Connection, run_ids: Collection[str], signatures: Collection[str]
+) -> dict[tuple[str, str], str]:
+    """By run and signature, of which episode a person said that it is a hack: its like is one, too."""
+    same = and_(MONITORED.c.tenant == REVIEWS.c.tenant, MONITORED.c.episode_id == REVIEWS.c.episode_id)
+    query = (
+        select(MONITORED.c.run_id, MONITORED.c.signature, REVIEWS.c.reviewer, REVIEWS.c.episode_id)
+        .join_from(REVIEWS, MONITORED, same)
+        .where(owned(REVIEWS, verdict=int(Verdict.HACKED)), REVIEWS.c.run_id.in_(run_ids))
+        .where(MONITORED.c.signature.in_(signatures))
+    )
+    rows = connection.execute(query) if signatures else ()
+    return {(run, signature): _by(reviewer, episode) for run, signature, reviewer, episode in rows}
+
+
+def _by(reviewer: str, episode_id: str) -> str:
+    return f"{reviewer} says so of {episode_id}"
 
 
 def _keep_alarms(connection: Connection, alarms: Iterable[KeptAlarm]) -> None:
@@ -215,7 +289,7 @@ def _keep_alarms(connection: Connection, alarms: Iterable[KeptAlarm]) -> None:
 
 
 def _run(run_id: str) -> dict[str, str]:
-    return {"tenant": DEFAULT_TENANT, "run_id": run_id}
+    return {"tenant": OWN_TENANT, "run_id": run_id}
 
 
 def _alarms(connection: Connection, run_ids: Sequence[str], only_open: bool) -> list[KeptAlarm]:
@@ -264,7 +338,7 @@ def _alarm_row(kept: KeptAlarm) -> dict[str, Any]:
 
 def _review(connection: Connection, review: Review) -> list[Episode]:
     row = {
-        "tenant": DEFAULT_TENANT,
+        "tenant": OWN_TENANT,
         "episode_id": review.episode_id,
         "run_id": review.run_id,
         "reviewer": review.reviewer,
@@ -281,7 +355,7 @@ def _review(connection: Connection, review: Review) -> list[Episode]:
     fresh = [found[name] for name in order if name in found and not found[name].quarantine]
     fresh = [one for one in fresh if one.record is not None]
     for one in fresh:
-        quarantine(connection, one, f"{HACK}{review.reviewer} says so of {review.episode_id}")
+        quarantine(connection, one, HACK + _by(review.reviewer, review.episode_id))
     return fresh
 
 

@@ -24,6 +24,7 @@ UNCHECKED = text("NOT body_checked AND body_key IS NOT NULL")
 BODIES = text("settled AND body_key IS NOT NULL AND body_removed_us IS NULL")
 BODIES_GOING = text("body_removed_us IS NOT NULL AND NOT body_deleted")
 WITHOUT_BODY = text("settled AND (body_key IS NULL OR body_deleted)")
+LABELLED = text("labels <> ''")
 OUTBOX = outbox_table(METADATA)
 
 EPISODES = Table(
@@ -31,6 +32,8 @@ EPISODES = Table(
     METADATA,
     *columns("episode_id tenant run_id group_id model task_slug task_digest family guided_after", String),
     *columns("taskset", String),
+    # Of a recorded session: `,flow:refund,env:prod,`, so that one is found with the commas around it.
+    *columns("labels", String),
     *columns("purpose split state", SmallInteger),
     *columns("member group_size", Integer),
     *columns("reason trained_by_run", String),

@@ -1,8 +1,15 @@
 """How reading a trajectory fails, beside `upcycle.errors.Unavailable`: one class per reaction."""
 
+from typing import Self
+
 
 class UnknownTrajectory(Exception):
     """No episode of that id was ever requested, or none with a recorded trajectory."""
+
+    @classmethod
+    def named(cls, wanted: str) -> Self:
+        """Of an id that a caller gave."""
+        return cls(f"no trajectory has the id {wanted!r}; `upcycle trajectories list` names the newest")
 
 
 class BodyCorrupt(Exception):

@@ -1,12 +1,12 @@
 """What one event says about one episode."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import IntEnum
 from typing import Final
 
 from blob_store import BlobRef
 from episodes import EpisodeIdentity, Purpose
-from identities.tenants import DEFAULT_TENANT
+from identities.tenants import OWN_TENANT
 
 _MAX_REASON_CHARS: Final = 64
 
@@ -41,7 +41,7 @@ class PartialIdentity:
     model: str
     group_id: str = ""
     """Empty where only a step names the episode."""
-    tenant: str = DEFAULT_TENANT
+    tenant: str = OWN_TENANT
 
 
 Identity = EpisodeIdentity | PartialIdentity
@@ -50,6 +50,13 @@ Identity = EpisodeIdentity | PartialIdentity
 def better_identity(known: Identity, other: Identity) -> Identity:
     """The one that knows more of the two: the episode's own before its group's before a step's."""
     return other if _rank(other) > _rank(known) else known
+
+
+def with_labels_of(other: Identity, identity: Identity) -> Identity:
+    """The identity, with the labels of the other where it has none."""
+    if isinstance(identity, EpisodeIdentity) and isinstance(other, EpisodeIdentity) and not identity.labels:
+        return replace(identity, labels=other.labels)
+    return identity
 
 
 def _rank(identity: Identity) -> int:

@@ -36,7 +36,7 @@ def followed(
     known: Mapping[str, KeptAlarm], raised: Iterable[Alarm], run_id: str, model: str, now_us: int
 ) -> list[KeptAlarm]:
     """The alarms of a run that changed, after its monitors were asked. One that is raised again after it was
-    cleared is a new one, which nobody dismissed."""
+    cleared is a new one, which is not dismissed."""
     now_raised = {alarm.kind.value: alarm for alarm in raised}
     changed = []
     for kind, alarm in now_raised.items():
@@ -69,6 +69,19 @@ class Review:
     reviewer: str
     note: str
     reviewed_us: int
+
+
+@dataclass(frozen=True, slots=True)
+class SignatureBatch:
+    """Graded episodes of a run with one signature, without what is quarantined. monitors: for which they are
+    exhibits. best: episode id of one with the highest reward."""
+
+    signature: str
+    monitors: tuple[str, ...]
+    num_episodes: int
+    highest_reward: float
+    mean_reward: float
+    best: str
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,6 +16,7 @@ from trajectory_store.domain.facts import (
     TrajectoryGrade,
     TrajectoryRecord,
     better_identity,
+    with_labels_of,
 )
 
 
@@ -83,10 +84,11 @@ def fold(episode: Episode | None, fact: EpisodeFact) -> Episode:
 
 
 def _identity_after(episode: Episode, fact: EpisodeFact) -> Identity:
-    """Only the grade of a recorded session says which group and split it is of."""
+    """Only the grade of a recorded session says which group and split it is of. Its labels are those of any
+    fact: while gateways are upgraded, one of the version before may tell of it, without them."""
     if fact.grade is not None and episode.grade is None and is_recorded_run(fact.identity.run_id):
-        return fact.identity
-    return better_identity(episode.identity, fact.identity)
+        return with_labels_of(episode.identity, fact.identity)
+    return with_labels_of(fact.identity, better_identity(episode.identity, fact.identity))
 
 
 def _first(fact: EpisodeFact) -> Episode:

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from episodes import Purpose
 from trajectory_store.domain.facts import LedgerState
 from trajectory_store.domain.ledger import Episode
+from upcycle.session_labels import Labels
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,6 +29,8 @@ class TrajectoryFilter:
     """Sessions that the gateway recorded alone."""
     session_group: str = ""
     """Recorded sessions whose reward named this group."""
+    labels: Labels = ()
+    """Recorded sessions that have all of these."""
     graded_since_us: int | None = None
     graded_before_us: int | None = None
 

@@ -92,7 +92,7 @@ class GetTrajectory:
                     f"episode {episode_id} has no row: of its run, retention removed rows on "
                     f"{day_of(removal[0])}: {removal[1]}; the counts of the run are kept"
                 )
-            raise UnknownTrajectory(f"no trajectory has the id {trajectory_or_episode_id!r}")
+            raise UnknownTrajectory.named(trajectory_or_episode_id)
         return episode, await self._read(episode)
 
 

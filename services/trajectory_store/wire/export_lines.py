@@ -14,16 +14,22 @@ from upcycle.api.trajectory.v1.trajectory_pb2 import TrajectoryBody
 
 def triple_line(episode: Episode, body: TrajectoryBody) -> bytes:
     """`{"prompt", "completion", "reward", "task"}`: the first two in the conversational form that trainers
-    read; the last is the digest of the task, by which SFT on the line refuses what is held out."""
+    read; the last is the digest of the task, by which SFT on the line refuses what is held out. Of a guided
+    episode also `guided_after`: its prompt ends with help that the policy will not have. Of a recorded
+    session also its `labels`, where its client gave any."""
     grade, identity = episode.grade, episode.identity
-    return _line(
-        {
-            "prompt": [prompt_message(message) for message in body.prompt],
-            "completion": [message for turn in body.turns for message in turn_messages(turn)],
-            "reward": None if grade is None else grade.reward,
-            "task": identity.task_digest if isinstance(identity, EpisodeIdentity) else None,
-        }
-    )
+    planned = identity if isinstance(identity, EpisodeIdentity) else None
+    line: dict[str, Any] = {
+        "prompt": [prompt_message(message) for message in body.prompt],
+        "completion": [message for turn in body.turns for message in turn_messages(turn)],
+        "reward": None if grade is None else grade.reward,
+        "task": planned.task_digest if planned is not None else None,
+    }
+    if planned is not None and planned.guided_after:
+        line["guided_after"] = planned.guided_after
+    if planned is not None and planned.labels:
+        line["labels"] = list(planned.labels)
+    return _line(line)
 
 
 def record_line(episode: Episode, body: TrajectoryBody) -> bytes:

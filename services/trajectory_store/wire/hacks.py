@@ -4,7 +4,7 @@ from google.protobuf.timestamp_pb2 import Timestamp
 
 from identities.entities import trajectory_id
 from service_kit.errors import InvalidRequest
-from trajectory_store.domain.hacks import KeptAlarm, Review, Verdict
+from trajectory_store.domain.hacks import KeptAlarm, Review, SignatureBatch, Verdict
 from upcycle.api.trajectory.v1 import service_pb2 as pb
 
 
@@ -43,6 +43,18 @@ def review_to_wire(review: Review) -> pb.Review:
     )
     message.reviewed_at.CopyFrom(_moment(review.reviewed_us))
     return message
+
+
+def batch_to_wire(batch: SignatureBatch) -> pb.SignatureBatch:
+    """Trajectories of one signature."""
+    return pb.SignatureBatch(
+        signature=batch.signature,
+        monitors=batch.monitors,
+        num_trajectories=batch.num_episodes,
+        highest_reward=batch.highest_reward,
+        mean_reward=batch.mean_reward,
+        trajectory_id=trajectory_id(batch.best),
+    )
 
 
 def verdict_from_wire(number: int) -> Verdict:

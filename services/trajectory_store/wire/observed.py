@@ -1,15 +1,17 @@
 """A stored trajectory as the monitors of reward hacks see it."""
 
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
 from typing import Any, Final
 
 from identities.entities import trajectory_id
-from reward_monitors import Observed
+from reward_monitors import Declared, Observed
 from reward_monitors.reading import Node, Shown, changed_keys, components_of, declared_in, leaks_in, shadow_of
 from trajectory_store.domain.facts import LedgerState
 from trajectory_store.domain.ledger import Episode
 from upcycle.api.trajectory.v1 import trajectory_pb2 as pb
 from upcycle.api.trajectory.v1.events_pb2 import TrajectoryGraded
+from upcycle.impossible_tasks import IMPOSSIBLE_FAMILY
 from upcycle.states import StateEntry, read_states
 
 _TRUNCATED: Final = (pb.STOP_REASON_MAX_TURNS, pb.STOP_REASON_MAX_TOKENS)
@@ -24,6 +26,9 @@ def observed(episode: Episode, body: pb.TrajectoryBody | None) -> Observed:
     if grade is None and episode.state is LedgerState.FAILED:
         failure = episode.reason or "unknown"
     identity = episode.identity
+    seen = {} if body is None else _of_body(body)
+    if getattr(identity, "family", "") == IMPOSSIBLE_FAMILY:
+        seen["declared"] = replace(seen.get("declared", Declared()), impossible=True)
     return Observed(
         trajectory_id(identity.episode_id),
         getattr(identity, "task_slug", ""),
@@ -36,7 +41,7 @@ def observed(episode: Episode, body: pb.TrajectoryBody | None) -> Observed:
         num_tokens=0 if record is None else record.num_sampled_tokens,
         truncated=record is not None and record.stop_reason in _TRUNCATED,
         failure=failure,
-        **({} if body is None else _of_body(body)),
+        **seen,
     )
 
 

@@ -19,6 +19,7 @@ from trajectory_store.wire.facts import us_of
 from upcycle.api.common.v1 import common_pb2
 from upcycle.api.trajectory.v1 import events_pb2 as trajectory_events
 from upcycle.api.trajectory.v1 import service_pb2, trajectory_pb2
+from upcycle.session_labels import Labels, checked
 
 _US: Final = 1_000_000
 
@@ -118,9 +119,17 @@ def filter_from_wire(message: service_pb2.TrajectoryFilter) -> TrajectoryFilter:
         version=message.version if message.HasField("version") else None,
         recorded_sessions=message.recorded_sessions,
         session_group=message.session_group,
+        labels=_labels(message),
         graded_since_us=_us(message.graded_since) if message.HasField("graded_since") else None,
         graded_before_us=_us(message.graded_before) if message.HasField("graded_before") else None,
     )
+
+
+def _labels(message: service_pb2.TrajectoryFilter) -> Labels:
+    try:
+        return checked(message.labels)
+    except ValueError as error:
+        raise InvalidRequest(f"filter.labels: {error}") from error
 
 
 def _us(stamp: Timestamp) -> int:

@@ -95,11 +95,17 @@ class EngineUnderTest:
         )
 
 
-async def engine_on(kind: str, folder: Path, *, calls_tools: bool = False) -> EngineUnderTest:
-    """A process serving version 0 of the suite's model, or the policy that always calls a tool."""
-    options = EngineOptions(MODEL, max_num_seqs=64, vllm_python=VLLM_PYTHON)
-    engine_kind = EmbeddedKind(options) if kind == "embedded" else VllmKind(options)
-    host = EngineProcess(engine_kind, "127.0.0.1", 0, start_s=300.0, log_path=folder / f"{kind}.log")
+async def engine_on(
+    kind: str, folder: Path, *, calls_tools: bool = False, hang_s: float = 120.0, **options: Any
+) -> EngineUnderTest:
+    """A process serving version 0 of the suite's model, or the policy that always calls a tool.
+
+    options: of EngineOptions.
+    """
+    made = EngineOptions(MODEL, **{"max_num_seqs": 64, "vllm_python": VLLM_PYTHON, **options})
+    engine_kind = EmbeddedKind(made) if kind == "embedded" else VllmKind(made)
+    log_path = folder / f"{kind}.log"
+    host = EngineProcess(engine_kind, "127.0.0.1", 0, start_s=900.0, log_path=log_path, hang_s=hang_s)
     directory = folder / "policies" / "v0"
     if calls_tools:
         make_tool_caller(directory, SHAPE)
@@ -111,7 +117,7 @@ async def engine_on(kind: str, folder: Path, *, calls_tools: bool = False) -> En
     return EngineUnderTest(kind, host, engine, folder)
 
 
-ENGINES = ["embedded", pytest.param("vllm", marks=[pytest.mark.vllm, pytest.mark.timeout(600)])]
+ENGINES = ["embedded", pytest.param("vllm", marks=[pytest.mark.vllm, pytest.mark.timeout(1200)])]
 
 
 @pytest_asyncio.fixture(scope="session", loop_scope="session", params=ENGINES)

@@ -163,7 +163,8 @@ async def test_other_json_and_other_paths_are_refused(engine: EngineUnderTest) -
             f"{engine.url}/v1/completions", data=b"{bad", headers={"content-type": "application/json"}
         )
         assert broken.status == 400
-        nowhere = await session.get(f"{engine.url}/nope")
+        key = {"Authorization": f"Bearer {engine.host.admin_key}"}
+        nowhere = await session.get(f"{engine.url}/nope", headers=key)
         assert nowhere.status == 404
 
 

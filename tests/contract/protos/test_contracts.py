@@ -172,12 +172,20 @@ def test_the_breaking_check_sees_a_renumbered_field_and_a_removed_message(
 
 
 TRAINING_OPTIONS = (
+    "cut_off_episodes",
     "drift_groups",
     "fade_at",
     "fade_steps",
     "guidance",
     "guidance_max_share",
+    "kl_success_growth",
+    "lr_success_decay",
     "min_spread",
+    "new_tasks",
+    "new_tasks_retire_after",
+    "new_tasks_share",
+    "self_play",
+    "self_play_alpha",
     "process_rewards",
     "reward_schedule",
     "single_sessions",
@@ -192,6 +200,7 @@ NEGOTIATED = {
     "upcycle.api.environment.v1.CallToolRequest.limit_s": "sent where OpenResponse.limits_calls says so",
     "upcycle.api.taskset.v1.ClaimTasksRequest.source_run_ids": "the trainer is upgraded after the planner",
     "upcycle.api.taskset.v1.GetTasksetRequest.with_summaries": "of people: an older planner refuses it",
+    "upcycle.api.taskset.v1.ListRunsRequest.asked_for": "of people's programs: an older planner refuses it",
     "upcycle.api.taskset.v1.ListTasksetsRequest.with_summaries": "of people: an older planner refuses it",
     "upcycle.api.taskset.v1.RunSpec.max_concurrent": "of people's programs: an older planner refuses it",
     **{
@@ -205,7 +214,7 @@ NEGOTIATED = {
     },
     **{
         f"upcycle.api.trajectory.v1.TrajectoryFilter.{name}": "of new runs: an older store refuses it"
-        for name in ("recorded_sessions", "session_group", "graded_since", "graded_before")
+        for name in ("recorded_sessions", "session_group", "graded_since", "graded_before", "labels")
     },
     **{
         f"upcycle.api.taskset.v1.RunSpec.{name}": "of the gate: an older planner refuses it"
@@ -214,6 +223,7 @@ NEGOTIATED = {
     **{
         f"upcycle.api.taskset.v1.{name}": "of people's programs, which are upgraded after the planner"
         for name in (
+            "GateConfig.by_shadow",
             "GateConfig.critical",
             "GateConfig.require_review",
             "SamplingConfig.context",

@@ -64,6 +64,21 @@ def trained_groups(out: str) -> int:
     return int(found.group(1))
 
 
+async def counted_once_each(stack: Stack) -> None:
+    """Every episode of the evaluations so far is settled, and groups trained whole."""
+    async with Platform(addresses(stack)) as platform:
+        async with asyncio.timeout(60):
+            while True:
+                ledger = await platform.trajectories.GetLedger(GetLedgerRequest(), timeout=10)
+                if not ledger.in_flight:
+                    break
+                await asyncio.sleep(0.5)
+    assert ledger.requested == ledger.settled
+    assert ledger.requested in (NUM_TASKS * 8, 2 * NUM_TASKS * 8)  # of one evaluation, or of both
+    assert ledger.by_state["trained"] % 32 == 0  # whole groups of eight, four in a step
+    assert ledger.by_state["trained"] > 0
+
+
 async def test_a_grpc_client_trains_on_evaluations_without_new_episodes(stack: Stack) -> None:
     program = str(REPOSITORY / "examples" / "training" / "grpc_client.py")
     out = await executed(stack, program, stack.peers["tasksets"], MODEL, str(EXAMPLE / "env.py"))
@@ -71,6 +86,7 @@ async def test_a_grpc_client_trains_on_evaluations_without_new_episodes(stack: S
     assert planned == 0  # nothing was sampled for the training
     assert trained_groups(out) == 4 * steps  # --prompts 4: each step is four groups of the evaluation
     assert steps in (1, 2)
+    await counted_once_each(stack)
 
 
 async def test_the_sdk_trains_on_evaluations_without_new_episodes(stack: Stack, tmp_path: Path) -> None:
@@ -83,16 +99,4 @@ async def test_the_sdk_trains_on_evaluations_without_new_episodes(stack: Stack, 
     assert f"{run_id}: {steps} steps, " in out
     assert planned == 0
     assert trained_groups(out) == 4 * steps
-
-
-async def test_the_ledger_counts_each_of_them_once(stack: Stack) -> None:
-    async with Platform(addresses(stack)) as platform:
-        async with asyncio.timeout(60):
-            while True:
-                ledger = await platform.trajectories.GetLedger(GetLedgerRequest(), timeout=10)
-                if not ledger.in_flight:
-                    break
-                await asyncio.sleep(0.5)
-    assert ledger.requested == ledger.settled == 2 * NUM_TASKS * 8
-    assert ledger.by_state["trained"] % 32 == 0  # whole groups of eight, four in a step
-    assert ledger.by_state["trained"] > 0
+    await counted_once_each(stack)

@@ -1,12 +1,16 @@
 """The client against replies that decide what it must do; healthy engines are in tests/contract/engines."""
 
 import asyncio
+import socket
+import struct
+import threading
+import time
 from pathlib import Path
 from typing import Any
 
 import pytest
 from aiohttp import web
-from tests.libs.engine_client.engine_double import generated, refusal, scripted
+from tests.libs.engine_client.engine_double import Answer, generated, refusal, scripted
 
 from engine_client import (
     ContextOverflow,
@@ -244,6 +248,36 @@ async def test_a_kept_connection_that_was_closed_is_replaced() -> None:
     assert calls == 3
 
 
+def test_a_kept_connection_that_was_reset_before_the_next_request_is_replaced() -> None:
+    """A caller whose loop stood still sees it only as it writes: a broken pipe, not the server's end."""
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        server = threading.Thread(target=_answer_and_reset_the_first, args=(listening,))
+        server.start()
+        asyncio.run(_two_updates_around_a_pause(listening.getsockname()[1]))
+        server.join(10)
+
+
+def _answer_and_reset_the_first(listening: socket.socket) -> None:
+    for at in range(2):
+        connection, _ = listening.accept()
+        with connection:
+            while not connection.recv(65536).endswith(b"}"):
+                pass
+            connection.sendall(
+                b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\ncontent-type: application/json\r\n\r\n{}"
+            )
+            if at == 0:
+                time.sleep(0.1)  # else the reset overtakes the answer
+                connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+
+
+async def _two_updates_around_a_pause(port: int) -> None:
+    async with EngineClient(f"http://127.0.0.1:{port}") as client:
+        await client.update_weight_version("1")
+        time.sleep(0.5)  # noqa: ASYNC251 - the loop stands still while the reset comes in
+        await client.update_weight_version("2")
+
+
 async def test_adapters_may_answer_in_plain_text() -> None:
     answers: dict[str, Any] = {"/v1/load_lora_adapter": lambda _: web.Response(text="Success: added")}
     async with scripted(answers) as (url, seen), EngineClient(url) as client:
@@ -274,3 +308,22 @@ def test_labels_say_version_and_proof() -> None:
         assert parse_label(junk) is None
     assert pinned_version(pinned_name("a@vb", 7)) == 7
     assert pinned_version("incident") is None
+
+
+async def test_prefixes_that_an_engine_does_not_forget_are_reset_with_what_runs() -> None:
+    said = iter([{"success": False}, {"success": True}])
+    answers: dict[str, Answer] = {"/reset_prefix_cache": lambda _: next(said)}
+    async with scripted(answers) as (url, seen), EngineClient(url) as client:
+        await client.reset_prefix_cache()
+    assert [path for path, _ in seen] == [
+        "/reset_prefix_cache",
+        "/reset_prefix_cache?reset_running_requests=true",
+    ]
+
+
+async def test_an_engine_that_keeps_prefixes_of_older_weights_is_not_believed() -> None:
+    answers: dict[str, Answer] = {"/reset_prefix_cache": lambda _: {"success": False}}
+    async with scripted(answers) as (url, _), EngineClient(url) as client:
+        for recompute_running in (False, True):
+            with pytest.raises(EngineUnavailable, match="prefixes that older weights computed"):
+                await client.reset_prefix_cache(recompute_running=recompute_running)

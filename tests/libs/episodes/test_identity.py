@@ -20,6 +20,7 @@ IDENTITY = EpisodeIdentity(
     tenant="acme",
     guided_after="run-1-g00001-e000-a0",
     taskset="disks@2",
+    labels=("env:prod", "flow:refund"),
 )
 
 

@@ -153,7 +153,7 @@ async def test_a_step_and_its_groups_stand_together_or_not_at_all(server: NatsSe
 
 
 async def test_a_step_races_the_planner_for_each_of_its_groups(server: NatsServer) -> None:
-    """Whoever is first for one group decides all of them: no step is half void."""
+    """The first of trainer and planner for one group decides all of them: no step is half void."""
     async with Running(server, 2) as (trainer, planner):
         for number in range(1, 13):
             groups = [f"r{number}-g{one}" for one in range(4)]

@@ -1,4 +1,4 @@
-"""Who may publish what, by hand; the server holds services to it (`tests/attacks/test_bus_identities.py`)."""
+"""Who may publish what; the server holds services to it (`tests/attacks/test_bus_identities.py`)."""
 
 import json
 

@@ -113,7 +113,7 @@ async def test_a_call_whose_request_does_not_come_gives_its_place_back(tasksets:
 
 async def test_a_health_check_without_a_request_is_counted_and_ended(tasksets: Tasksets) -> None:
     async with (
-        serving(tasksets, keyless_rpcs_per_peer=1, body_s=0.3) as server,
+        serving(tasksets, keyless_rpcs_per_peer=1, body_s=3) as server,
         grpc.aio.insecure_channel(server.address) as channel,
     ):
         silent: Any = channel.stream_unary("/grpc.health.v1.Health/Check")()

@@ -142,6 +142,23 @@ def test_a_person_has_the_role_that_the_claim_stands_for(issuer: Issuer, tokens:
     assert found.name == "oidc:ada@x"
 
 
+def test_two_people_whose_names_begin_alike_are_two(issuer: Issuer, tokens: IdTokens) -> None:
+    subjects = ["a" * 64, *("a" * 64 + end for end in ("b", "c", "c" * 200))]
+    found = [tokens.find(issuer.token(sub=subject)) for subject in subjects]
+    names = [one.name for one in found if one is not None]
+    assert len(set(names)) == len(subjects)
+    assert names[0] == "oidc:" + "a" * 64
+    assert all(len(name) == len("oidc:") + 64 and name.startswith("oidc:aaaa") for name in names)
+
+
+@pytest.mark.parametrize("name", [["ada"], {"a": 1}, 7, True])
+async def test_a_name_that_is_no_text_names_no_person(issuer: Issuer, name: Any) -> None:
+    tokens = IdTokens(settings(issuer.url, oidc_name_claim="name"), fetch_from(issuer.url))
+    await tokens.refresh()
+    assert tokens.find(issuer.token(name=name)) is None
+    assert tokens.find(issuer.token(name="ada")) is not None
+
+
 def test_every_other_token_is_refused(issuer: Issuer, tokens: IdTokens) -> None:
     now = int(time.time())
     pem = (
@@ -204,6 +221,25 @@ async def test_while_the_issuer_is_away_its_last_keys_count_for_an_hour(issuer: 
     with pytest.raises(Unavailable, match="answers 503"):
         tokens.find(issuer.token())
     assert "tokens of people are refused" in (tokens.ready() or "")
+
+
+async def test_a_token_counts_for_the_tenant_that_its_claim_names(
+    issuer: Issuer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where one issuer has the people of several."""
+    monkeypatch.setattr("grpc_edge.id_tokens.OWN_TENANT", "acme")
+    tokens = IdTokens(settings(issuer.url, oidc_tenant_claim="org.tenants"), fetch_from(issuer.url))
+    await tokens.refresh()
+
+    def is_taken(**claims: Any) -> bool:
+        return tokens.find(issuer.token(roles=["admins"], **claims)) is not None
+
+    assert is_taken(org={"tenants": "acme"})
+    assert is_taken(org={"tenants": ["beta", "acme"]})
+    others: list[Any] = ["beta", [], ["acme-2"], {"acme": 1}, None]
+    for other in others:
+        assert not is_taken(org={"tenants": other}), other
+    assert not is_taken()
 
 
 @pytest.fixture
@@ -270,7 +306,7 @@ async def test_the_gateway_takes_them(issuer: Issuer, tokens: IdTokens) -> None:
     ("given", "said"),
     [
         ({"oidc_audience": ""}, "go together: set all three or none"),
-        ({"oidc_user_roles": (), "oidc_operator_roles": ()}, "nobody has a role"),
+        ({"oidc_user_roles": (), "oidc_operator_roles": ()}, "no person has a role"),
         ({"oidc_jwks_url": "http://issuer.example/jwks"}, "use https"),
     ],
 )

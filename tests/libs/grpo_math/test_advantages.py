@@ -161,3 +161,21 @@ def test_groups_of_one_alone_have_the_leave_one_out_advantages_of_one_group() ->
 def test_groups_of_one_with_equal_rewards_are_exactly_zero(rows: list[list[float]]) -> None:
     found = rewards(*rows)
     assert adv.with_batch_baseline(found, adv.dr_grpo(found)).tolist() == [[0.0]] * len(rows)
+
+
+def test_hierarchical_compares_solvers_in_their_group_and_proposals_with_all_of_the_batch() -> None:
+    table = rewards([1, 0, NAN], [0.1, 0.1, 0.1], [-0.8, NAN, NAN], [1, 1, 1])
+    found = adv.hierarchical(table, torch.tensor([False, True, True, False]))
+    assert close(found, [[0.5, -0.5, 0.0], [0.225] * 3, [-0.675, 0.0, 0.0], [0.0] * 3])
+    tied = adv.hierarchical(rewards([-0.8, -0.8], [-0.8, -0.8]), torch.tensor([True, True]))
+    assert tied.tolist() == [[0.0, 0.0], [0.0, 0.0]]
+
+
+def test_hierarchical_without_proposals_is_dr_grpo() -> None:
+    table = rewards([1, 0, 0, 1], [0.2, 0.9, 0.4, NAN])
+    assert torch.equal(adv.hierarchical(table, torch.tensor([False, False])), adv.dr_grpo(table))
+
+
+def test_hierarchical_needs_to_know_of_each_group_whether_it_proposes() -> None:
+    with pytest.raises(GrpoMathError, match=r"proposes must be \[P\]"):
+        adv.hierarchical(rewards([1, 0]), torch.tensor([True, False]))

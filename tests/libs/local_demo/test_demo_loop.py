@@ -10,6 +10,7 @@ import pytest
 from rich.console import Console
 from tests.libs.upcycle_cli.planner import Planner, evaluation, serving, training
 
+from local_demo.head_watch import WatchedHead
 from local_demo.loop import Demo, RunDidNotComplete
 from local_demo.plan import (
     FIRST_TASKSET,
@@ -21,6 +22,7 @@ from local_demo.plan import (
 )
 from local_stack.supervisor import AlreadyRunning, lock_folder
 from upcycle.api.common.v1 import common_pb2 as common
+from upcycle.api.registry.v1.events_pb2 import CheckpointPromoted, CheckpointRolledBack
 from upcycle.api.taskset.v1 import taskset_pb2 as ts
 from upcycle.platform import Platform
 from upcycle.task_documents import tasksets_in
@@ -123,3 +125,33 @@ def test_what_the_demo_practises_on_are_train_tasks(demo: tuple[Demo, Planner]) 
     recipe = demo[0].plan.recipe
     # A first batch, though some have no spread.
     assert len(digests[FIRST_TASKSET]) > recipe.training.prompts_per_step
+
+
+async def test_the_demo_waits_until_the_watch_of_its_last_head_is_over(demo: tuple[Demo, Planner]) -> None:
+    running, planner = demo
+    await running._head_watched()  # nothing was promoted, so nothing is watched
+    running.state.promotions += [CheckpointPromoted(version=7), CheckpointPromoted(version=14)]
+    planner.runs = [watch("a", 14), watch("b", 7), watch("c", 7)]
+    waiting = asyncio.create_task(running._head_watched())
+    await asyncio.sleep(2.5)
+    assert not waiting.done()
+    planner.runs.append(watch("d", 14))
+    await asyncio.wait_for(waiting, 30)
+    assert running._watched(planner.runs) == WatchedHead(14, 100)
+
+
+async def test_a_head_that_went_back_is_watched_no_more(demo: tuple[Demo, Planner]) -> None:
+    running, planner = demo
+    planner.runs = [watch("a", 7)]
+    running.state.promotions.append(CheckpointPromoted(version=7))
+    running.state.rollbacks.append(CheckpointRolledBack(version=0, reason="v7 did worse"))
+    await asyncio.wait_for(running._head_watched(), 30)
+    assert running._watched(planner.runs) == WatchedHead(7, 50, "v7 did worse")
+
+
+def watch(run_id: str, version: int) -> ts.Run:
+    """A run of 50 pairs that is complete."""
+    run = evaluation(run_id)
+    run.spec.label = f"watch incident@v{version} against v{version - 7}"
+    run.counts.settled = 100
+    return run

@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 
+from local_demo.head_watch import WatchedHead
 from local_demo.report import (
     DemoReport,
     Fed,
@@ -21,6 +22,7 @@ from upcycle.api.common.v1.common_pb2 import PURPOSE_EVAL, PURPOSE_TRAIN
 from upcycle.api.common.v1.common_pb2 import Usage as UsageMessage
 from upcycle.api.taskset.v1.taskset_pb2 import EpisodeResult, Run, RunCounts, RunSpec
 from upcycle.audits import Audit, AuditedVersion, audit_of
+from upcycle.impossible_tasks import IMPOSSIBLE_FAMILY
 from upcycle.statistics.intervals import TaskTotal
 from upcycle.usage import Usage
 
@@ -51,19 +53,21 @@ def good() -> DemoReport:
         production_failures=0,
         trace_id="ab" * 16,
         seed=1,
-        wall_s=Walls(20.0, 8.0, 120.0, 9.0, 160.0),
+        wall_s=Walls(20.0, 8.0, 120.0, 9.0, 3.0, 160.0),
         usage=Usage(engine_s=30.0, environment_s=400.0, trainer_s=60.5),
         parts={"gate": Part(960, Usage(engine_s=9.0, environment_s=40.0, trainer_s=0.0))},
+        watched=WatchedHead(20, 100),
     )
 
 
-def test_both_sides_of_the_audit_are_distinguished_by_member() -> None:
+def test_both_sides_of_the_audit_are_distinguished_by_member_and_impossible_tasks_left_out() -> None:
     solved = [("a", 0), ("a", 2), ("a", 3), ("b", 0)]
     results = [
         EpisodeResult(task_slug=task, member=member, success=(task, member) in solved)
         for task in "ab"
         for member in range(4)
     ]
+    results += [EpisodeResult(task_slug="c", member=1, success=True, family=IMPOSSIBLE_FAMILY)]
     audit = audit_of(results)
     assert audit == Audit(before=version(1, 0), after=version(2, 1))
     # Head: 3 of 4, base: 1 of 4. Both tasks gain one half: without spread nothing is known of other tasks.
@@ -97,6 +101,7 @@ def test_what_each_part_cost() -> None:
             run("gate incident@v7 against v0", PURPOSE_EVAL, 40, 2.0),
             run("gate incident@v14 against v7", PURPOSE_EVAL, 20, 1.0),
             run("audit", PURPOSE_EVAL, 10, 0.5),
+            run("watch incident@v14 against v7", PURPOSE_EVAL, 100, 3.5),
             run("gatekeeping", PURPOSE_EVAL, 5, 0.25),
         ]
     )
@@ -104,6 +109,7 @@ def test_what_each_part_cost() -> None:
         "training": (100, 8.0),
         "gate": (60, 3.0),
         "audit": (10, 0.5),
+        "watch": (100, 3.5),
         "evaluations": (5, 0.25),
     }
 
@@ -137,6 +143,8 @@ def test_a_closed_loop_falls_short_of_nothing() -> None:
         ({"reloads": Reloads(3, 1, ())}, "1 reloads failed"),
         ({"fed": Fed({"run-a": 38, "run-b": 0}, 12)}, "no group of the evaluation run-b was trained"),
         ({"production_failures": 2}, "2 production requests failed"),
+        ({"watched": WatchedHead(20, 99)}, "head v20 was watched over 99 pairs, 100 wanted"),
+        ({"watched": WatchedHead(20, 100, "v20 did worse")}, "v20 went back: v20 did worse"),
         ({"promoted_digest": "e" * 64}, "does not serve the promoted digest"),
     ],
 )
@@ -168,4 +176,5 @@ def test_the_document_has_the_fields_that_are_promised() -> None:
         "promoted_to_first_token_ms": {"p50": 100.0, "p95": 400.0},
     }
     assert set(document["served"]) == {"model", "version", "digest", "canary_max_abs_diff"}
-    assert set(document["wall_s"]) == {"setup", "baseline", "training", "audit", "total"}
+    assert set(document["wall_s"]) == {"setup", "baseline", "training", "audit", "watch", "total"}
+    assert document["watch"] == {"version": 20, "pairs": 100, "rolled_back": ""}

@@ -14,9 +14,12 @@ import pytest
 from local_stack.credentials import load_or_make, operator_key_file
 from local_stack.s3 import S3Ports
 from local_stack.services import CHANNELS, Engine, Plan, StackPorts, process_specs
+from local_stack.signing import refuse_unsigned
 from local_stack.spec import ProcessSpec
+from service_kit.groups import SigningSettings
 from service_kit.ports import free_ports
 from service_kit.settings import ServiceSettings, load_settings
+from signed_objects import SigningKey
 
 INFRASTRUCTURE = {"nats", "s3"}
 
@@ -177,9 +180,45 @@ def test_each_service_gets_its_own_key_of_nats_and_no_password(tmp_path: Path) -
 
 
 def test_services_of_the_last_release_share_a_user(tmp_path: Path) -> None:
-    shared = replace(plan(tmp_path), single_bus_user=True)
+    shared = replace(plan(tmp_path), single_login=True)
     specs = {spec.name: spec for spec in process_specs(shared) if spec.name not in INFRASTRUCTURE}
 
     assert not any("UPCYCLE_BUS_NKEY" in spec.env for spec in specs.values())
     logins = {(one.env["UPCYCLE_BUS_USER"], one.env["UPCYCLE_BUS_PASSWORD"]) for one in specs.values()}
     assert logins == {("upcycle", load_or_make(tmp_path).bus_password)}
+
+
+SIGNING = ("checkpoint_registry", "grpo_trainer")
+PROVING = ("policy_engine_head", "policy_engine_latest", "rollout_sampler")
+
+
+def test_who_writes_signs_with_its_own_key_and_who_reads_proves(tmp_path: Path) -> None:
+    specs = services(tmp_path)
+    signing = {
+        name: SigningSettings(
+            key=spec.env.get("UPCYCLE_SIGNING_KEY"), trusted=spec.env.get("UPCYCLE_SIGNING_TRUSTED")
+        )
+        for name, spec in specs.items()
+        if "UPCYCLE_SIGNING_TRUSTED" in spec.env
+    }
+    assert sorted(signing) == sorted((*SIGNING, *PROVING))
+    keys = {name: one.key for name, one in signing.items() if one.key is not None}
+    assert sorted(keys) == sorted(SIGNING)
+    assert len({SigningKey.read(key).id for key in keys.values()}) == len(SIGNING)
+    assert not any("UPCYCLE_SIGNING_UNSIGNED" in spec.env for spec in specs.values())
+
+
+def test_a_platform_that_stored_something_before_it_had_keys_accepts_it_until_it_is_signed(
+    tmp_path: Path,
+) -> None:
+    (tmp_path / "s3").mkdir()
+    (tmp_path / "signing.partial").mkdir()  # as a kill left it
+    for _ in "12":
+        accepting = {name for name, spec in services(tmp_path).items() if accepts(spec)}
+        assert accepting == {*SIGNING, *PROVING}
+    refuse_unsigned(tmp_path)
+    assert not any(map(accepts, services(tmp_path).values()))
+
+
+def accepts(spec: ProcessSpec) -> bool:
+    return spec.env.get("UPCYCLE_SIGNING_UNSIGNED") == "accept"

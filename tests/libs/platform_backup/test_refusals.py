@@ -176,3 +176,32 @@ async def test_a_database_without_a_revision_is_refused_by_name(
     await emptied(site, f"DROP TABLE {GATEWAY}_version")
     with pytest.raises(BackupRefused, match=f"the database of {GATEWAY} (says no revision|has no tables)"):
         await back_up(site.places, tmp_path / "backup")
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+async def test_a_platform_is_backed_up_and_restored_by_its_own_tenant_alone(
+    new_site: SiteMaker, tmp_path: Path, backend: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    old, new, folder = await new_site("old", backend), await new_site("new", backend), tmp_path / "backup"
+    for module in ("sql_store.tenants", "platform_backup.tables", "platform_backup.backup"):
+        monkeypatch.setattr(f"{module}.OWN_TENANT", "acme")
+    await old.fill()
+    monkeypatch.setattr("platform_backup.tables.OWN_TENANT", "default")
+    with pytest.raises(BackupRefused, match=r"belong to tenant 'acme', and this .* 'default'; set .*=acme"):
+        await back_up(old.places, folder)
+    monkeypatch.setattr("platform_backup.tables.OWN_TENANT", "acme")
+    assert (await back_up(old.places, folder)).tenant == "acme"
+    with pytest.raises(BackupRefused, match=r"is of tenant 'acme', and this .* 'default'; set .*=acme"):
+        await restore(new.places, folder)
+    monkeypatch.setattr("platform_backup.restore.OWN_TENANT", "acme")
+    await restore(new.places, folder)
+    assert (await new.content())["tables"] == (await old.content())["tables"]
+
+
+async def test_a_backup_that_knows_no_tenants_keeps_its_digest(new_site: SiteMaker, tmp_path: Path) -> None:
+    site, folder = await new_site("old"), tmp_path / "backup"
+    await site.fill()
+    await back_up(site.places, folder)
+    written = json.loads((folder / manifest.FILE).read_text())
+    assert "tenant" not in written
+    assert manifest.read(folder).id == written["id"]

@@ -105,7 +105,24 @@ def test_another_tokenizer_is_refused_by_name(folder: Path, tmp_path: Path) -> N
         read_facts(tmp_path)
 
 
-@pytest.mark.parametrize("text", ["{", "[]", '{"format": "x"}', '{"format": "upcycle-reward-model/1"}'])
+FACTS_OF = '{"format": "upcycle-reward-model/1", "base": "b", "tokenizer": "", '
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "{",
+        "[]",
+        '{"format": "x"}',
+        '{"format": "upcycle-reward-model/1"}',
+        FACTS_OF + '"max_tokens": "9", "tasks": []}',
+        FACTS_OF + '"max_tokens": NaN, "tasks": []}',
+        FACTS_OF + '"max_tokens": true, "tasks": []}',
+        FACTS_OF + '"max_tokens": 9, "tasks": "abc"}',
+        FACTS_OF + '"max_tokens": 9, "tasks": [[1]]}',
+        "[" * 100_000,
+    ],
+)
 def test_facts_that_are_damaged_are_refused(text: str, tmp_path: Path) -> None:
     (tmp_path / FACTS).write_text(text)
     with pytest.raises(RewardModelRefused):

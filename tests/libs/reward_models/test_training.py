@@ -1,9 +1,18 @@
 """What a reward model learns, and what it does not."""
 
+import json
+import os
+import pickle
+from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
+import torch
+from safetensors.torch import load_file, save_file
 from tests.libs.reward_models.small_policy import episodes, graded, shuffled, write_policy
+from torch import Tensor
 
 from reward_models import RewardModelRefused
 from reward_models.model import OutcomeRewardModel
@@ -26,6 +35,13 @@ def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def trained(base: Path) -> TrainedRewardModel:
     return train_reward_model(base, episodes(40), FAST)
+
+
+@pytest.fixture
+def orm(trained: TrainedRewardModel, base: Path, tmp_path: Path) -> Path:
+    """Its folder, to be damaged."""
+    save_reward_model(trained.model, base, tmp_path / "orm")
+    return tmp_path / "orm"
 
 
 def test_it_learns_a_planted_signal_on_tasks_that_it_never_saw(trained: TrainedRewardModel) -> None:
@@ -69,6 +85,94 @@ def test_what_is_loaded_scores_as_what_was_trained_one_by_one_or_together(
         save_reward_model(trained.model, base, tmp_path / "orm")
 
 
+def damaged(folder: Path, change: Callable[[dict[str, Tensor]], None]) -> Path:
+    """Its weights changed."""
+    path = folder / "model.safetensors"
+    weights = load_file(path)
+    change(weights)
+    save_file(weights, path, metadata={"format": "pt"})
+    return folder
+
+
+def without_head(weights: dict[str, Tensor]) -> None:
+    del weights["score.weight"]
+
+
+def of_another_shape(weights: dict[str, Tensor]) -> None:
+    weights["score.weight"] = torch.zeros(2, 3)
+
+
+def with_nan(weights: dict[str, Tensor]) -> None:
+    weights["model.norm.weight"][0] = torch.nan
+
+
+def with_infinity(weights: dict[str, Tensor]) -> None:
+    weights["score.weight"][0, 0] = torch.inf
+
+
+def too_large(weights: dict[str, Tensor]) -> None:
+    weights["score.weight"] = torch.full_like(weights["score.weight"], 3e38)
+
+
+def too_large_in_one_place(weights: dict[str, Tensor]) -> None:
+    weights["model.norm.weight"][0] = 1e30
+    weights["score.weight"] = torch.zeros_like(weights["score.weight"])
+    weights["score.weight"][0, 0] = 1e30
+
+
+def of_fewer_tokens(weights: dict[str, Tensor]) -> None:
+    weights["model.embed_tokens.weight"] = weights["model.embed_tokens.weight"][:4].clone()
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (without_head, r"lacks weights \(score\.weight\), whose place chance would take"),
+        (of_another_shape, "cannot be loaded as a sequence classifier"),
+        (with_nan, r"no finite numbers: model\.norm\.weight"),
+        (with_infinity, r"no finite numbers: score\.weight"),
+        (of_fewer_tokens, "cannot be loaded as a sequence classifier"),
+    ],
+)
+def test_weights_that_are_damaged_choose_nothing(
+    orm: Path, change: Callable[[dict[str, Tensor]], None], said: str
+) -> None:
+    with pytest.raises(RewardModelRefused, match=said):
+        OutcomeRewardModel.load(damaged(orm, change))
+
+
+class _Ran:
+    """Pickled, it runs a command where it is loaded."""
+
+    def __reduce__(self) -> Any:
+        return os.mkdir, (RAN,)
+
+
+RAN = "ran"
+
+
+def test_nothing_of_a_folder_is_run(orm: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (orm / "model.safetensors").unlink()
+    (orm / "pytorch_model.bin").write_bytes(pickle.dumps({"score.weight": _Ran()}))
+    with pytest.raises(RewardModelRefused, match="cannot be loaded as a sequence classifier"):
+        OutcomeRewardModel.load(orm)
+    config = json.loads((orm / "config.json").read_text())
+    own = {"AutoModelForSequenceClassification": "own.Model", "AutoConfig": "own.Config"}
+    (orm / "config.json").write_text(json.dumps(config | {"model_type": "own", "auto_map": own}))
+    (orm / "own.py").write_text(f"import os\nos.mkdir({RAN!r})\n")
+    with pytest.raises(RewardModelRefused, match="cannot be loaded as a sequence classifier"):
+        OutcomeRewardModel.load(orm)
+    assert not (tmp_path / RAN).exists()
+
+
+@pytest.mark.parametrize("text", ["", "\0" * 64, '{"a": ' * 9])
+def test_files_that_are_none_are_refused_by_name(orm: Path, text: str) -> None:
+    (orm / "model.safetensors").write_text(text)
+    with pytest.raises(RewardModelRefused, match="cannot be loaded as a sequence classifier"):
+        OutcomeRewardModel.load(orm)
+
+
 def test_too_long_an_episode_is_refused_by_name(trained: TrainedRewardModel, base: Path) -> None:
     long = graded("task-99", "traj-long", "red " * 200, True)
     with pytest.raises(RewardModelRefused, match=r"traj-long has \d+ tokens, .* reads at most 128"):
@@ -94,3 +198,17 @@ def test_data_that_teaches_nothing_is_refused(base: Path) -> None:
 def test_what_is_no_policy_is_refused_by_name(tmp_path: Path) -> None:
     with pytest.raises(RewardModelRefused, match=f"{tmp_path} cannot be loaded as a sequence classifier"):
         train_reward_model(tmp_path, episodes(4), FAST)
+
+
+@pytest.mark.parametrize(("change", "said"), [(too_large, "nan"), (too_large_in_one_place, "-?inf")])
+def test_finite_weights_that_overflow_choose_nothing(
+    orm: Path, change: Callable[[dict[str, Tensor]], None], said: str
+) -> None:
+    model = OutcomeRewardModel.load(damaged(orm, change))
+    with pytest.raises(RewardModelRefused, match=f"orm gives .* {said} in place of log-odds"):
+        model.score([one.conversation for one in episodes(2, seed=5)])
+
+
+def test_training_that_diverges_makes_no_reward_model(base: Path) -> None:
+    with pytest.raises(RewardModelRefused, match="smaller --learning-rate"):
+        train_reward_model(base, episodes(10), replace(FAST, learning_rate=1e30, epochs=1))

@@ -27,7 +27,7 @@ OUR_NAMES = {
     for name in (
         "bus.dead_letter", "bus.num_delivered", "channel", "checkpoint.id", "engine.id", "episode.id",
         "group.id", "policy.digest", "policy.from_version", "policy.model", "policy.oldest_version",
-        "policy.version", "request.id", "reward", "run.id", "task.slug", "training.step",
+        "policy.version", "request.id", "reward", "run.id", "task.slug", "tenant", "training.step",
         "training.trajectories", "trajectory.id", "turn",
     )
 }  # fmt: skip

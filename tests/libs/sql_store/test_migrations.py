@@ -9,6 +9,7 @@ import pytest
 from sqlalchemy import Connection, inspect, text
 
 from sql_store import Database, MigrationFailed, migrate
+from sql_store.errors import OtherTenant
 
 _SERIAL = itertools.count()
 
@@ -135,4 +136,37 @@ async def test_a_package_without_migrations_is_named(tmp_path: Path) -> None:
         await migrate(db, "json")
     with pytest.raises(MigrationFailed, match="no migrations in package 'no_such_service'"):
         await migrate(db, "no_such_service")
+    await db.stop()
+
+
+async def test_tables_of_another_tenant_are_refused_and_stay_as_they_are(
+    sql_url: str, package: Package, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    db = Database(sql_url)
+    package.add(FIRST)
+    monkeypatch.setattr("sql_store.tenants.OWN_TENANT", "acme")
+    await migrate(db, package.name)
+    await migrate(db, package.name)
+    package.add(SECOND)
+    monkeypatch.setattr("sql_store.tenants.OWN_TENANT", "beta")
+    with pytest.raises(OtherTenant, match=r"belong to tenant 'acme'.*UPCYCLE_TENANT=acme"):
+        await migrate(db, package.name)
+    version = text(f"SELECT version_num FROM {package.name}_version")  # noqa: S608
+    assert await db.run(lambda connection: connection.execute(version).scalar_one()) == "0001"
+    await db.stop()
+
+
+async def test_tables_of_a_program_that_knew_no_tenants_belong_to_the_only_one(
+    sql_url: str, package: Package, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    db = Database(sql_url)
+    package.add(FIRST)
+    await migrate(db, package.name)
+    forget = text(f"ALTER TABLE {package.name}_version DROP COLUMN tenant")
+    await db.run(lambda connection: connection.execute(forget))
+    monkeypatch.setattr("sql_store.tenants.OWN_TENANT", "acme")
+    with pytest.raises(OtherTenant, match="belong to tenant 'default'"):
+        await migrate(db, package.name)
+    monkeypatch.undo()
+    await migrate(db, package.name)
     await db.stop()

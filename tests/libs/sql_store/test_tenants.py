@@ -4,13 +4,13 @@ import re
 from pathlib import Path
 
 import pytest
-from sqlalchemy import Column, MetaData, String, Table, insert, select, update
+from sqlalchemy import MetaData, String, Table, insert, select, update
 from tests.libs.sql_store.support import opened
 
-from sql_store import owned
+from sql_store import columns, owned
 
 SERVICES = Path(__file__).parents[3] / "services"
-NAMED = Table("named", MetaData(), Column("tenant", String), Column("name", String), Column("value", String))
+NAMED = Table("named", MetaData(), *columns("tenant name value", String))
 VALUES = select(NAMED.c.value).where(owned(NAMED, name="incident"))
 BY_A_NAME = re.compile(
     r"\b(?!newest|highest|RUN_MIX)\w+\.c\.(model|name|request_id|checkpoint_id|digest)\s*=="
@@ -27,10 +27,23 @@ async def test_rows_of_another_tenant_are_neither_read_nor_changed(
         await db.run(lambda sql: NAMED.create(sql))
         await db.run(lambda sql: sql.execute(insert(NAMED), rows))
         assert await db.run(lambda sql: list(sql.execute(VALUES).scalars())) == ["default"]
-        monkeypatch.setattr("sql_store.tenants.DEFAULT_TENANT", "other")
+        monkeypatch.setattr("sql_store.tenants.OWN_TENANT", "other")
         assert await db.run(lambda sql: sql.execute(change).rowcount) == 1
         monkeypatch.undo()
         assert await db.run(lambda sql: list(sql.execute(VALUES).scalars())) == ["default"]
+
+
+async def test_a_row_that_names_no_tenant_is_of_the_current_one(
+    sql_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    row = {"name": "incident", "value": "mine"}
+    async with opened(sql_url) as db:
+        await db.run(lambda sql: NAMED.create(sql))
+        monkeypatch.setattr("sql_store.tenants.OWN_TENANT", "other")
+        await db.run(lambda sql: sql.execute(insert(NAMED), [row, row]))
+        assert await db.run(lambda sql: list(sql.execute(VALUES).scalars())) == ["mine", "mine"]
+        monkeypatch.undo()
+        assert await db.run(lambda sql: list(sql.execute(VALUES).scalars())) == []
 
 
 def test_no_query_compares_such_a_name_by_itself() -> None:

@@ -6,7 +6,7 @@ import os
 import sys
 from typing import Any
 
-TOOLS = ("tell", "tell_encoded", "refuse", "where", "die")
+TOOLS = ("tell", "tell_encoded", "refuse", "misshape", "where", "die")
 
 
 def called(name: str) -> dict[str, Any]:
@@ -16,6 +16,9 @@ def called(name: str) -> dict[str, Any]:
         os._exit(3)
     if name == "refuse":
         return {"error": {"code": -32000, "message": f"401 for {key}"}}
+    if name == "misshape":
+        print(f"{'x' * 187} {key}", flush=True)
+        return {"result": {"content": [{"type": "text", "text": [f"{key} of a caller was not accepted"]}]}}
     said = {
         "tell": f"header: Bearer {key} {json.dumps({'quoted': key})}",
         "tell_encoded": base64.b64encode(key.encode()).decode(),

@@ -100,7 +100,7 @@ def test_a_report_has_percentiles_among_scripts_and_among_people(tmp_path: Path)
     assert (report.anchor, report.num_scripted, report.people) == ("scripted-5", 5, ("ann", "bob"))
     assert report.num_other_source == 1
     assert [(one.name, one.people, one.people_tasks) for one in report.families] == [
-        ("a", 50.0, 1),  # of t0: one of two is lower; nobody else's of t2
+        ("a", 50.0, 1),  # of t0: one of two is lower; no other person's of t2
         ("b", 50.0, 1),  # of t1: equal to the only one
     ]
     assert report.overall is not None

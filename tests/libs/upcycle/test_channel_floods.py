@@ -30,7 +30,7 @@ def flooding(begin: bytes) -> tuple[socket.socket, int]:
         os._exit(0)
 
 
-@pytest.mark.parametrize("begin", [b"{}\n", b"[]\n"], ids=["frames that nobody asked for", "no frame"])
+@pytest.mark.parametrize("begin", [b"{}\n", b"[]\n"], ids=["replies without a request", "no frame"])
 async def test_a_flood_ends_the_channel(begin: bytes) -> None:
     """After a frame that is none nothing read the lines any more, and they were kept: 120 MB a second."""
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss

@@ -13,7 +13,7 @@ import pytest
 from tests.seeds.table import LISTINGS
 
 from upcycle import Environment
-from upcycle.checking import CheckFinding, Validation
+from upcycle.checking import CheckFinding, Validation, validate
 from upcycle.cli.main import run
 from upcycle.errors import UpcycleError
 from upcycle.graders import Rubric, exact_match, grader
@@ -344,3 +344,20 @@ async def test_graders_read_the_states_that_an_episode_would_have() -> None:
     seen = await env.validate([ask.task(expected=one) for one in FINDINGS])
     assert details(seen, "raises") == ""
     assert set(seen.gold.values()) == {1.0}
+
+
+async def test_a_models_answer_is_a_cheat_at_the_tasks_whose_gold_answer_it_does_not_hold() -> None:
+    env = Environment("habit")
+
+    @env.scenario("ask")
+    async def ask(expected: str) -> Play:
+        answer = yield "What is it?"
+        yield 1.0 if expected in answer or answer.startswith("I think") else 0.0
+
+    tasks = [ask.task(slug=one, expected=one) for one in ("pool", "deploy", "disk")]
+    for answer, earned in (("I think so", 3), ("the pool", 0)):
+        seen = await validate(env, tasks, answers=[answer])
+        habits = [
+            one for one in seen.findings if one.detail.startswith(f"an answer of the model ({answer!r})")
+        ]
+        assert [str(one).split(":")[0] for one in habits] == ([f"{earned} tasks"] if earned else []), answer

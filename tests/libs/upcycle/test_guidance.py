@@ -8,7 +8,7 @@ from tests.services.scenario_runner.environments import guided
 from upcycle import Environment
 from upcycle.environment.channel import ChannelError
 from upcycle.errors import ArgumentsInvalid, DefinitionError, ScenarioError
-from upcycle.guidance import guided_prompt
+from upcycle.guidance import Guidance, guided_prompt, parts_in
 from upcycle.playing.hosting import SameProcessHost
 from upcycle.transcripts import Answer
 
@@ -42,7 +42,7 @@ async def test_a_scenario_guides_after_an_attempt_and_not_without() -> None:
         assert await channel.start("find", {"place": "cellar"}) == "Where is it?"
         assert channel.guidance == "", "of the newest start"
         rows = {row["id"]: row.get("guidance", False) for row in await channel.list_tasks()}
-        assert rows == {"find": True, "mute": True, "bare": False}
+        assert rows == {"find": True, "told": True, "mute": True, "bare": False}
 
 
 @pytest.mark.parametrize(
@@ -96,8 +96,55 @@ async def test_what_is_declared_wrongly_is_refused_where_it_stands() -> None:
         await ask.guide(Answer(""), {"word": "a"})
     ask.guidance(lambda failed, word: f"not {failed}, {word}")
     assert ask.is_guided
-    assert await ask.guide(Answer("b"), {"word": "a"}) == "not b, a"
+    assert await ask.guide(Answer("b"), {"word": "a"}) == Guidance(text="not b, a")
     with pytest.raises(ArgumentsInvalid):
         await ask.guide(Answer("b"), {"letter": "a"})
     with pytest.raises(DefinitionError, match="two guidances"):
         ask.guidance(lambda failed, word: "")
+
+
+async def test_a_plan_feedback_and_a_hint_stay_apart_and_end_the_prompt_in_this_order() -> None:
+    env = Environment("kinds")
+
+    @env.scenario()
+    def ask(word: str) -> Any:
+        yield "?"
+        yield 1.0
+
+    @ask.guidance
+    def guide(failed: Answer, word: str) -> Guidance:
+        return Guidance(hint=f"It begins with {word[0]}.", plan="Look first.", feedback=f"Not {failed}.")
+
+    async with SameProcessHost(env).channel() as channel:
+        prompt = await channel.start("ask", {"word": "cellar"}, failed={"answer": "attic"})
+        assert prompt == "?\n\nLook first.\n\nNot attic.\n\nIt begins with c."
+        assert list(channel.guidance_parts.items()) == [
+            ("plan", "Look first."),
+            ("feedback", "Not attic."),
+            ("hint", "It begins with c."),
+        ]
+        assert prompt == f"?\n\n{channel.guidance}"
+        await channel.start("ask", {"word": "cellar"})
+        assert channel.guidance_parts == {}
+
+
+@pytest.mark.parametrize("said", [Guidance(), Guidance(plan=" "), Guidance(hint=7), None])  # type: ignore[arg-type]
+async def test_guidance_without_a_text_is_refused(said: Any) -> None:
+    env = Environment("empty")
+
+    @env.scenario()
+    def ask() -> Any:
+        yield "?"
+        yield 1.0
+
+    ask.guidance(lambda failed: said)
+    with pytest.raises(ScenarioError, match="not a text or Guidance with one"):
+        await ask.guide(Answer("b"), {})
+
+
+def test_what_a_server_that_knows_no_kinds_says_is_of_none() -> None:
+    assert parts_in({"guidance": "Look down."}) == {"text": "Look down."}
+    assert parts_in({}) == {}
+    assert parts_in({"guidance": "a", "guidance_parts": {"hint": "a", "spell": "b", "plan": ""}}) == {
+        "hint": "a"
+    }

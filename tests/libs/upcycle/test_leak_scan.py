@@ -12,8 +12,9 @@ from tests.libs.upcycle_cli.planner import Planner, serving
 
 from upcycle.api.taskset.v1.service_pb2 import RegisterTasksetResponse
 from upcycle.cli.tasksets import load_source
-from upcycle.leak_scan import ScanLimits, TaskLeak, leaks_of
+from upcycle.leak_scan import LeakScan, ScanLimits, TaskLeak, leak_lines, scan_of
 from upcycle.platform import Platform
+from upcycle.run_client import RegisteredTaskset
 from upcycle.task_rows import EnvironmentRef
 from upcycle.tasks import Taskset
 
@@ -84,7 +85,7 @@ def looked_at() -> list[str]:
 
 
 async def test_a_leak_is_named_with_its_task_and_its_place(taskset: Callable[[Rows], Taskset]) -> None:
-    found = await leaks_of(
+    found = await scan_of(
         taskset(
             [
                 ("pool exhausted", ""),
@@ -95,42 +96,63 @@ async def test_a_leak_is_named_with_its_task_and_its_place(taskset: Callable[[Ro
         ),
         ScanLimits(total_s=60, call_s=30),
     )
-    assert found == (
+    assert (found.num_looked, found.num_chosen, found.why) == (4, 4, "")
+    assert found.leaks == (
         TaskLeak("t1", "its prompt", "bad deploy"),
         TaskLeak("t2", "what tool logs says to {'service': 'x'}", "certificate expired"),
         TaskLeak("t2", "what tool fails says to {}", "certificate expired"),
     )
-    assert str(found[0]) == "t1: its prompt holds 'bad deploy', which the agent has to find"
+    assert str(found.leaks[0]) == "t1: its prompt holds 'bad deploy', which the agent has to find"
     assert str(os.getpid()) not in looked_at()
 
 
 async def test_a_sound_taskset_and_one_that_names_no_secret_are_silent(
     taskset: Callable[[Rows], Taskset],
 ) -> None:
-    assert await leaks_of(taskset([("pool exhausted", ""), ("bad deploy", "")])) == ()
+    sound = taskset([("pool exhausted", ""), ("bad deploy", "")])
+    assert await scan_of(sound, ScanLimits(total_s=60, call_s=30)) == LeakScan(num_looked=2, num_chosen=2)
     assert len(looked_at()) == 2
-    assert await leaks_of(taskset([("", "prompt"), ("ab", "prompt")])) == ()
+    assert await scan_of(taskset([("", "prompt"), ("ab", "prompt")])) == LeakScan()
     assert len(looked_at()) == 2, "nothing is played where no argument is to be found"
 
 
 async def test_some_of_many_are_looked_at_evenly_apart(taskset: Callable[[Rows], Taskset]) -> None:
     many = taskset([(f"cause number {at}", "prompt") for at in range(9)])
-    found = await leaks_of(many, ScanLimits(max_tasks=3, total_s=60, call_s=30))
-    assert [leak.task for leak in found] == ["t0", "t3", "t6"]
+    found = await scan_of(many, ScanLimits(max_tasks=3, total_s=60, call_s=30))
+    assert [leak.task for leak in found.leaks] == ["t0", "t3", "t6"]
 
 
-async def test_a_task_that_hangs_or_cannot_be_played_holds_nothing_up(
+def registered(name: str) -> RegisteredTaskset:
+    """As the planner answers for new tasks."""
+    return RegisteredTaskset(name, revision=1, num_tasks=2, is_new=True)
+
+
+async def test_a_task_that_hangs_is_left_out_and_named(taskset: Callable[[Rows], Taskset]) -> None:
+    asks = taskset([("bad deploy", "prompt"), ("pool exhausted", "hangs"), ("certificate expired", "prompt")])
+    found = await scan_of(asks, ScanLimits(total_s=60, call_s=3.0))
+    assert [leak.task for leak in found.leaks] == ["t0", "t2"]
+    assert (found.num_looked, found.num_chosen) == (2, 3)
+    assert found.why.startswith("task t1: ")
+    late = await scan_of(asks, ScanLimits(total_s=0.01))
+    assert (late.num_looked, late.why) == (0, "0.01 s were over")
+
+
+async def test_what_cannot_be_played_here_is_said_to_be_unsearched(
     taskset: Callable[[Rows], Taskset],
 ) -> None:
-    asks = taskset([("bad deploy", "prompt"), ("pool exhausted", "hangs"), ("certificate expired", "prompt")])
-    found = await leaks_of(asks, ScanLimits(total_s=60, call_s=1.0))
-    assert [leak.task for leak in found] == ["t0"], "what was found before stays"
-    tasks = [replace(task, environment=EnvironmentRef("incidents", path="gone.py")) for task in asks.tasks]
-    assert await leaks_of(Taskset("gone", tasks, "unassigned")) == ()
-    tasks = [
-        replace(task, environment=EnvironmentRef("incidents", url="tcp://127.0.0.1:9")) for task in asks.tasks
-    ]
-    assert await leaks_of(Taskset("served", tasks, "unassigned")) == ()
+    asks = taskset([("bad deploy", "prompt"), ("pool exhausted", "prompt")])
+
+    def elsewhere(**where: str) -> Taskset:
+        reference = EnvironmentRef("incidents", **where)
+        return Taskset("asks", [replace(task, environment=reference) for task in asks.tasks], "unassigned")
+
+    (line,) = await leak_lines(registered("asks"), elsewhere(url="tcp://127.0.0.1:9"))
+    assert line == (
+        "asks: 0 of 2 tasks searched for what the agent has to find: its environment is served at "
+        "tcp://127.0.0.1:9; `upcycle check` looks longer"
+    )
+    (line,) = await leak_lines(registered("asks"), elsewhere(path="gone.py"))
+    assert line.startswith("asks: 0 of 2 tasks searched for what the agent has to find: it cannot be played")
 
 
 class New(Planner):

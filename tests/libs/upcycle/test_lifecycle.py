@@ -1,6 +1,9 @@
 """`@env.initialize` and `@env.shutdown`: once in each episode's process, around its scenario."""
 
 import asyncio
+import os
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -156,3 +159,31 @@ def test_what_cannot_run_is_refused_when_it_is_declared() -> None:
 
     with pytest.raises(DefinitionError, match=r"write @env\.shutdown above a function"):
         env.shutdown(None)  # type: ignore[type-var]
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="/proc says who started whom")
+def test_a_server_in_a_session_of_its_own_ends_with_the_episode_of_upcycle_play() -> None:
+    env = Environment("shop")
+
+    @env.tool()
+    def serve() -> int:
+        return subprocess.Popen(["sleep", "300"], start_new_session=True).pid
+
+    @env.scenario()
+    async def ask() -> Any:
+        yield "?"
+        yield 1.0
+
+    host = ForkedHost(env)
+
+    async def played() -> int:
+        async with host.channel() as channel:
+            await channel.hello()
+            await channel.start("ask", {})
+            pid = int((await channel.call_tool("serve", {})).text)
+            os.kill(pid, 0)  # it is there
+        await host.end()
+        return pid
+
+    status = Path(f"/proc/{asyncio.run(played())}/status")
+    assert not status.exists() or "zombie" in status.read_text()

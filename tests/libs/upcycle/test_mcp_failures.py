@@ -76,7 +76,8 @@ async def test_a_line_that_is_no_message_is_logged_with_its_server(caplog: pytes
     chatty = {**RAW, "args": ["-c", f"print('hello'); exec(open({RAW['args'][0]!r}).read())"]}
     attached = await McpTools.connect({"chatty": chatty}, taken=frozenset())
     await attached.close()
-    assert "MCP server 'chatty' printed what is no message: b'hello" in caplog.text
+    assert "MCP server 'chatty' printed 6 bytes that are no message: Invalid JSON" in caplog.text
+    assert "hello" not in caplog.text  # a server may print its secret
 
 
 async def test_a_program_that_answers_nothing_any_more_is_what_the_agent_reads() -> None:
@@ -137,7 +138,7 @@ async def test_a_program_that_never_answers_is_named_within_the_start() -> None:
     assert episode.failure is not None
     assert blame.failure == "environment_broken"
     assert "MCP server 'odd'" in blame.detail
-    assert "it did not answer within 0.5 s; run its command by hand" in blame.detail
+    assert "it did not answer within 0.5 s; run its command in a shell" in blame.detail
 
 
 async def test_a_url_that_never_answers_or_refuses_is_the_outside_world() -> None:

@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import AsyncGenerator, Callable, Generator
+from decimal import Decimal
 from typing import Any
 
 import pytest
@@ -114,6 +115,18 @@ async def test_rewards_that_are_understood(reward: Any, expected: EvaluationResu
         ({"score": 0.5, "subscores": [{"name": "", "value": 1}]}, "non-empty"),
         ({"score": 0.5, "subscores": [nested(33)]}, "children in more than 32 levels"),
         ({"score": 0.5, "subscores": [{"name": "a", "value": 1, "x": 1}]}, "unknown field 'x'"),
+        (10**400, "not a number: int too large"),
+        ([10**5000], "a value of type list"),
+        (1j, "not a number"),
+        (float, "not a number"),
+        (Decimal("sNaN"), "not a number: cannot convert signaling NaN"),
+        ({"score": 0.5, "info": [1]}, "info is [1], not an object"),
+        ({"score": 0.5, "info": {"turn_rewards": [10**400]}}, "turn_rewards[0] is 1000"),
+        (
+            {"score": 0.5, "subscores": [{"name": "a", "value": 1, "info": [1]}]},
+            "info of subscore 'a' is [1]",
+        ),
+        ({"score": 0.5, "subscores": [{"name": "a", "value": 1, "weight": 10**400}]}, "weight 1000"),
     ],
 )
 async def test_a_reward_of_wrong_type_or_range_is_reward_invalid(reward: Any, text: str) -> None:

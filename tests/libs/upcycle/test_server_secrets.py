@@ -2,8 +2,10 @@
 
 import asyncio
 import json
+import os
 import sys
 import threading
+import time
 from collections.abc import Iterator, Mapping
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -13,6 +15,7 @@ import pytest
 from tests.libs.upcycle.mcp_episodes import play
 
 from upcycle import Environment, Taskset
+from upcycle.environment.loading import load_environment
 from upcycle.environment.server_secrets import (
     HiddenValues,
     SecretMissing,
@@ -25,7 +28,7 @@ from upcycle.environment.server_secrets import (
 )
 from upcycle.errors import DefinitionError
 from upcycle.playing.forking import ForkServer
-from upcycle.playing.hosting import ForkedHost
+from upcycle.playing.hosting import MAX_OUTPUT_BYTES, ForkedHost, KeptOutput, SameProcessHost
 from upcycle.task_rows import EnvironmentRef
 
 CANARY = 'canary-7e41"c09'
@@ -89,6 +92,72 @@ def test_the_longest_value_is_cut_first_and_json_is_walked() -> None:
     assert hidden.cut_from({"secret": ["x secret", 1, None, {"k": "y"}]}) == {
         "[secret A]": ["x [secret A]", 1, None, {"k": "y"}]
     }
+
+
+WRITTEN = {
+    "as it is": r"""ab/c&d"e\f<'g'>""",
+    "by Python": r"""ab/c&d\"e\\f<'g'>""",
+    "by PHP": r"""ab\/c&d\"e\\f<'g'>""",
+    "by Go": r"""ab/c\u0026d\"e\\f\u003c'g'\u003e""",
+    "by .NET": r"""ab/c\u0026d\u0022e\\f\u003C\u0027g\u0027\u003E""",
+    "in a text within a text": r"""ab/c\\u0026d\\\"e\\\\f<'g'>""",
+    "by repr": r"""ab/c&d"e\\f<\'g\'>""",
+}
+
+
+@pytest.mark.parametrize("text", WRITTEN.values(), ids=WRITTEN)
+def test_a_value_is_cut_as_any_writer_of_json_spells_it(text: str) -> None:
+    hidden = HiddenValues({"T": WRITTEN["as it is"]})
+    assert hidden.cut(f'{{"k": "x {text}"}}') == '{"k": "x [secret T]"}'
+
+
+@pytest.mark.parametrize("text", ["\\" * 300_000, "q" + "\\" * 300_000, ("q" + "\\" * 9) * 30_000])
+def test_a_text_of_backslashes_takes_no_time_to_speak_of(text: str) -> None:
+    hidden = HiddenValues({"A": '\\\\"xyzzy', "B": 'q\\"&&&abc'})
+    began = time.perf_counter()
+    assert hidden.cut(text) == text
+    assert time.perf_counter() - began < 5
+
+
+def test_half_a_value_at_the_edge_of_a_text_that_was_cut_goes_too(tmp_path: Path) -> None:
+    hidden = HiddenValues({"T": CANARY, "U": "other-value-77"})
+    shown = hidden.cut_part(f"{CANARY[5:]} {CANARY} other-va", lacks_begin=True, lacks_end=True)
+    assert shown == "[secret T] [secret T] [secret U]"
+    assert hidden.cut_part(CANARY[5:]) == CANARY[5:]
+    read_end, write_end = os.pipe()
+    kept = KeptOutput(read_end, hidden)
+    os.write(write_end, b"x" * (MAX_OUTPUT_BYTES - 8) + CANARY.encode())
+    os.close(write_end)
+    kept.finish()
+    assert "canary" not in kept.text()
+    assert kept.text().endswith("x[secret T]\n[7 more bytes were printed]")
+
+
+@pytest.mark.usefixtures("profile")
+async def test_a_limit_of_a_result_leaves_no_half_of_a_value(environment: EnvironmentRef) -> None:
+    env = load_environment(environment.path)
+
+    @env.tool()
+    def profile() -> str:
+        return f"{'x' * 900}{CANARY}{'x' * 900}"
+
+    host = SameProcessHost(env)
+    async with host.channel() as channel:
+        await channel.start("ask", {})
+        for limit in range(960, 980):
+            result = await channel.call_tool("profile", {}, max_bytes=limit)
+            assert result.truncated
+            assert CANARY[:4] not in result.text, limit
+    await host.end()
+
+
+@pytest.mark.usefixtures("profile")
+async def test_what_is_no_message_of_the_protocol_is_not_repeated(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("DEBUG")
+    episode, read, _ = await play(KEYED, [("misshape", {})])
+    assert "its answer is none of the protocol" in read[0]
+    assert "printed 204 bytes that are no message" in caplog.text
+    assert CANARY[:4] not in f"{episode!r} {read} {caplog.text}"
 
 
 @pytest.mark.usefixtures("profile")

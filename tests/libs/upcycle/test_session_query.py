@@ -17,14 +17,21 @@ def test_each_part_narrows_the_query() -> None:
     assert parse_sessions("key=abcd1234, group=nightly:2") == SessionQuery("abcd1234", "nightly:2")
     query = parse_sessions("since=7d,before=2026-11-27T10:00")
     assert query.span(NOW) == (NOW - timedelta(days=7), datetime(2026, 11, 27, 10, tzinfo=UTC))
+    both = parse_sessions("label=flow:refund, label=env:prod,group=a")
+    assert both == SessionQuery(group="a", labels=("env:prod", "flow:refund"))
     assert parse_sessions("since=36h").span(NOW) == (NOW - timedelta(hours=36), None)
 
 
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("", "'' is none of key=…, group=…, since=…, before=…, nor 'all'"),
-        ("label=x", "'label=x' is none of"),
+        ("", "'' is none of key=…, group=…, since=…, before=…, label=…, nor 'all'"),
+        ("labels=x:y", "'labels=x:y' is none of"),
+        ("label=x", "'x' is no label: write name:value"),
+        ("label=Flow:x", "'Flow' is no name of a label: it is 1 to 64 of"),
+        ("label=flow:two words", "label flow is 'two words': a value is 1 to 64 of"),
+        ("label=a:x,label=a:y", "label 'a' is given twice"),
+        (",".join(f"label=n{n}:x" for n in range(9)), "9 labels, and a session has at most 8"),
         ("group", "'group' is none of"),
         ("all,group=x", "'all' is none of"),
         ("group=a,group=b", "group is given twice"),

@@ -130,6 +130,35 @@ def test_files_of_every_kind_hold_the_same_taskset(env: Environment, tmp_path: P
     assert [task.slug for task in Taskset.load(bare)] == ["q0", "q1", "q2"]
 
 
+@pytest.mark.parametrize("name", ["t.json", "t.jsonl", "t.csv"])
+def test_a_folder_with_its_environment_and_tasks_files_may_be_moved(tmp_path: Path, name: str) -> None:
+    (tmp_path / "here" / "sub").mkdir(parents=True)
+    for place in ("env.py", "sub/env.py"):
+        where = EnvironmentRef("shop", path=str(tmp_path / "here" / place))
+        taskset = Taskset("t", [Task(where, "ask", slug=f"q{n}") for n in range(2)])
+        taskset.save(tmp_path / "here" / name)
+        assert str(tmp_path) not in (tmp_path / "here" / name).read_text()
+        assert Taskset.load(tmp_path / "here" / name) == taskset
+    (tmp_path / "here").rename(tmp_path / "there")
+    assert Taskset.load(tmp_path / "there" / name).environment.path == str(tmp_path / "there" / "sub/env.py")
+
+
+def test_a_relative_path_in_a_tasks_file_begins_at_the_file(tmp_path: Path) -> None:
+    header = {"name": "t", "environment": {"name": "shop", "path": "../env.py"}}
+    own = {"name": "shop", "path": "deployed:" + "a" * 64}
+    (tmp_path / "sub").mkdir()
+    for environment, path in ((None, str(tmp_path / "env.py")), (own, own["path"])):
+        row = {"scenario": "ask", "slug": "q"} | ({"environment": environment} if environment else {})
+        (tmp_path / "sub" / "t.json").write_text(json.dumps({**header, "tasks": [row]}))
+        assert Taskset.load(tmp_path / "sub" / "t.json").environment.path == path
+
+
+def test_an_environment_elsewhere_is_written_with_its_whole_path(tmp_path: Path) -> None:
+    for where in (EnvironmentRef("shop", path="/shop/env.py"), EnvironmentRef("shop", url="tcp://h:1")):
+        Taskset("mine", [Task(where, "ask")]).save(tmp_path / "t.jsonl")
+        assert Taskset.load(tmp_path / "t.jsonl").environment == where
+
+
 def test_bare_tasks_are_evaluated_as_unassigned(env: Environment, tmp_path: Path) -> None:
     one, two = env.scenarios["investigate"](query="1"), env.scenarios["investigate"](query="2")
     made = as_taskset([one, two])

@@ -72,6 +72,16 @@ async def test_runs_and_run_ids_mix_and_the_taskset_can_be_another(planner: tupl
     assert (spec.gate.taskset, spec.training.seed) == ("judge", 3)
 
 
+async def test_recorded_sessions_train_without_a_taskset(planner: tuple[Planner, Platform]) -> None:
+    said, platform = planner
+    client = TrainingClient("m", runtime=platform)
+    trained = await client.train_on_sessions("group=nightly", steps=2, single_sessions="batch", gate="judge")
+    assert (trained.run_id, trained.version) == ("run-new", 5)
+    spec = said.submitted[0].spec
+    assert (spec.taskset, spec.sessions, spec.no_sampling) == ("", "group=nightly", True)
+    assert (spec.training.steps, spec.training.single_sessions, spec.gate.taskset) == (2, "batch", "judge")
+
+
 async def test_a_run_that_fails_raises_with_its_reason_and_what_is_known(
     planner: tuple[Planner, Platform],
 ) -> None:

@@ -141,8 +141,8 @@ SERVED = 'env.connect_mcp_config({"docs": {"command": "PROGRAM"}})\n' + ASK
     [
         (ASK + "    yield 1.0\n", "yielded a third time"),
         (ASK.replace("yield q", "yield {1: q}"), "first yield is of type dict"),
-        (SERVED.replace("PROGRAM", "no-such-program"), "run its command by hand"),
-        (SERVED.replace("PROGRAM", "false"), "run its command by hand"),
+        (SERVED.replace("PROGRAM", "no-such-program"), "run its command in a shell"),
+        (SERVED.replace("PROGRAM", "false"), "run its command in a shell"),
     ],
 )
 def test_what_has_no_line_of_the_author_is_shown_without_lines_of_ours(

@@ -10,6 +10,7 @@ from typing import cast
 
 import pytest
 from grpc import StatusCode
+from rich.table import Table
 
 from local_stack.supervisor import AlreadyRunning
 from upcycle.api.registry.v1.registry_pb2 import Model
@@ -17,7 +18,7 @@ from upcycle.api.registry.v1.service_pb2 import GetModelResponse
 from upcycle.cli import train
 from upcycle.cli.exits import Exit
 from upcycle.cli.main import run
-from upcycle.cli.output import fail
+from upcycle.cli.output import fail, result_console
 from upcycle.cli.tasksets import AmbiguousTaskset, load_source
 from upcycle.errors import Unavailable, UpcycleError
 from upcycle.platform import PEERS, Platform, PlatformNotFound, find_addresses
@@ -87,6 +88,26 @@ def test_a_misspelt_command_is_a_usage_error_that_names_the_nearest(tmp_path: Pa
 
 def test_an_unknown_flag_is_a_usage_error(tmp_path: Path) -> None:
     assert upcycle("runs", "--limmit", "3", cwd=tmp_path).returncode == 2
+
+
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [
+        ("eval --groupp 3", "Unknown option: --groupp. Did you mean --group?"),
+        (
+            "tasksets import a.csv --environment e.py --scenario s -o t.json --split heldout",
+            'Invalid value "heldout" for --split. Choose from: "train", "held_out", "audit", "unassigned". '
+            'Did you mean "held_out"?',
+        ),
+    ],
+)
+def test_a_command_that_cannot_be_read_is_one_line_that_no_pipe_wraps(
+    tmp_path: Path, line: str, said: str
+) -> None:
+    done = upcycle(*line.split(), cwd=tmp_path, COLUMNS="40")
+    assert (done.returncode, done.stdout, done.stderr) == (2, "", f"upcycle: {said}\n")
+    (row,) = upcycle(*line.split(), "--json", cwd=tmp_path).stdout.splitlines()
+    assert json.loads(row)["error"] == {"kind": "usage", "message": said}
 
 
 def test_without_a_platform_the_status_is_4_and_stdout_stays_empty(tmp_path: Path) -> None:
@@ -181,7 +202,7 @@ def test_a_negative_age_is_refused_in_the_words_of_any_other_age(tmp_path: Path)
 def test_a_number_of_a_dead_letter_that_is_none_is_a_usage_error_that_names_it(tmp_path: Path) -> None:
     done = upcycle("bus", "dead", "show", "abc", cwd=tmp_path)
     assert done.returncode == 2
-    assert '"abc"' in done.stdout + done.stderr
+    assert done.stderr == "upcycle: NUMBER is 'abc'; it takes a whole number\n"
 
 
 def test_json_errors_are_one_line_on_stdout(tmp_path: Path) -> None:
@@ -218,7 +239,7 @@ def test_what_cannot_train_is_refused_before_anything_is_sent(tmp_path: Path, fl
     [
         (StatusCode.INVALID_ARGUMENT, Exit.USAGE),
         (StatusCode.FAILED_PRECONDITION, Exit.FAILED),
-        (StatusCode.NOT_FOUND, Exit.FAILED),
+        (StatusCode.NOT_FOUND, Exit.USAGE),
         (StatusCode.UNAVAILABLE, Exit.UNREACHABLE),
     ],
 )
@@ -243,13 +264,27 @@ def test_a_second_platform_on_the_same_data_is_a_usage_error(capsys: pytest.Capt
     assert "Traceback" not in capsys.readouterr().err
 
 
-def test_output_that_is_read_no_further_ends_the_command_quietly() -> None:
-    command = subprocess.Popen([UPCYCLE, "size", "--json"], stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+@pytest.mark.parametrize("arguments", [("size", "--json"), ("train", "--help")])
+def test_output_that_is_read_no_further_ends_the_command_quietly(arguments: tuple[str, ...]) -> None:
+    command = subprocess.Popen([UPCYCLE, *arguments], stdout=subprocess.PIPE, stderr=subprocess.PIPE)
     assert command.stdout is not None
     command.stdout.close()  # as `head` does
     assert command.stderr is not None
     said = command.stderr.read()
     assert (command.wait(60), said) == (0, b"")
+
+
+def test_an_argument_too_many_is_named(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["models", "list", "many", "m"]) == Exit.USAGE
+    said = "upcycle: 'many', 'm': more arguments than it has; `upcycle models list --help` names them\n"
+    assert capsys.readouterr().err == said
+
+
+def test_a_row_of_a_table_that_is_piped_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:
+    table = Table("reason", box=None)
+    table.add_row("because " * 60)
+    result_console().print(table)
+    assert [line.split()[0] for line in capsys.readouterr().out.splitlines()] == ["reason", "because"]
 
 
 async def test_a_checkpoint_that_was_promoted_and_rolled_back_is_not_called_unpromoted() -> None:

@@ -1,6 +1,7 @@
 """`upcycle config show`, and commands that follow the settings."""
 
 import json
+import os
 from pathlib import Path
 
 import pytest
@@ -45,6 +46,23 @@ def test_each_setting_is_shown_with_its_source_and_no_key_is(
     assert lines["agents.claude_model"][:2] == ["haiku", "environment:"]
     assert lines["train.group_size"][:2] == ["8", "default"]
     assert lines["agents.openai_url"][:2] == ["set", "environment:"]
+
+
+def test_what_commands_take_from_the_running_platform_is_shown_with_its_place(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    place = folder / ".upcycle" / "up" / "state.json"
+    place.parent.mkdir(parents=True)
+    peers = {"registry": "127.0.0.1:7406", "gateway": "127.0.0.1:7480"}
+    place.write_text(json.dumps({"pid": os.getpid(), "peers": peers, "gateway_key_file": "gateway.key"}))
+    monkeypatch.setenv("UPCYCLE_PEERS_GATEWAY", "127.0.0.1:9")
+    monkeypatch.delenv("UPCYCLE_API_KEY", raising=False)
+    assert run(["config", "show", "--sources"]) == 0
+    lines = {line.split()[0]: line.split()[1:] for line in capsys.readouterr().out.splitlines()}
+    assert lines["platform.registry"][:4] == ["127.0.0.1:7406", "running", "platform:", str(place)]
+    assert lines["platform.gateway"][:2] == ["127.0.0.1:9", "environment:"]
+    key = str(place.parent / "gateway.key")
+    assert lines["keys.UPCYCLE_API_KEY"][:4] == ["set", "running", "platform:", key]
 
 
 def test_json_lines_hold_no_key(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -23,6 +23,12 @@ def test_alike_failures_are_one_with_the_first_as_example() -> None:
     )
 
 
+def test_failures_that_differ_by_the_id_of_a_request_are_alike() -> None:
+    said = "the server answered 400: too long, request req-4069bcc4a19f000000"
+    examples = failure_examples([run(n, "player_failed", detail=f"{said}{n}0") for n in range(4)])
+    assert [(one.count, one.task_slug) for one in examples] == [(4, "t0")]
+
+
 def test_nothing_is_said_where_nothing_failed() -> None:
     assert failures_text(failure_examples([run(0)])) == ""
 
@@ -34,6 +40,7 @@ def test_only_three_are_shown_and_all_are_in_the_json() -> None:
     text = failures_text(examples)
     assert ("error 2" in text, "error 3" in text) == (True, False)
     assert "2 other failures" in text
+    assert "\n1 other failure:" in failures_text(examples[:4])
     assert [one["detail"] for one in failures_json(examples)] == [f"error {number}" for number in range(5)]
 
 

@@ -25,7 +25,7 @@ from upcycle.api.trajectory.v1.service_pb2_grpc import (
     TrajectoryServiceServicer,
     add_TrajectoryServiceServicer_to_server,
 )
-from upcycle.cli.models import sources_words
+from upcycle.cli.models import sources_words, watch_words
 from upcycle.platform import PEERS
 
 UPCYCLE = Path(sys.executable).parent / "upcycle"
@@ -57,6 +57,17 @@ class Services(RegistryServiceServicer, TrajectoryServiceServicer):
 
     async def ListHeadMoves(self, request: Any, context: Any) -> registry_service.ListHeadMovesResponse:
         return registry_service.ListHeadMovesResponse()
+
+    async def GetHeadWatch(self, request: Any, context: Any) -> registry_service.GetHeadWatchResponse:
+        return registry_service.GetHeadWatchResponse(
+            head_version=1,
+            predecessor_version=0,
+            pairs=1250,
+            pairs_wanted=1000,
+            worse=3,
+            better=40,
+            waits_for="it played its pairs; more at noon",
+        )
 
     async def ListTrajectories(
         self, request: Any, context: Any
@@ -119,6 +130,20 @@ async def test_an_episode_of_an_evaluation_names_the_run_that_trained_on_it(
     assert second.endswith("evaluated")
 
 
+async def test_head_is_shown_with_what_its_watch_played(environment: dict[str, str]) -> None:
+    *_, said = await printed(environment, "models", "head", "incident")
+    assert said == (
+        "watched: 1,250 of 1,000 pairs with v0, head worse in 3, better in 40; "
+        "waits: it played its pairs; more at noon"
+    )
+
+
+def test_where_head_is_not_watched_the_reason_is_said() -> None:
+    assert (
+        watch_words(registry_service.GetHeadWatchResponse(waits_for="it is off")) == "not watched: it is off"
+    )
+
+
 def test_no_sources_are_a_dash() -> None:
     assert sources_words({}) == "–"
 
@@ -129,7 +154,9 @@ async def test_head_is_set_to_the_checkpoint_of_a_version_and_an_unknown_version
     set_to = ("models", "head", "incident", "--json", "--set")
     for name in ("v1", "ckpt-incident-v00000001"):
         (line,) = await printed(environment, *set_to, name)
-        assert json.loads(line)["head_checkpoint_id"] == "ckpt-incident-v00000001"
+        said = json.loads(line)
+        assert said["head_checkpoint_id"] == "ckpt-incident-v00000001"
+        assert (said["watch"]["pairs"], said["watch"]["worse"]) == ("1250", "3")
     refused = await asyncio.create_subprocess_exec(
         str(UPCYCLE), *set_to, "v9", env=environment, stderr=asyncio.subprocess.PIPE
     )

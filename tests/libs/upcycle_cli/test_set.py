@@ -162,9 +162,13 @@ def test_a_file_that_is_not_there_and_no_name_are_refused(
 ) -> None:
     assert run(["set", "OPENAI_API_KEY", "--from-file", "gone"]) == 2
     assert "gone cannot be read: No such file" in capsys.readouterr().err
-    for arguments in ([], ["OPENAI_API_KEY", "--list"], ["--list", "--remove", "OPENAI_API_KEY"]):
+    for arguments, said in (
+        ([], "give NAME, --list, or --remove NAME"),
+        (["OPENAI_API_KEY", "--list"], "NAME and --list ask for different things"),
+        (["--list", "--remove", "OPENAI_API_KEY"], "--list and --remove ask for different things"),
+    ):
         assert run(["set", *arguments]) == 2
-        assert "give NAME, --list, or --remove NAME" in capsys.readouterr().err
+        assert said in capsys.readouterr().err
 
 
 def test_a_key_that_is_typed_at_a_terminal_is_not_shown(profile: Path) -> None:

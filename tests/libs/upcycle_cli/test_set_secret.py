@@ -4,6 +4,7 @@ the profile.
 
 import io
 import tomllib
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -39,10 +40,12 @@ def test_a_secret_of_the_profile_is_set_listed_and_removed(
     [
         (["TOKEN", VALUE], "a value of TOKEN on the command line is seen in the shell's history"),
         ([f"TOKEN={VALUE}"], "type `upcycle set secret TOKEN`, which asks for it"),
-        ([], "give NAME, --list, or --remove NAME"),
-        (["TOKEN", "--list"], "give NAME, --list, or --remove NAME"),
+        ([], "give NAME, --list, --remove NAME, or --rotate"),
+        (["TOKEN", "--list"], "NAME and --list ask for different things; give one of them"),
         (["A-B", "--profile"], "'A-B' is no name of a secret"),
         (["TOKEN", "--profile"], "a value of 2 characters was given"),
+        (["TOKEN", "--profile", "--environment", "shop"], "give it with `upcycle set secret NAME`"),
+        (["--list", "--environment", "shop"], "give it with `upcycle set secret NAME`"),
     ],
 )
 def test_what_is_wrong_is_refused_without_the_value(
@@ -60,9 +63,12 @@ def test_what_is_wrong_is_refused_without_the_value(
     assert not profile.exists()
 
 
-def test_the_flag_of_secrets_is_refused_for_a_key(profile: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert run(["set", "OPENAI_API_KEY", "--profile"]) == 2
-    assert "--profile belongs to `upcycle set secret`" in capsys.readouterr().err
+@pytest.mark.parametrize("flag", [["--profile"], ["--environment", "shop"]])
+def test_the_flags_of_secrets_are_refused_for_a_key(
+    profile: Path, capsys: pytest.CaptureFixture[str], flag: list[str]
+) -> None:
+    assert run(["set", "OPENAI_API_KEY", *flag]) == 2
+    assert f"{flag[0]} belongs to `upcycle set secret`" in capsys.readouterr().err
 
 
 def test_a_projects_file_holds_none(
@@ -81,17 +87,27 @@ class Secrets(SecretServiceServicer):
 
     def __init__(self) -> None:
         self.values = dict[str, str]()
+        self.environments = dict[str, list[str]]()
 
     async def SetSecret(self, request: pb.SetSecretRequest, context: object) -> pb.SetSecretResponse:
         self.values[request.name] = request.value
-        return pb.SetSecretResponse()
+        self.environments[request.name] = list(request.environments)
+        return pb.SetSecretResponse(secret=self._shown(request.name))
 
     async def ListSecrets(self, request: pb.ListSecretsRequest, context: object) -> pb.ListSecretsResponse:
-        return pb.ListSecretsResponse(secrets=[pb.Secret(name=one, set_by="operator") for one in self.values])
+        return pb.ListSecretsResponse(secrets=map(self._shown, self.values))
 
     async def RemoveSecret(self, request: pb.RemoveSecretRequest, context: object) -> pb.RemoveSecretResponse:
         del self.values[request.name]
         return pb.RemoveSecretResponse()
+
+    async def RotateSecrets(
+        self, request: pb.RotateSecretsRequest, context: object
+    ) -> pb.RotateSecretsResponse:
+        return pb.RotateSecretsResponse(num_rotated=1, num_secrets=2, key_id="0123456789abcdef")
+
+    def _shown(self, name: str) -> pb.Secret:
+        return pb.Secret(name=name, set_by="operator", environments=self.environments[name])
 
 
 @pytest.mark.usefixtures("profile")
@@ -106,14 +122,20 @@ async def test_a_secret_goes_to_the_platform_from_a_file(
         for peer in ("TASKSETS", "ENVIRONMENTS", "TRAJECTORIES", "TRAINING", "REGISTRY", "GATEWAY"):
             monkeypatch.setenv(f"UPCYCLE_PEERS_{peer}", server.address)
         given = SecretOptions(tmp_path / "value", list_=False, remove=None, in_profile=False, as_json=False)
-        assert await set_secret(["TOKEN"], given) == 0
-        assert secrets.values == {"TOKEN": VALUE}
-        for remove, list_ in ((None, True), ("TOKEN", False)):
+        assert await set_secret(["OTHER"], given) == 0
+        assert await set_secret(["TOKEN"], replace(given, environments=("shop", "desk"))) == 0
+        assert secrets.values == {"OTHER": VALUE, "TOKEN": VALUE}
+        assert secrets.environments == {"OTHER": [], "TOKEN": ["shop", "desk"]}
+        for remove, list_ in ((None, True), ("TOKEN", False), ("OTHER", False)):
             asked = SecretOptions(None, list_=list_, remove=remove, in_profile=False, as_json=False)
             assert await set_secret([], asked) == 0
     finally:
         await server.stop()
     assert secrets.values == {}
     printed = capsys.readouterr()
-    assert "TOKEN  operator" in printed.out
+    assert [line.split()[:-3] for line in printed.out.splitlines() if "operator" in line] == [
+        ["OTHER", "each", "operator"],
+        ["TOKEN", "shop,", "desk", "operator"],
+    ]
+    assert "MCP servers of shop, desk that start from now on have it" in printed.out
     assert VALUE not in printed.out + printed.err

@@ -212,6 +212,17 @@ async def test_a_start_submits_one_run_however_many_there_were(
     assert len(planner.submitted) == 61
 
 
+async def test_a_standing_run_of_recorded_sessions_is_about_no_tasks(
+    history: tuple[History, Platform], tmp_path: Path
+) -> None:
+    sessions = 'policy.model = "m"\nsessions = "group=live"\nsessions_idle_s = 3600\n'
+    (line,) = await keep(history[1], read(write(tmp_path, sessions)))
+    assert "trains m on recorded sessions (group=live) until it is stopped" in line
+    spec = history[0].submitted[0].spec
+    assert (spec.taskset, spec.no_sampling, spec.sessions_idle_s) == ("", True, 3600)
+    assert spec.training.steps == 0
+
+
 async def test_a_run_that_an_earlier_version_submitted_otherwise_is_passed_over(
     history: tuple[History, Platform], tmp_path: Path
 ) -> None:

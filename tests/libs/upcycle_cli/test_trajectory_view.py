@@ -111,6 +111,10 @@ def test_a_guided_trajectory_says_after_which_attempt() -> None:
     assert "guided" not in shown(summary, pb.TrajectoryBody())
     guided = pb.TrajectoryBody(episode=EpisodeIdentity(guided_after="run-1-g00000-e000-a0"))
     assert "guided after run-1-g00000-e000-a0" in shown(summary, guided)
+    for kind, text in (("plan", "Look first."), ("hint", "It begins with c.")):
+        guided.guidance_parts.append(pb.GuidancePart(kind=kind, text=text))
+    lines = [line.strip() for line in shown(summary, guided).splitlines()]
+    assert {"plan: Look first.", "hint: It begins with c."} <= set(lines)
 
 
 def test_colours_follow_probability() -> None:

@@ -15,6 +15,7 @@ from local_stack.managed import GaveUp
 from local_stack.nats import NatsServerError
 from local_stack.orphans import marked
 from local_stack.s3 import S3ServerError
+from local_stack.services import database
 from local_stack.spec import Probe, ProcessSpec, always_ready
 from local_stack.supervisor import lock_folder
 from service_kit.deadlines import DeadlineExceeded
@@ -81,10 +82,22 @@ def test_a_model_that_was_never_imported_is_refused_instead_of_awaited(
 
     _with_processes(monkeypatch, engine=_never)
     monkeypatch.setattr(local_stack, "has_model", is_unknown)
+    registry = database(tmp_path, "checkpoint_registry")
+    registry.parent.mkdir()
+    registry.touch()
 
     assert run(["up", "--model", "m", "--data-dir", str(tmp_path)]) == Exit.USAGE
     assert f"model 'm' is not in the registry of {tmp_path}; give " in capsys.readouterr().err
     assert marked(tmp_path) == []
+
+
+def test_a_model_is_refused_in_a_new_folder_before_anything_starts(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    data = tmp_path / "data"
+    assert run(["up", "--model", "m", "--data-dir", str(data)]) == Exit.USAGE
+    assert f"model 'm' is not in the registry of {data}; give " in capsys.readouterr().err
+    assert not data.exists()
 
 
 def test_a_second_platform_in_one_folder_is_refused_before_anything_starts(

@@ -44,7 +44,7 @@ async def test_what_a_run_waits_for_is_said_once(
     assert said.count("it waits for policy_engine: no engine serves") == 1
     assert planner.asked > 1
     assert "\x1b" not in said
-    assert "shop, 1 episodes wait → start one" in said
+    assert "shop, 1 episodes wait → start one (this command follows it for 3 s, --timeout-s;" in said
 
 
 async def test_a_call_of_a_training_client_says_what_it_waits_for(capsys: pytest.CaptureFixture[str]) -> None:

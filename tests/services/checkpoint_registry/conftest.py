@@ -1,6 +1,6 @@
 """A registry's use cases over real SQL, a planner in memory and a clock that the test moves."""
 
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
@@ -19,12 +19,15 @@ from checkpoint_registry.adapters.sql_pairs import SqlPairStore
 from checkpoint_registry.adapters.sql_versions import SqlVersionStore
 from checkpoint_registry.adapters.sql_watches import SqlWatchStore
 from checkpoint_registry.domain.models import Checkpoint, CheckpointState
+from checkpoint_registry.domain.open_alarms import OpenAlarm, OpenAlarms
 from checkpoint_registry.settings import CheckpointRegistrySettings
 from checkpoint_registry.usecases.evidence import GatherEvidence
 from checkpoint_registry.usecases.gating import RunGate
 from checkpoint_registry.usecases.pairing import PairPolicy, PlayPairs
 from checkpoint_registry.usecases.rollback import RollbackPolicy, WatchHead
-from checkpoint_registry.usecases.watching import WatchHeads, WatchPolicy
+from checkpoint_registry.usecases.watch_reports import ReportWatches
+from checkpoint_registry.usecases.watch_turns import WatchPolicy, WatchTurns
+from checkpoint_registry.usecases.watching import WatchHeads
 from event_bus import EventBus
 from grpc_edge import GrpcServer
 from grpc_edge.access import OPEN
@@ -34,6 +37,7 @@ from service_kit.ports import free_ports
 from sql_store import Database, MigratedDatabase
 from sql_store.outbox import OUTBOX
 from upcycle.api.taskset.v1.service_pb2_grpc import add_TasksetServiceServicer_to_server
+from upcycle.errors import Unavailable
 
 MODEL = "incident"
 START = datetime(2026, 11, 21, 8, 0, tzinfo=UTC)
@@ -41,19 +45,33 @@ START = datetime(2026, 11, 21, 8, 0, tzinfo=UTC)
 
 @dataclass
 class AlarmsDouble:
-    """The monitors of reward hacks. raised: by run; confirmed: what people reviewed as solved."""
+    """The monitors of reward hacks. raised: sentences by run; confirmed: what people reviewed as solved;
+    unseen: what the monitors have not seen yet; is_down: the store does not answer."""
 
     raised: dict[str, str] = field(default_factory=dict)
+    unseen: str = ""
+    seen_until: datetime = START
     asked: list[Sequence[str]] = field(default_factory=list)
     confirmed: int = 0
+    is_down: bool = False
 
     async def num_confirmed(self, run_id: str, top: int) -> int:
         assert (run_id, top) == ("run-train", 3)
+        if self.is_down:
+            raise Unavailable("the trajectory store does not answer")
         return self.confirmed
 
-    async def open_alarms(self, run_ids: Sequence[str]) -> Sequence[str]:
+    async def open_alarms(self, run_ids: Sequence[str], seen_until: datetime) -> OpenAlarms:
         self.asked.append(run_ids)
-        return [self.raised[run_id] for run_id in run_ids if run_id in self.raised]
+        self.seen_until = seen_until
+        if self.is_down:
+            raise Unavailable("the trajectory store does not answer")
+        found = [
+            OpenAlarm(run_id, *self.raised[run_id].split(": ", 1))
+            for run_id in run_ids
+            if run_id in self.raised
+        ]
+        return OpenAlarms(tuple(found), self.unseen)
 
 
 @dataclass
@@ -97,7 +115,11 @@ class RegistryHarness:
         self.gate = RunGate(
             self.gates, self.models, self.pairs, self.planner, self.play, now=self.clock, alarms=self.alarms
         )
-        self.watching = WatchHeads(self.watches, self.models, self.planner, self.watch_policy, now=self.clock)
+        self.watching = WatchHeads(
+            self.watches, self.models, self.planner, self.watch_policy, now=self.clock, alarms=self.alarms
+        )
+        turns = WatchTurns(self.watches, self.models, self.planner, self.watch_policy, now=self.clock)
+        self.reports = ReportWatches(turns, self.models, self.watches, self.watch_policy)
         self.watch = WatchHead(self.gates, self.pairs, self.models, self.rollback, now=self.clock)
 
     async def save(self, version: int, run_id: str = "run-train", *, digest: str = "") -> Checkpoint:
@@ -190,11 +212,15 @@ async def harness(sql_url: str) -> AsyncIterator[RegistryHarness]:
 
 @asynccontextmanager
 async def stack_on(
-    nats_url: str, s3_settings: S3Settings, folder: Path, rates: dict[int, float]
+    nats_url: str,
+    s3_settings: S3Settings,
+    folder: Path,
+    rates: dict[int, float],
+    planner_of: Callable[[dict[int, float]], PlannerStub] = PlannerStub,
 ) -> AsyncIterator[Stack]:
     """A registry on this bus, beside a planner. rates: of success, by version."""
     # The other rpcs answer UNIMPLEMENTED, which the registry never sees.
-    planner = PlannerStub(rates)  # type: ignore[abstract]
+    planner = planner_of(rates)
     server = GrpcServer("127.0.0.1", 0, OPEN).add(add_TasksetServiceServicer_to_server, planner)
     await server.start()
     bus = EventBus(BusSettings(url=nats_url), client_name="test")
@@ -203,6 +229,7 @@ async def stack_on(
     settings = CheckpointRegistrySettings(
         grpc_port=free_ports(1)[0],
         gate_poll_s=0.2,
+        watch_pairs=0,
         max_import_bytes=4096,
         bus=BusSettings(url=nats_url),
         s3=s3_settings,

@@ -2,6 +2,7 @@
 
 import hashlib
 import random
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime
 
@@ -14,6 +15,7 @@ from checkpoint_registry.domain.runs import (
     EvaluationRun,
     RunOutcome,
     TasksetView,
+    TrainingLoad,
 )
 from upcycle.errors import Unavailable
 
@@ -36,6 +38,8 @@ class PlannerDouble:
     orders: dict[str, EvaluationOrder] = field(default_factory=dict)
     read_whole: list[str] = field(default_factory=list)
     """Runs whose results were asked for."""
+    training: list[TrainingLoad] = field(default_factory=list)
+    """What samples now."""
     is_away: bool = False
     source_digest: str = ""
     """Of the code that judges what is submitted from now on."""
@@ -53,11 +57,17 @@ class PlannerDouble:
         exact = {f"{one.name}@{one.revision}": one for one in [*self.older, *self.tasksets.values()]}
         return self.tasksets.get(name) or exact.get(name)
 
+    async def source_now(self, name: str) -> str:
+        self._answer()
+        return self.source_digest
+
     async def submit(self, order: EvaluationOrder) -> str:
         self._answer()
         if self.refusal:
             raise PeerRefused(self.refusal)
         run_id = "run-" + hashlib.sha256(order.request_id.encode()).hexdigest()[:12]
+        if self.orders.get(run_id, order) != order:
+            raise PeerRefused(f"request_id {order.request_id!r} belongs to {run_id} with another spec")
         if run_id not in self.runs:
             self.orders[run_id] = order
             run = evaluation_run(run_id, order.model, order.version, order.profile)
@@ -66,10 +76,21 @@ class PlannerDouble:
             )
         return run_id
 
+    async def unfinished(self, order: EvaluationOrder) -> str:
+        self._answer()
+        for run_id, known in self.orders.items():
+            if known.request_id == order.request_id and self.runs[run_id].outcome is RunOutcome.UNFINISHED:
+                return run_id
+        return ""
+
     async def cancel(self, run_id: str, reason: str) -> None:
         self._answer()
         if self.runs[run_id].outcome is RunOutcome.UNFINISHED:
             self.fail(run_id, RunOutcome.CANCELLED, reason)
+
+    async def trainings(self, model: str) -> Sequence[TrainingLoad]:
+        self._answer()
+        return self.training
 
     async def pinned_versions(self) -> set[tuple[str, int]]:
         self._answer()

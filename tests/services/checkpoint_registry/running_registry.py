@@ -30,12 +30,15 @@ from upcycle.api.taskset.v1 import taskset_pb2
 from upcycle.api.taskset.v1.service_pb2_grpc import TasksetServiceServicer
 from upcycle.api.training.v1.events_pb2 import CheckpointSaved, PolicyPublished
 from upcycle.api.training.v1.training_pb2 import PolicyFile, PolicyManifest
+from upcycle.impossible_tasks import IMPOSSIBLE_FAMILY
 from upcycle.rpc import connect, remote_errors
 
 if TYPE_CHECKING:  # generated for type checkers only
     from upcycle.api.registry.v1.service_pb2_grpc import RegistryServiceAsyncStub as Stub
 
 DIGEST = "d" * 64
+TRAPS = 20
+"""Tasks without a solution, where there are any."""
 TRAINING_RUN = "run-00000000beef"
 
 
@@ -44,6 +47,8 @@ class PlannerStub(TasksetServiceServicer):
 
     def __init__(self, rates: dict[int, float]) -> None:
         self.rates = rates
+        self.impossible: Mapping[int, bool] = {}
+        """Whether each version passes the tasks that have no solution; without versions there are none."""
         self.runs: dict[str, taskset_pb2.Run] = {}
         self.requests: list[str] = []
         self.bus: EventBus | None = None
@@ -52,6 +57,8 @@ class PlannerStub(TasksetServiceServicer):
         self, request: taskset_service.GetTasksetRequest, context: Any
     ) -> taskset_service.GetTasksetResponse:
         tasks = [taskset_pb2.Task(slug=f"t{index}", family=f"family-{index % 4}") for index in range(40)]
+        if self.impossible:
+            tasks += [taskset_pb2.Task(slug=f"x{at}", family=IMPOSSIBLE_FAMILY) for at in range(TRAPS)]
         return taskset_service.GetTasksetResponse(
             taskset=taskset_pb2.Taskset(
                 name=request.name, digest=DIGEST, split=common_pb2.SPLIT_HELD_OUT, tasks=tasks
@@ -86,6 +93,17 @@ class PlannerStub(TasksetServiceServicer):
                 member=member,
                 status=taskset_pb2.EPISODE_STATUS_GRADED,
                 success=(index * 7919) % 100 < 100 * self.rates[played],
+                sampled_by=common_pb2.VersionSpan(oldest=played, newest=played),
+            )
+        for index in range(TRAPS * spec.group_size if self.impossible and not spec.families else 0):
+            member = index // TRAPS
+            played = versions[member % len(versions)]
+            yield taskset_pb2.EpisodeResult(
+                task_slug=f"x{index % TRAPS}",
+                family=IMPOSSIBLE_FAMILY,
+                member=member,
+                status=taskset_pb2.EPISODE_STATUS_GRADED,
+                success=self.impossible[played],
                 sampled_by=common_pb2.VersionSpan(oldest=played, newest=played),
             )
 

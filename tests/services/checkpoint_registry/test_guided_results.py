@@ -1,7 +1,7 @@
 """What a policy did with guidance is no evidence: gate, watch, rollback and baselines read results here."""
 
-from checkpoint_registry import wire
 from checkpoint_registry.domain.runs import tally
+from checkpoint_registry.wire import runs as wire
 from upcycle.api.common.v1 import common_pb2
 from upcycle.api.taskset.v1 import service_pb2, taskset_pb2
 

@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 from tests.services.checkpoint_registry.conftest import RegistryHarness
 
-from checkpoint_registry import wire
+from checkpoint_registry.wire import runs as wire
 from upcycle.api.taskset.v1 import service_pb2, taskset_pb2
 
 

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import replace
+from datetime import UTC, datetime
 
 import pytest
 from sqlalchemy import Connection, delete, update
@@ -12,6 +13,9 @@ from tests.support.waiting import until
 
 from checkpoint_registry.adapters import tables
 from checkpoint_registry.adapters.sql_references import SqlReferences
+from checkpoint_registry.adapters.sql_watches import SqlWatchStore
+from checkpoint_registry.domain.jobs import RequestState
+from checkpoint_registry.domain.watches import WatchRun
 from checkpoint_registry.usecases.references import FindReferences
 from identities.entities import interactive_run_id
 from retention import Reference
@@ -58,6 +62,20 @@ async def test_what_a_gate_ordered_and_judged_by_is_needed_before_and_after(harn
     assert await harness.head() == 1
     found = await finder(harness)(of_model([*ordered, "run-none"]), False)
     assert set(found) == {Reference(run_id, "evidence of a gate") for run_id in ordered}
+
+
+async def test_a_watch_is_needed_as_long_as_its_head_is_head(harness: RegistryHarness) -> None:
+    await harness.save(1)
+    await harness.drive()
+    await harness.finish(1, 0.9, 0.3)
+    assert await harness.head() == 1
+    revision = (await harness.models.model(MODEL)).head_revision
+    watches = SqlWatchStore(harness.database)
+    for number, of_head in enumerate((revision - 1, revision)):
+        ids = f"watch-{number}", MODEL, of_head, number, f"run-watch-{number}"
+        await watches.add(WatchRun(*ids, RequestState.SUBMITTED, "", datetime.now(UTC)))
+    found = await finder(harness)(of_model(["run-watch-0", "run-watch-1"]), False)
+    assert found == [Reference("run-watch-1", "evidence of a gate")]
 
 
 async def test_a_registry_that_lost_its_database_needs_every_run_of_its_models(

@@ -88,10 +88,54 @@ async def test_it_keeps_neither_later_candidates_nor_the_watch_waiting(harness: 
 async def test_an_alarm_that_came_meanwhile_holds_it(harness: RegistryHarness) -> None:
     await passed(harness)
     harness.alarms.confirmed = NEEDED
-    harness.alarms.raised["run-train"] = "leak_shown of run run-train: 3%"
+    harness.alarms.raised["run-train"] = "leak_shown: 3%"
     await harness.drive()
     assert await harness.head() == 0
     assert (await harness.reason(1)).startswith("held: open alarm leak_shown")
+
+
+async def test_who_waits_for_people_waits_for_the_monitors_after_that(harness: RegistryHarness) -> None:
+    harness.alarms.unseen = "its monitors have not seen 3 episodes yet"
+    await passed(harness)
+    assert (await harness.reason(1)).startswith("held: a person confirmed 0 of the 3")
+    harness.alarms.confirmed = NEEDED
+    await harness.drive()
+    assert await harness.head() == 0
+    assert "waits until the monitors of reward hacks" in await harness.reason(1)
+    harness.alarms.unseen = ""
+    await harness.drive()
+    assert await harness.head() == 1
+
+
+async def test_confirmations_that_took_days_are_not_lost_to_a_moment_without_the_monitors(
+    harness: RegistryHarness,
+) -> None:
+    """The hour of a candidate is long over when people have looked."""
+    await passed(harness)
+    harness.clock.forward(3 * 86400)
+    harness.alarms.confirmed, harness.alarms.unseen = NEEDED, "its monitors have not seen 3 episodes yet"
+    await harness.drive()
+    assert "waits until the monitors of reward hacks" in await harness.reason(1)
+    harness.alarms.unseen = ""
+    await harness.drive()
+    assert await harness.head() == 1
+
+
+async def test_a_store_that_does_not_answer_is_named_and_keeps_no_other_candidate_waiting(
+    harness: RegistryHarness,
+) -> None:
+    """What waited for review stopped the gate of its model while the reviews could not be read."""
+    await passed(harness)
+    harness.alarms.is_down = True
+    harness.planner.training_run("run-other", MODEL)
+    await harness.save(2, "run-other")
+    await harness.drive()
+    said = "held: it passed, and waits for trajectory_store, which does not answer: "
+    assert (await harness.reason(1)).startswith(said)
+    assert await harness.state(2) is CheckpointState.EVALUATING
+    harness.alarms.is_down = False
+    await harness.drive()
+    assert (await harness.reason(1)).startswith("held: a person confirmed 0 of the 3")
 
 
 async def test_a_head_that_moved_meanwhile_ends_the_wait(harness: RegistryHarness) -> None:

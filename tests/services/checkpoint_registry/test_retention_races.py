@@ -100,7 +100,7 @@ class Interrupted:
 
 
 async def nothing(harness: RegistryHarness) -> None:
-    """Nobody names it."""
+    """No row names it."""
 
 
 async def swept(shelf: Shelf, at: int | None = None, naming: Naming = nothing) -> tuple[list[int], list[str]]:

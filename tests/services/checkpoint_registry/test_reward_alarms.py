@@ -2,6 +2,7 @@
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from datetime import UTC, datetime
 from typing import Any
 
 import grpc
@@ -16,6 +17,9 @@ from upcycle.api.trajectory.v1.service_pb2_grpc import (
     TrajectoryServiceServicer,
     add_TrajectoryServiceServicer_to_server,
 )
+from upcycle.moments import timestamp
+
+MOMENT = datetime(2026, 11, 28, 8, 0, tzinfo=UTC)
 
 
 class Store(TrajectoryServiceServicer):
@@ -28,7 +32,8 @@ class Store(TrajectoryServiceServicer):
     async def ListAlarms(self, request: Any, context: Any) -> pb.ListAlarmsResponse:
         self.asked.append(request)
         alarm = pb.RewardAlarm(run_id="run-a", kind=self.kind, text="40% of the last 64 episodes")
-        return pb.ListAlarmsResponse(alarms=[alarm])
+        alarm.trajectory_ids.append("traj-1")
+        return pb.ListAlarmsResponse(alarms=[alarm], unseen="two are unread")
 
     async def ListReviews(self, request: Any, context: Any) -> pb.ListReviewsResponse:
         assert request == pb.ListReviewsRequest(run_id="run-a", top=3)
@@ -58,11 +63,23 @@ async def asking(store: Store) -> AsyncIterator[GrpcRewardAlarms]:
 async def test_an_open_alarm_of_every_kind_is_named(kind: MonitorKind) -> None:
     store = store_of(kind.value)
     async with asking(store) as alarms:
-        assert await alarms.open_alarms(["run-a"]) == [f"{kind} of run run-a: 40% of the last 64 episodes"]
-    assert store.asked == [pb.ListAlarmsRequest(run_ids=["run-a"], only_open=True)]
+        found = await alarms.open_alarms(["run-a"], MOMENT)
+    assert str(found) == f"{kind} of run run-a: 40% of the last 64 episodes"
+    assert found.unseen == "two are unread"
+    asked = pb.ListAlarmsRequest(run_ids=["run-a"], only_open=True, seen_until=timestamp(MOMENT))
+    assert store.asked == [asked]
 
 
 @pytest.mark.parametrize(("kind", "confirmed"), [("leak_shown", 2), ("old", 0)])
 async def test_a_store_without_reviews_confirms_nothing(kind: str, confirmed: int) -> None:
     async with asking(store_of(kind)) as alarms:
         assert await alarms.num_confirmed("run-a", 3) == confirmed
+
+
+async def test_more_runs_than_the_store_takes_at_once_are_asked_for_in_parts() -> None:
+    store, runs = store_of("length_growth"), [f"run-{number}" for number in range(250)]
+    async with asking(store) as alarms:
+        found = await alarms.open_alarms(runs, MOMENT)
+    assert [len(request.run_ids) for request in store.asked] == [100, 100, 50]
+    assert [one for request in store.asked for one in request.run_ids] == runs
+    assert (len(found.alarms), found.unseen) == (3, "two are unread")

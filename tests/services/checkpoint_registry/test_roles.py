@@ -42,7 +42,9 @@ def registry(harness: RegistryHarness, tmp_path: Path) -> RegistryServicer:
         HoldPolicies(harness.holds, harness.models, now=now),
     )
     releases = CanaryReleases(SqlCanaryReleases(harness.database), now=now)
-    return RegistryServicer(models, harness.models, harness.versions, leases, holds, releases)
+    return RegistryServicer(
+        models, harness.models, harness.versions, leases, holds, releases, harness.reports
+    )
 
 
 async def as_caller(caller: Caller, call: Coroutine[Any, Any, Any]) -> Any:

@@ -13,8 +13,9 @@ from tests.services.checkpoint_registry.test_canary_releases import begin, with_
 from checkpoint_registry.adapters.sql_canary_releases import SqlCanaryReleases
 from checkpoint_registry.domain.models import CanaryRelease
 from checkpoint_registry.domain.session_watch import GradedSession, SessionWatch, began, play_of
-from checkpoint_registry.usecases.canary_releases import CanaryReleases
+from checkpoint_registry.usecases.canary_releases import CanaryReleases, ReleaseOrder
 from checkpoint_registry.usecases.session_watching import SessionPolicy, WatchSessions
+from identities.entities import checkpoint_id
 
 NEWER, OLDER = 2, 1
 
@@ -221,6 +222,38 @@ async def test_an_older_checkpoint_that_is_not_the_predecessor_takes_no_place(
     assert await under_way(harness) is not None
 
 
+async def test_a_release_that_an_operator_changed_meanwhile_is_not_ended_for_the_one_before(
+    harness: RegistryHarness, releases: CanaryReleases, sessions: SessionsDouble
+) -> None:
+    await head_at(harness, 1)
+    await begin(releases, 2, 0.5)
+    sessions.add(30, seconds(harness) + 10, newer=2, older=1)
+    listed = sessions.since
+
+    async def changed_meanwhile(model: str, graded_since: datetime) -> Sequence[GradedSession]:
+        if len(sessions.asked) == 0:
+            await begin(releases, 0, 0.5)
+        return await listed(model, graded_since)
+
+    sessions.since = changed_meanwhile  # type: ignore[method-assign]
+    await watcher(harness, releases, sessions).look()
+    release = await under_way(harness)
+    assert release is not None
+    assert release.version == 0
+
+
+async def test_a_release_of_a_person_called_gate_does_not_end_undecided(
+    harness: RegistryHarness, releases: CanaryReleases, sessions: SessionsDouble
+) -> None:
+    await head_at(harness, 2)
+    order = ReleaseOrder(MODEL, checkpoint_id(MODEL, 1), 0.5, 0.0, "gate", "mine", "operator")
+    await releases.set_release(order, head_revision=None)
+    sessions.add(4, seconds(harness) + 10, newer=2, older=1)
+    sessions.add(4, seconds(harness) + 30, newer=1, older=2)
+    await watcher(harness, releases, sessions, pairs=8).look()
+    assert await under_way(harness) is not None
+
+
 async def test_a_shadow_alone_is_no_release_of_conversations(
     harness: RegistryHarness, releases: CanaryReleases, sessions: SessionsDouble
 ) -> None:
@@ -261,3 +294,24 @@ async def test_a_release_that_no_engine_has_room_for_is_offered_again(
     await with_engine(harness)
     await watch.look()
     assert await under_way(harness) is not None
+
+
+class BegunMeanwhile(CanaryReleases):
+    """A person, or another registry, begins a release right after it was looked whether there is one."""
+
+    async def changes(self, model: str) -> list[CanaryRelease]:
+        found = await super().changes(model)
+        if not found:
+            await begin(self, 0, 0.5)
+        return found
+
+
+async def test_the_registry_begins_no_release_over_one_that_began_meanwhile(
+    harness: RegistryHarness, sessions: SessionsDouble
+) -> None:
+    await head_at(harness, 2)
+    releases = BegunMeanwhile(SqlCanaryReleases(harness.database), now=harness.clock)
+    await watcher(harness, releases, sessions, share=0.25).look()
+    (only,) = await releases.changes(MODEL)
+    assert (only.version, only.share) == (0, 0.5)
+    assert await under_way(harness) == only

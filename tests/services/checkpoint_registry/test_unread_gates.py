@@ -24,7 +24,7 @@ def to_version(version: int) -> HeadOrder:
 async def test_a_step_waits_until_it_is_known_whether_a_run_asked_for_a_gate(
     harness: RegistryHarness,
 ) -> None:
-    """The first checkpoint of a run with a gate is saved, and nobody has asked the planner about it yet."""
+    """The first checkpoint of a run with a gate is saved; the planner was not asked about it yet."""
     await harness.save(1)
     await harness.save(2, interactive_run_id(MODEL))
     with pytest.raises(Unavailable, match="v1"):

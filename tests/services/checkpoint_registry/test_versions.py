@@ -14,6 +14,7 @@ from checkpoint_registry.domain.errors import UnknownModel, UnknownVersion, Vers
 from checkpoint_registry.domain.models import HeadMove, PublishedVersion
 from event_bus.topology import CHECKPOINT_REGISTRY
 from identities.entities import checkpoint_id
+from identities.objects import policy_manifest
 from policy_files import manifest_ref
 from upcycle.api.registry.v1 import registry_pb2
 from upcycle.api.registry.v1 import service_pb2 as pb
@@ -46,6 +47,26 @@ async def test_a_redelivered_fact_changes_nothing(harness: RegistryHarness) -> N
     assert await harness.versions.record(published(1))
     assert not await harness.versions.record(replace(published(1), run_id="another"))
     assert await harness.versions.version(MODEL, 1) == published(1)
+
+
+async def test_the_marker_of_a_versions_state_is_recorded_once_and_said_to_who_asks(
+    harness: RegistryHarness,
+) -> None:
+    marker = BlobRef("default/training/m/run-train/step-00000001/state.json", "b" * 64, 7)
+    fact = PolicyPublished(
+        model=MODEL,
+        version=1,
+        digest=published(1).digest,
+        manifest=blob_ref.to_wire(replace(published(1).manifest, key=policy_manifest(MODEL, 1))),
+        run_id="run-train",
+        training_state=blob_ref.to_wire(marker),
+    )
+    assert await harness.versions.record(wire.version_from_wire(fact))
+    forged = replace(published(1), training_state=replace(marker, sha256="c" * 64))
+    assert not await harness.versions.record(forged)
+    said = wire.version_to_wire(await harness.versions.version(MODEL, 1))
+    assert blob_ref.from_wire(said.training_state) == marker
+    assert not wire.version_to_wire(published(2)).HasField("training_state")
 
 
 async def test_a_version_with_other_weights_is_refused(harness: RegistryHarness) -> None:

@@ -1,62 +1,28 @@
 """Head is watched after it moved: what is ordered, what moves it back, and what comes first."""
 
+import asyncio
 from dataclasses import replace
 
 import pytest
+from prometheus_client import REGISTRY
 from tests.services.checkpoint_registry.conftest import MODEL, RegistryHarness, judge
-from tests.services.checkpoint_registry.planner_double import HELD_OUT, TASKS, PlannerDouble
+from tests.services.checkpoint_registry.planner_double import HELD_OUT, PlannerDouble
+from tests.services.checkpoint_registry.watch_recipes import BATCH, finish_watch, played, promoted, watched
 
 from checkpoint_registry.domain.models import CheckpointState
-from checkpoint_registry.domain.runs import EpisodeOutcome, EvaluationRun, RunOutcome
+from checkpoint_registry.domain.runs import EvaluationRun, RunOutcome
 from checkpoint_registry.domain.watches import pairs_of
-from checkpoint_registry.usecases.watching import WatchPolicy
+from checkpoint_registry.settings import CheckpointRegistrySettings
+from checkpoint_registry.usecases.watch_turns import WatchPolicy
+from checkpoint_registry.usecases.watching import WatchHeads
 from upcycle.errors import Unavailable
 from upcycle.gate.watch import Pair, Play, Trigger
-
-BATCH = 50
-
-
-async def finish_watch(harness: RegistryHarness, won: int, lost: int, *, failed: int = 0) -> None:
-    """The newest watch run ends: in so many pairs only head succeeded, in so many only its predecessor, which
-    alone in `failed` of these was no failure; alike in the others."""
-    harness.clock.forward(1)
-    run_id, order = list(harness.planner.orders.items())[-1]
-    assert order.draws == BATCH
-    results = []
-    for at in range(BATCH):
-        head, before = (at < won, won <= at < won + lost) if at < won + lost else (True, True)
-        kind = "timeout" if won <= at < won + failed else ""
-        results += [
-            played(order.version, 0, at, success=head, failure_kind=kind),
-            played(order.against_version, 1, at, success=before),
-        ]
-    run = harness.planner.runs[run_id]
-    harness.planner.runs[run_id] = replace(
-        run, outcome=RunOutcome.COMPLETED, finished_at=harness.clock(), results=tuple(results)
-    )
-    assert await harness.watching.collect(run_id)
-    await harness.drive()
-
-
-def played(
-    version: int, member: int, at: int, *, success: bool, failure_kind: str = "", graded: bool = True
-) -> EpisodeOutcome:
-    task = f"t{at % 40:02d}"
-    group = f"run-watch-g{at:05d}"
-    return EpisodeOutcome(task, TASKS[task], graded, success, version, version, member, group, failure_kind)
 
 
 @pytest.fixture
 def harness(harness: RegistryHarness) -> RegistryHarness:
     """Whose heads are watched."""
-    harness.watch_policy = WatchPolicy()
-    harness.restart()
-    return harness
-
-
-async def promoted(harness: RegistryHarness) -> None:
-    await judge(harness, 1, 0.9, head_rate=0.3)
-    assert await harness.head() == 1
+    return watched(harness)
 
 
 async def test_a_promoted_head_plays_drawn_pairs_beside_its_predecessor(harness: RegistryHarness) -> None:
@@ -219,3 +185,151 @@ async def test_a_watch_that_is_refused_each_time_is_asked_for_less_and_less_ofte
         harness.clock.forward(61)
         await harness.drive()
     assert len(await harness.watches.runs(MODEL, 2)) < 9
+
+
+SHADOW = "shadow_disagrees: 12% of 100 episodes"
+
+
+async def lost(harness: RegistryHarness) -> str:
+    """Head loses its pairs until it is back; the reason of that."""
+    for _ in range(3):
+        if await harness.head() == 0:
+            break
+        await finish_watch(harness, 0, BATCH)
+    assert await harness.head() == 0
+    return (await harness.models.head_moves(MODEL))[-1].reason
+
+
+async def test_a_bad_head_goes_back_and_its_reason_names_the_open_alarms(harness: RegistryHarness) -> None:
+    await promoted(harness)
+    harness.alarms.raised[list(harness.planner.orders)[-1]] = SHADOW
+    harness.alarms.raised["run-train"] = "leak_shown: 2 episodes"
+    reason = await lost(harness)
+    assert "leak_shown of run run-train: 2 episodes" in reason
+    assert ": 12% of 100 episodes" in reason
+    assert "more alarms may come" not in reason
+
+
+async def test_a_bad_head_does_not_wait_for_monitors_that_are_behind(harness: RegistryHarness) -> None:
+    await promoted(harness)
+    harness.alarms.unseen = "its monitors have not seen 7 episodes yet"
+    assert (await lost(harness)).endswith("; more alarms may come: its monitors have not seen 7 episodes yet")
+
+
+async def test_a_bad_head_goes_back_at_once_though_alarms_cannot_be_read(harness: RegistryHarness) -> None:
+    """A run without its alarms still says who succeeded; a store that is down must not keep a bad head."""
+    await promoted(harness)
+    await finish_watch(harness, 5, 5)
+    harness.alarms.raised[list(harness.planner.orders)[-2]] = SHADOW
+    harness.clock.forward(61)
+    await harness.drive()
+    harness.alarms.is_down = True
+    reason = await lost(harness)
+    assert SHADOW.partition(": ")[2] in reason
+    assert reason.endswith("; its alarms could not be read")
+
+
+async def test_an_alarm_that_comes_after_its_run_was_read_is_counted(
+    harness: RegistryHarness, caplog: pytest.LogCaptureFixture
+) -> None:
+    await promoted(harness)
+    first = list(harness.planner.orders)[-1]
+    await finish_watch(harness, 5, 5)
+    assert (await harness.watches.runs(MODEL, 2))[0].detail == ""
+    harness.alarms.raised[first] = SHADOW
+    for _ in range(3):
+        harness.clock.forward(61)
+        await harness.drive()
+    assert (await harness.watches.runs(MODEL, 2))[
+        0
+    ].detail == f"shadow_disagrees of run {first}: 12% of 100 episodes"
+    assert open_alarms() == 1
+    assert [one.msg for one in caplog.records].count("watch_alarmed") == 1
+    harness.alarms.raised.clear()  # the monitor clears it, or a person dismisses it
+    harness.clock.forward(61)
+    await harness.drive()
+    assert (await harness.watches.runs(MODEL, 2))[0].detail == ""
+    assert open_alarms() == 0
+
+
+def open_alarms() -> float | None:
+    return REGISTRY.get_sample_value("upcycle_registry_watch_alarms", {"model": MODEL})
+
+
+async def test_an_alarm_alone_moves_nothing(harness: RegistryHarness) -> None:
+    """A better head may differ more often from a shadow grader; an alarm names the newest episodes only."""
+    await promoted(harness)
+    for _ in range(6):
+        harness.alarms.raised[list(harness.planner.orders)[-1]] = SHADOW
+        await finish_watch(harness, 5, 5)
+        harness.clock.forward(61)
+        await harness.drive()
+    assert await harness.head() == 1
+
+
+def test_at_tasks_without_a_solution_who_passes_counts_alone() -> None:
+    traps = [
+        played(2, 0, 0, success=True),
+        played(1, 1, 0, success=False),
+        played(2, 0, 1, success=False),
+        played(1, 1, 1, success=False),
+    ]
+    hacked = frozenset({Trigger.HACKED})
+    first, second = pairs_of([], traps)
+    assert (first.family, first.head, first.predecessor) == ("", Play(False, hacked), Play(False))
+    assert second == Pair("", Play(False), Play(False))
+
+
+def test_head_is_watched_over_a_thousand_pairs_unless_a_setting_says_otherwise() -> None:
+    assert CheckpointRegistrySettings.model_fields["watch_pairs"].default == 1000
+
+
+async def test_pairs_of_a_head_are_called_off_when_another_one_follows(harness: RegistryHarness) -> None:
+    """They say nothing of it, and would share the engines with its own."""
+    await promoted(harness)
+    first = list(harness.planner.orders)[-1]
+    base = await harness.models.version(MODEL, 0)
+    await harness.models.move_head(
+        base, expected_revision=2, actor="a person", reason="for now", at=harness.clock()
+    )
+    harness.restart()
+    harness.planner.is_away = True
+    with pytest.raises(Unavailable):
+        await harness.drive()
+    harness.planner.is_away = False
+    await harness.drive()
+    run = harness.planner.runs[first]
+    assert (run.outcome, run.failure) == (RunOutcome.CANCELLED, "head moved, to v0")
+    assert await harness.watches.open_before(MODEL, 3) == []
+    assert list(harness.planner.orders)[-1] == first, "a head that moved back is not watched"
+
+
+async def test_a_watch_goes_on_where_the_clock_was_set_back(harness: RegistryHarness) -> None:
+    harness.watch_policy = WatchPolicy(pairs=BATCH, trickle_s=3600.0)
+    harness.restart()
+    await promoted(harness)
+    await finish_watch(harness, 1, 1)
+    num_orders = len(harness.planner.orders)
+    harness.clock.forward(-7 * 24 * 3600)
+    await harness.drive()
+    assert len(harness.planner.orders) == num_orders + 1, "not a week from now"
+
+
+async def test_replicas_order_once_and_roll_back_once(harness: RegistryHarness) -> None:
+    await promoted(harness)
+    run_id, order = list(harness.planner.orders.items())[-1]
+    others = [
+        WatchHeads(harness.watches, harness.models, harness.planner, harness.watch_policy, now=harness.clock)
+        for _ in range(3)
+    ]
+    results = [
+        played(version, member, at, success=at >= 30 * (1 - member))
+        for at in range(BATCH)
+        for member, version in ((0, order.version), (1, order.against_version))
+    ]
+    run = harness.planner.runs[run_id]
+    harness.planner.runs[run_id] = replace(run, outcome=RunOutcome.COMPLETED, results=tuple(results))
+    moves = await asyncio.gather(*(one.consider(MODEL) for one in others * 3))
+    assert len([move for move in moves if move is not None]) == 1
+    assert len(await harness.models.head_moves(MODEL)) == 3
+    assert list(harness.planner.orders)[-1] == run_id

@@ -10,7 +10,7 @@ from safetensors.torch import load_file, save_file
 from tests.services.policy_engine.policies import Shape, make_policy
 from tests.services.policy_engine.reference import reference_logits
 
-from embedded_engine.decoder import Batch, DecodeAttention, DecoderModel, KeyValueCache, PrefillAttention
+from embedded_engine.decoder import Batch, DecoderModel, KeyValueCache, PrefillAttention, decode_attention
 from embedded_engine.errors import BadWeights, UnsupportedModel
 from embedded_engine.weights import ModelConfig, load_config, load_weights
 
@@ -50,12 +50,13 @@ class Rows:
         return list(torch.split(self.model.logits(hidden), counts))
 
     def decode(self, tokens: list[int], positions: list[int]) -> torch.Tensor:
-        slots, at = np.array(self.slots), np.array(positions)
+        order = np.argsort(self.slots)  # rows ascend by slot
+        slots, at = np.array(self.slots)[order], np.array(positions)[order]
         self.cache.extend_each(slots, at)
-        attend = DecodeAttention(torch.from_numpy(slots), self.cache.visible(7, max(positions) + 1))
+        attend = decode_attention(slots, max(positions) + 1, self.cache)
         write = self.cache.write_index(slots, at)
-        batch = Batch(torch.tensor(tokens), torch.from_numpy(at), write, attend)
-        return self.model.logits(self.model.hidden(batch, self.cache))
+        batch = Batch(torch.tensor(tokens)[order], torch.from_numpy(at), write, attend)
+        return self.model.logits(self.model.hidden(batch, self.cache))[np.argsort(order)]
 
 
 @pytest.mark.parametrize("shape", SHAPES.values(), ids=SHAPES.keys())
@@ -148,3 +149,28 @@ def load_config_of(shape: Shape) -> ModelConfig:
 
 def _resident_bytes() -> int:
     return int(Path("/proc/self/statm").read_text().split()[1]) * 4096
+
+
+@pytest.mark.parametrize(
+    "slots",
+    [[0, 1, 2], [5, 6, 9, 10], [3], [2, 3, 40, 41, 60], list(range(0, 63, 6)), [*range(0, 50, 10), 51, 53]],
+    ids=["a run", "small gaps", "one", "segments", "all over", "segments with gaps"],
+)
+def test_rows_attend_to_their_own_slot_wherever_it_lies(slots: list[int]) -> None:
+    kv_heads, groups, dim, max_len = 2, 3, 8, 20
+    config = ModelConfig("m", 10, 48, 8, 1, kv_heads * groups, kv_heads, dim, 64, 1e4, 1e-6, True, True)
+    cache = KeyValueCache(config, 64, 32)
+    generator = torch.Generator().manual_seed(1)
+    cache.data.copy_(torch.randn(cache.data.shape, generator=generator))
+    lengths = [1 + (7 * slot) % max_len for slot in slots]
+    for slot, length in zip(slots, lengths, strict=True):
+        cache.begin(slot, length)
+    query = torch.randn(len(slots), kv_heads * groups, dim, generator=generator)
+    keys, values = cache.data[0]
+    found = decode_attention(np.array(slots), max_len, cache)(query, keys, values)
+    for row, (slot, length) in enumerate(zip(slots, lengths, strict=True)):
+        for head in range(kv_heads * groups):
+            own = slot, head // groups, slice(length)
+            weights = torch.softmax(keys[own] @ query[row, head], dim=0)
+            expected = weights @ values[own]
+            assert torch.allclose(found[row, head * dim : (head + 1) * dim], expected, atol=1e-5)

@@ -75,6 +75,7 @@ class World:
         """Everything as it is now; what happens to one does not reach the other."""
         copied = World(self.folder, heads=dict(self.heads), held_out=self.held_out, clock=self.clock)
         copied.store.objects.update(self.store.objects)
+        copied.store.written.update(self.store.written)
         copied.stream.facts.extend(self.stream.facts)
         copied.recorder.events.update(self.recorder.events)
         copied.recorder.order.extend(self.recorder.order)
@@ -93,13 +94,13 @@ class World:
         """Fresh adapters over what outlives them."""
         work_dir = self.folder / "work"
         work_dir.mkdir(exist_ok=True)
-        name = f"trainer-{next(_NAMES)}"
+        name, facts = f"trainer-{next(_NAMES)}", self.recorder.events
         holding = ModelHolding(TrainersStore(self.store), name, lease_s=LEASE_S)
         return RunDeps(
             new_learner=lambda: TorchLearner(thread),
             bodies=BlobBodies(self.store, train_parse_errors=False),
             states=BlobStates(self.store),
-            policies=Policies(self.store, self.folder / f"cache-{name}", self.heads, holding.surely),
+            policies=Policies(self.store, self.folder / f"cache-{name}", self.heads, holding.surely, facts),
             held_out=HeldOut(self.held_out),
             facts=BusFacts(self.recorder, KeptFacts(self.store), now=self.clock, check=holding.surely),
             holding=holding,

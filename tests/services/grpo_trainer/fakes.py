@@ -9,11 +9,13 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from google.protobuf.message import Message
 
-from blob_store import MemoryBlobStore
+from blob_store import BlobRef, MemoryBlobStore
+from blob_store import ref as blob_ref
 from event_bus import Decision, Delivery
 from grpo_trainer.adapters.policies import HeldOutTasks, PolicyCache, RegistryPolicies
 from grpo_trainer.domain.errors import InvalidTrainingSpec
@@ -22,6 +24,7 @@ from grpo_trainer.domain.states import BasePolicy
 from grpo_trainer.domain.steps import StepRecord
 from grpo_trainer.domain.trajectories import GradedTrajectory, Settlement
 from grpo_trainer.telemetry import TrainerInstruments
+from identities.events import policy_published
 from upcycle.api.training.v1 import events_pb2 as training_events
 
 START = datetime(2026, 11, 21, 8, 0, tzinfo=UTC)
@@ -174,8 +177,11 @@ class Policies(RegistryPolicies):
         cache_dir: Path,
         heads: dict[str, BasePolicy],
         check: Callable[[str], object] = lambda _: None,
+        published: Mapping[str, Any] = MappingProxyType({}),
     ) -> None:
+        """published: facts by event id; the registry has recorded each of them."""
         self._check = check
+        self._published = published
         self._store = store
         self.cache = PolicyCache(store, cache_dir, in_use=lambda: ())
         self._heads = heads
@@ -184,6 +190,17 @@ class Policies(RegistryPolicies):
         if model not in self._heads:
             raise InvalidTrainingSpec(f"model {model!r} is not registered")
         return self._heads[model]
+
+    async def recorded_state(self, model: str, version: int) -> BlobRef | None:
+        return recorded_state(self._published, model, version)
+
+
+def recorded_state(published: Mapping[str, Any], model: str, version: int) -> BlobRef | None:
+    """As the registry would say it, by the facts that it got."""
+    fact = published.get(policy_published(model, version))
+    if fact is None or not fact.HasField("training_state"):
+        return None
+    return blob_ref.from_wire(fact.training_state)
 
 
 class HeldOut(HeldOutTasks):

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any, Final
 
 import aiohttp
+import grpc
 import torch
 from safetensors.torch import load_file
 from tests.local_servers import NatsServer
@@ -67,6 +68,13 @@ class Registry(RegistryServiceServicer):
         self, request: registry_service.GetModelRequest, context: Any
     ) -> registry_service.GetModelResponse:
         return registry_service.GetModelResponse(head=self._head, base=self._head)
+
+    async def GetVersion(
+        self, request: registry_service.GetVersionRequest, context: Any
+    ) -> registry_service.GetVersionResponse:
+        """It has recorded no version yet."""
+        await context.abort(grpc.StatusCode.NOT_FOUND, f"no version {request.version}")
+        raise AssertionError
 
 
 _FORKS: Final = multiprocessing.get_context("forkserver")

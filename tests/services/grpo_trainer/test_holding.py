@@ -15,7 +15,9 @@ from tests.support.waiting import until
 from blob_store import MemoryBlobStore
 from grpo_trainer.adapters.trainers_store import TrainersStore
 from grpo_trainer.domain.errors import ModelBusy
+from grpo_trainer.domain.trainers import Lease
 from grpo_trainer.holding import ModelHolding, process_name
+from identities import objects
 from upcycle.errors import Unavailable
 
 LEASE_S = 8.0
@@ -277,6 +279,17 @@ async def test_a_record_of_another_version_of_the_program_is_no_trainer() -> Non
     assert holds(second)
     await first.tick()
     assert not holds(first)
+
+
+async def test_an_empty_lease_has_no_holder_and_its_token_is_not_used_again() -> None:
+    """A store may keep one of a trainer that was killed while it took the lease."""
+    machine = Machine()
+    await machine.store.put(objects.trainer_lease("m", 7), b"")
+    assert (await TrainersStore(machine.store).look()).leases["m"] == Lease(7, "")
+    first = machine.trainer("a")
+    first.want("m")
+    await machine.rounds([first])
+    assert first.surely("m").token == 8
 
 
 def test_a_process_on_the_folder_of_one_that_lives_gets_another_name(tmp_path: Path) -> None:

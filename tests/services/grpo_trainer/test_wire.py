@@ -112,7 +112,9 @@ async def test_a_guided_trajectory_trains_and_is_known_as_guided(world: World) -
     assert not wire.graded_from_wire(fact, 1, {}).guided
     fact.episode.guided_after = "run-1-g00000-e000-a0"
     graded = wire.graded_from_wire(fact, 1, {})
-    assert (graded.guided, graded.may_train) == (True, True)
+    assert (graded.guided, graded.may_train, graded.guidance_kinds) == (True, True, ())
+    fact.guidance_kinds.extend(["plan", "hint"])
+    assert wire.graded_from_wire(fact, 1, {}).guidance_kinds == ("plan", "hint")
 
 
 async def test_a_trajectory_knows_its_taskset_without_the_revision(world: World) -> None:

@@ -1,6 +1,7 @@
 """A gateway as a process would run it: real NATS, real HTTP, real gRPC to a registry the test dictates."""
 
-from collections.abc import AsyncIterator
+import asyncio
+from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
@@ -9,6 +10,7 @@ from typing import Any, Protocol
 import grpc
 import openai
 import pytest
+import uvloop
 from opentelemetry import trace
 from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
@@ -49,6 +51,11 @@ class Clock:
         return self.now_s
 
 
+def pytest_asyncio_loop_factories() -> dict[str, Callable[[], asyncio.AbstractEventLoop]]:
+    """The loop that the gateway's process has."""
+    return {"uvloop": uvloop.new_event_loop}
+
+
 @pytest.fixture
 def clock() -> Clock:
     """At 0."""
@@ -69,6 +76,9 @@ class ServingEngine(Protocol):
 
     @property
     def held(self) -> frozenset[int]: ...
+
+    @property
+    def kind(self) -> str: ...
 
 
 class RegistryStub(RegistryServiceServicer):
@@ -124,6 +134,7 @@ class RegistryStub(RegistryServiceServicer):
             "version": double.version,
             "digest": digest(double.version),
             "held_versions": sorted(double.held),
+            "engine_kind": double.kind,
             "state": registry_pb2.ENGINE_STATE_READY,
         }
         lease = registry_pb2.EngineLease(**(values | changes))

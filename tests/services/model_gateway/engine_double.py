@@ -6,7 +6,7 @@ the gateway must survive.
 
 import asyncio
 import json
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -23,6 +23,8 @@ class EngineDouble:
 
     model: str = "incident"
     version: int = 0
+    kind: str = ""
+    has_columns: bool = True  # as the embedded engine does; one of a version before ignores `logprobs_as`
     reports_versions: bool = True  # as the embedded engine does; vLLM's chat route does not
     token_delay_s: float = 0.0
     fail_status: int = 0  # answer every completion with this
@@ -122,15 +124,18 @@ class EngineDouble:
             choice["message"] = {"role": "assistant", "content": None, "tool_calls": [call]}
             choice["finish_reason"] = "tool_calls"
         if body.get("logprobs"):
-            content: list[dict[str, Any]] = [
-                {"token": word, "logprob": -0.5, "bytes": None, "top_logprobs": []} for word in WORDS
-            ]
-            choice["logprobs"] = {"content": content, "refusal": None}
+            choice["logprobs"] = self._logprobs(body, WORDS)
         if body.get("return_token_ids"):
             choice["token_ids"] = [11, 12, 13, 14]
         if self.reports_versions:
             choice["weight_versions"] = spans(versions)
         return choice
+
+    def _logprobs(self, body: dict[str, Any], words: Sequence[str]) -> dict[str, Any]:
+        if self.has_columns and body.get("logprobs_as") == "columns":
+            return {"tokens": list(words), "token_logprobs": [-0.5] * len(words)}
+        entry: dict[str, Any] = {"logprob": -0.5, "bytes": None, "top_logprobs": []}
+        return {"content": [{"token": word, **entry} for word in words], "refusal": None}
 
     async def _tokens(self) -> AsyncIterator[tuple[int, int]]:
         for index in range(len(WORDS)):
@@ -168,8 +173,7 @@ class EngineDouble:
         if path == "/v1/completions":
             part = {"index": 0, "text": WORDS[index], "finish_reason": None}
         elif body.get("logprobs"):
-            entry = {"token": WORDS[index], "logprob": -0.5, "bytes": None, "top_logprobs": []}
-            part["logprobs"] = {"content": [entry], "refusal": None}
+            part["logprobs"] = self._logprobs(body, WORDS[index : index + 1])
         if body.get("return_token_ids"):
             part["token_ids"] = [11 + index]
         if index == len(WORDS) - 1:

@@ -13,6 +13,7 @@ from tests.services.model_gateway.test_routing import engine
 from tests.support.waiting import until
 
 from engine_client import EngineState
+from model_gateway import telemetry
 from model_gateway.domain.calls import ApiRoute, CallLimits, CompletionCall, ModelTarget, read_call
 from model_gateway.domain.canary import Canary, conversation_of, names_a_version
 from model_gateway.domain.routing import RoutingView
@@ -166,6 +167,15 @@ async def test_a_change_counts_at_once_and_head_answers_where_the_canary_cannot(
         assert set(await versions(gateway)) == {"3"}
 
 
+def counted() -> dict[str, float]:
+    """Requests that met the release, by what answered them."""
+    return {by: telemetry.CANARY_REQUESTS.labels("incident", by)._value.get() for by in ("canary", "head")}
+
+
+async def answers_by_canary(gateway: Gateway) -> bool:
+    return "4" in await versions(gateway)
+
+
 @pytest.mark.parametrize("status", [404, 500, 502, 503])
 @pytest.mark.parametrize("is_shared", [False, True])
 async def test_head_answers_for_a_version_that_its_engine_cannot(
@@ -182,8 +192,13 @@ async def test_head_answers_for_a_version_that_its_engine_cannot(
         gateway.registry.lease(beside, "b-beside", channel=common_pb2.CHANNEL_LATEST)
         await change(gateway, 1, 1.0)
         await until(lambda: known(gateway, ["a-head" if is_shared else "b-beside"]))
+        before = counted()
         for number in range(3):
             began = asyncio.get_running_loop().time()
             async with gateway.client() as client:
                 assert await ask(client, f"question {number}") == "3"
             assert asyncio.get_running_loop().time() - began < ENGINE_WAIT_S / 2
+        assert counted() == {"canary": before["canary"], "head": before["head"] + 3}
+        holder.fail_held = 0
+        await until(lambda: answers_by_canary(gateway), "the canary's version to answer")
+        assert counted()["canary"] > before["canary"]

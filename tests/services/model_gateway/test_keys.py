@@ -15,6 +15,8 @@ from typing import Any
 import aiohttp
 import openai
 import pytest
+from sqlalchemy import inspect
+from tests.postgres import PROGRAMS, PostgresServer
 from tests.services.model_gateway.conftest import KEY, Gateway
 from tests.services.model_gateway.engine_double import EngineDouble, engine
 from tests.support.command_line import NO_PEERS, run_upcycle, without_settings
@@ -102,6 +104,21 @@ async def test_known_keys_outlive_an_outage_of_the_database(keys: SqlKeyStore) -
     assert await keys.find(key.key_id) == key
     with pytest.raises(KeysUnavailable):
         await keys.find("stranger1234")
+
+
+async def test_a_stranger_who_sends_many_wrong_keys_pushes_no_key_out_of_the_memory(
+    keys: SqlKeyStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("model_gateway.adapters.sql_keys._MAX_REMEMBERED", 8)
+    key, _ = await keys.create("ci", scopes=["inference"], models=[], now=NOW)
+    assert await keys.find(key.key_id) == key
+    for number in range(50):
+        assert await keys.find(f"stranger{number:04}") is None
+    assert len(keys._unknown) == 8
+    await keys._db.stop()
+    assert await keys.find("stranger0049") is None, "remembered, too"
+    keys._remembered[key.key_id] = (0.0, keys._remembered[key.key_id][1])
+    assert await keys.find(key.key_id) == key
 
 
 @pytest.mark.parametrize(
@@ -201,6 +218,26 @@ def test_a_command_makes_no_database_of_its_own(
     assert f"there is no database of a gateway at {file}, and none was made; UPCYCLE_SQL_DATA_DIR" in said.err
     assert "UPCYCLE_SQL_URL" in said.err
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.skipif(not PROGRAMS, reason="no Postgres programs on this machine")
+async def test_a_command_makes_no_tables_in_a_database_that_no_gateway_has_opened(
+    postgres_server: PostgresServer, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("UPCYCLE_SQL_URL", postgres_server.database())
+    assert await asyncio.to_thread(run_command, ["create-key", "--name", "ci"]) == 2
+    said = capsys.readouterr()
+    assert said.out == ""
+    assert "there is no database of a gateway at postgresql" in said.err
+    assert "makes its tables when it starts" in said.err
+    database = Database(os.environ["UPCYCLE_SQL_URL"])
+    assert await database.run(lambda connection: inspect(connection).get_table_names()) == []
+    await database.stop()
+    gateways = GatewayDatabase(os.environ["UPCYCLE_SQL_URL"], now=lambda: NOW)
+    await gateways.start()
+    await gateways.stop()
+    assert await asyncio.to_thread(run_command, ["create-key", "--name", "ci"]) == 0
+    assert capsys.readouterr().out.startswith("up_")
 
 
 def test_the_command_makes_lists_and_revokes_a_key_once(

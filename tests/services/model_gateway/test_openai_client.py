@@ -8,8 +8,10 @@ import pytest
 from openai.types.chat import ChatCompletionMessageParam
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 from tests.services.model_gateway.conftest import KEY, Gateway, digest
-from tests.services.model_gateway.engine_double import EngineDouble
+from tests.services.model_gateway.engine_double import EngineDouble, engine
 from tests.support.waiting import until
+
+from upcycle.api.common.v1 import common_pb2
 
 ASK: list[ChatCompletionMessageParam] = [{"role": "user", "content": "why?"}]
 ANSWER = "the pool is exhausted"
@@ -244,3 +246,24 @@ async def test_every_parameter_of_the_client_is_known() -> None:
     assert (
         typing.get_type_hints(completions.CompletionCreateParamsStreaming).keys() <= COMPLETIONS_FIELDS.keys()
     )
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_a_version_that_an_engine_left_since_its_lease_is_answered_by_another(
+    gateway: Gateway, served: EngineDouble, stream: bool
+) -> None:
+    served.version = 4  # it reloaded; its lease says v3
+    async with engine(version=3) as other:
+
+        async def lease() -> None:
+            await asyncio.sleep(0.5)
+            gateway.registry.lease(served)
+            gateway.registry.lease(other, "engine-2", channel=common_pb2.CHANNEL_LATEST)
+
+        leasing = asyncio.create_task(lease())
+        raw = await gateway.client().chat.completions.with_raw_response.create(
+            model="incident@v3", messages=ASK, stream=stream
+        )
+        assert raw.headers["x-upcycle-version"] == "3"
+        assert (bool(served.requests), len(other.requests)) == (True, 1)
+        await leasing

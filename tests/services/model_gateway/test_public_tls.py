@@ -9,8 +9,8 @@ import pytest
 from tests.certificates import Authority
 from tests.services.model_gateway.conftest import KEY, Gateway
 
-from model_gateway.public_tls import PublicCertificate
 from model_gateway.settings import ModelGatewaySettings
+from service_kit.port_certificate import PortCertificate
 from upcycle.tls import TlsFilesUnusable
 
 
@@ -49,7 +49,7 @@ async def test_only_https_is_served(gateway: Gateway, authority: Authority, tmp_
 
 def test_a_replaced_pair_is_taken_and_half_of_one_is_not(authority: Authority, tmp_path: Path) -> None:
     pair = authority.issue("gateway")
-    certificate = PublicCertificate(pair.certificate, pair.key)
+    certificate = PortCertificate(pair.certificate, pair.key)
     other = Authority(tmp_path / "another").issue("gateway")
     whole = pair.key.read_bytes()
     pair.key.write_bytes(other.key.read_bytes())
@@ -80,6 +80,6 @@ def shown(server: ssl.SSLContext, authority: Authority) -> bytes:
 def test_what_cannot_be_used_is_refused(authority: Authority) -> None:
     pair, other = authority.issue("gateway"), authority.issue("other")
     with pytest.raises(TlsFilesUnusable, match="are no certificate with its key"):
-        PublicCertificate(pair.certificate, other.key)
+        PortCertificate(pair.certificate, other.key)
     with pytest.raises(ValueError, match="go together"):
         ModelGatewaySettings(public_certificate=pair.certificate)

@@ -79,11 +79,8 @@ async def other_key(gateway: Gateway, *, may_capture: bool = False) -> str:
         await database.stop()
 
 
-async def test_a_conversation_becomes_one_row_that_a_trainer_takes(
-    gateway: Gateway, served: EngineDouble, s3_settings: S3Settings
-) -> None:
-    session_id = fresh("talk")
-    client = gateway.client(default_headers={"X-Session-ID": session_id})
+async def talk(client: openai.AsyncOpenAI, served: EngineDouble) -> None:
+    """A call that asks for a tool, then a streamed one that goes on with its result."""
     tools: Any = [{"type": "function", "function": {"name": "look", "parameters": {"type": "object"}}}]
     first = await client.chat.completions.create(model=MODEL, messages=ASK, tools=tools, temperature=0.7)
     said = first.model_dump()
@@ -101,13 +98,17 @@ async def test_a_conversation_becomes_one_row_that_a_trainer_takes(
     stream: Any = await client.chat.completions.create(
         model=MODEL, messages=go_on, stream=True, temperature=0.7
     )
-    chunks = [chunk async for chunk in stream]
-    assert "".join(chunk.choices[0].delta.content or "" for chunk in chunks if chunk.choices) == "".join(
-        WORDS
-    )
-    assert all("token_ids" not in (chunk.choices[0].model_extra or {}) for chunk in chunks if chunk.choices)
-    assert all(chunk.choices[0].logprobs is None for chunk in chunks if chunk.choices)
+    choices = [chunk.choices[0] async for chunk in stream if chunk.choices]
+    assert "".join(choice.delta.content or "" for choice in choices) == "".join(WORDS)
+    assert all("token_ids" not in (choice.model_extra or {}) for choice in choices)
+    assert all(choice.logprobs is None for choice in choices)
 
+
+async def test_a_conversation_becomes_one_row_that_a_trainer_takes(
+    gateway: Gateway, served: EngineDouble, s3_settings: S3Settings
+) -> None:
+    session_id = fresh("talk")
+    await talk(gateway.client(default_headers={"X-Session-ID": session_id}), served)
     (opened,) = await until(lambda: facts_of(gateway, RecordedSessionOpened, session_id), "the opening")
     assert opened.episode.run_id == recorded_run_id(OWNER)
     body = await recorded(gateway, s3_settings, session_id)

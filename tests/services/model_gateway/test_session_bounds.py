@@ -22,13 +22,13 @@ from model_gateway.domain.sessions import (
     CallKept,
     RecordedCall,
     SampledChoice,
-    Session,
     SessionBounds,
     SessionKey,
-    SessionState,
     StorableCall,
+    StoredBatch,
     UnrecordableCall,
 )
+from model_gateway.usecases.known_sessions import KnownSessions
 from model_gateway.usecases.recording import MAX_WAITING_BYTES, RecordCalls, RecordingPolicy
 from model_gateway.wire import sessions as wire
 from service_kit.groups import S3Settings
@@ -75,7 +75,7 @@ async def database(sql_url: str) -> AsyncIterator[Database]:
 
 
 def recording(sessions: SqlSessions) -> RecordCalls:
-    return RecordCalls(sessions, Digests(), RecordingPolicy(), now=lambda: START)  # type: ignore[arg-type]
+    return RecordCalls(sessions, KnownSessions(sessions), Digests(), RecordingPolicy(), now=lambda: START)  # type: ignore[arg-type]
 
 
 async def added(calls: RecordCalls, *all_calls: RecordedCall) -> list[BaseException | None]:
@@ -110,10 +110,10 @@ async def test_a_call_that_can_be_in_no_record_fails_alone(database: Database, b
 class Refusing(SqlSessions):
     """Of a database that will never take a session's rows."""
 
-    async def add(self, calls: Sequence[StorableCall]) -> list[GatewayError | CallKept]:
+    async def add(self, calls: Sequence[StorableCall], known: Any = None) -> StoredBatch:
         if any(call.key.session_id == "bad" for call in calls):
             raise PoisonMessage("no such row")
-        return await super().add(calls)
+        return await super().add(calls, known)
 
 
 async def test_what_the_database_refuses_of_a_batch_fails_alone(database: Database) -> None:
@@ -143,21 +143,18 @@ async def sessions_in(database: Database) -> list[str]:
     return await database.run(lambda connection: list(connection.execute(query).scalars()))
 
 
-def session(**changes: Any) -> Session:
-    return Session("s", "key", "m", SessionState.OPEN, "", START, START, **changes)
-
-
 def test_bounds_take_what_fits_exactly_and_nothing_after_a_gap() -> None:
-    call = rows_of(call_of("s"))
-    bounds = SessionBounds(max_calls=3, max_bytes=10 * call.size_bytes)
-    assert bounds.take(session(num_calls=2, num_bytes=9 * call.size_bytes), call)
-    assert not bounds.take(session(num_calls=3), call)
-    assert not bounds.take(session(num_calls=2, num_bytes=9 * call.size_bytes + 1), call)
-    assert not bounds.take(session(num_calls=1, unrecorded_calls=1), call), "a smaller call after a gap"
+    bounds = SessionBounds(max_calls=3, max_bytes=100)
+    assert bounds.have_room(num_calls=2, num_bytes=90, unrecorded_calls=0, size_bytes=10)
+    assert not bounds.have_room(num_calls=3, num_bytes=0, unrecorded_calls=0, size_bytes=10)
+    assert not bounds.have_room(num_calls=2, num_bytes=91, unrecorded_calls=0, size_bytes=10)
+    assert not bounds.have_room(num_calls=1, num_bytes=0, unrecorded_calls=1, size_bytes=1), (
+        "a smaller call after a gap"
+    )
 
 
 async def outcomes(sessions: SqlSessions, *calls: StorableCall) -> list[GatewayError | CallKept]:
-    return [one for call in calls for one in await sessions.add([call])]
+    return [one for call in calls for one in (await sessions.add([call])).outcomes]
 
 
 async def test_a_session_whose_first_call_is_too_large_is_closed_without_its_content(

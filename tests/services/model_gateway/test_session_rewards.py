@@ -180,6 +180,8 @@ async def test_two_different_rewards_at_once_leave_one(
         ({"score": 1.5}, "reward is 1.5, outside [0, 1]"),
         ({"score": -0.1}, "outside [0, 1]"),
         ({"score": "good"}, "not a number"),
+        ({"score": True}, "score is true, expected a number from 0 to 1; `success` takes true and false"),
+        ({"score": 1, "subscores": [{"name": "a", "value": False}]}, r"subscores[0].value is false"),
         ({}, "no field 'score'"),
         ([], "JSON list"),
         ({"score": 1, "reward": 1}, "unknown field 'reward'"),

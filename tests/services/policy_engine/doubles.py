@@ -96,6 +96,8 @@ class HostDouble:
     started: list[int] = field(default_factory=list)
     broken: set[int] = field(default_factory=set)
     dead: str | None = None
+    watches: int = 0
+    keeps_weights: bool = False
 
     async def start(self, chosen: Policy) -> EngineDouble:
         self.started.append(chosen.target.version)
@@ -105,17 +107,24 @@ class HostDouble:
         self.engine.loaded = chosen.target.version
         return self.engine
 
+    async def drain(self, limit_s: float) -> None:
+        self.engine.orders.append(f"drain {limit_s:g}")
+
     async def stop(self) -> None:
-        return None
+        self.engine.orders.append("stop")
 
     def failure(self) -> str | None:
         return self.dead
 
     async def died(self) -> None:
+        self.watches += 1
         while self.dead is None:
             await asyncio.sleep(0.005)
 
     def prepare(self, chosen: Policy) -> Path:
+        return chosen.directory
+
+    def prepare_held(self, chosen: Policy, serving: Policy) -> Path:
         return chosen.directory
 
 

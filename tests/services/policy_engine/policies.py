@@ -1,6 +1,7 @@
 """Small policies with random weights: real HF directories, made in a few milliseconds."""
 
 import json
+import shutil
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from itertools import pairwise
@@ -8,9 +9,11 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 from torch import Tensor
+
+from grpo_trainer.learner.adapter_export import export_adapter
 
 TEMPLATE = """{%- if tools %}<|im_start|>system
 # Tools
@@ -63,6 +66,23 @@ def make_policy(directory: Path, seed: int, shape: Shape | None = None) -> Path:
     (directory / "config.json").write_text(json.dumps(_config(shape, vocab)))
     (directory / "generation_config.json").write_text(json.dumps({"eos_token_id": END_OF_TURN}))
     save_file(random_tensors(shape, vocab, seed), directory / "model.safetensors", metadata={"format": "pt"})
+    return directory
+
+
+def make_adapted(base: Path, directory: Path, seed: int, *, base_digest: str, rank: int = 4) -> Path:
+    """Write `base` with a random adapter added in, and the adapter beside it, as the trainer does."""
+    generator, scale = torch.Generator().manual_seed(seed), 2.0
+    tensors, adapter = load_file(base / "model.safetensors"), {}
+    for name in [name for name in tensors if name.endswith("_proj.weight")]:
+        outputs, inputs = tensors[name].shape
+        down = torch.randn(rank, inputs, generator=generator) * 0.1
+        up = torch.randn(outputs, rank, generator=generator) * 0.1
+        layer = name.removesuffix(".weight")
+        adapter[f"{layer}.lora_A.weight"], adapter[f"{layer}.lora_B.weight"] = down, up
+        tensors[name] = tensors[name] + scale * (up @ down)
+    shutil.copytree(base, directory, dirs_exist_ok=True)
+    save_file(tensors, directory / "model.safetensors", metadata={"format": "pt"})
+    export_adapter(Path(base_digest), directory, adapter, scale)
     return directory
 
 

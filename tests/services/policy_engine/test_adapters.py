@@ -12,7 +12,7 @@ from tests.services.policy_engine.policies import Shape, make_policy
 
 from blob_store import BlobRef, MemoryBlobStore
 from episodes import Channel
-from policy_engine.adapters.engine_kinds import EmbeddedKind, EngineOptions, VllmKind
+from policy_engine.adapters.engine_kinds import EmbeddedKind, EngineCertificate, EngineOptions, VllmKind
 from policy_engine.adapters.engine_process import AttachedEngine, EngineProcess
 from policy_engine.adapters.policy_store import PolicyDownloads
 from policy_engine.adapters.vllm_files import untied
@@ -61,6 +61,42 @@ def test_vllm_is_started_with_what_the_protocol_needs(tmp_path: Path) -> None:
     assert command.env["VLLM_SERVER_DEV_MODE"] == "1"
 
 
+def test_vllm_is_started_behind_the_wall_and_its_key_stands_in_no_command_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PYTHONPATH", "/of/the/operator")
+    monkeypatch.setenv("FORWARDED_ALLOW_IPS", "*")
+    directory = make_policy(tmp_path / "policies" / "abc", 1)
+    options = EngineOptions(
+        "m",
+        vllm_python=tmp_path / "bin" / "python",
+        vllm_body_bytes=1000,
+        vllm_arguments=("--middleware", "of_the_operator.Theirs"),
+    )
+    kind = VllmKind(options)
+    command = kind.command(directory, "127.0.0.1", 1)
+    assert command.argv[-2:] == ("--middleware", "upcycle_vllm_wall.VllmWall")  # the last one is outermost
+    folder, *rest = command.env["PYTHONPATH"].split(os.pathsep)
+    assert (Path(folder) / "upcycle_vllm_wall.py").is_file()
+    assert rest == ["/of/the/operator"]
+    assert command.env["UPCYCLE_VLLM_BODY_BYTES"] == "1000"
+    assert command.env["FORWARDED_ALLOW_IPS"] == ""
+    assert kind.admin_key_variable == "UPCYCLE_VLLM_ADMIN_KEY"
+
+
+def test_vllm_has_room_for_adapters_where_it_is_to_hold_some(tmp_path: Path) -> None:
+    directory = make_policy(tmp_path / "policies" / "abc", 1)
+    options = EngineOptions("m", vllm_python=tmp_path / "bin" / "python", vllm_lora_rank=20, max_held=3)
+    command = VllmKind(options).command(directory, "127.0.0.1", 1)
+    said = " ".join(command.argv)
+    assert "--enable-lora --max-lora-rank 32 --max-loras 3 --max-cpu-loras 3" in said
+    assert command.env["VLLM_ALLOW_RUNTIME_LORA_UPDATING"] == "1"
+    without = VllmKind(EngineOptions("m", vllm_python=tmp_path / "bin" / "python"))
+    command = without.command(directory, "127.0.0.1", 1)
+    assert "--enable-lora" not in command.argv
+    assert "VLLM_ALLOW_RUNTIME_LORA_UPDATING" not in command.env
+
+
 def test_a_gpu_build_reloads_the_policy_as_it_is(tmp_path: Path) -> None:
     directory = make_policy(tmp_path / "policies" / "abc", 1)
     kind = VllmKind(EngineOptions("m", vllm_python=tmp_path / "v" / "bin" / "python"))
@@ -74,6 +110,41 @@ def test_weights_of_another_shape_never_reach_vllm(tmp_path: Path) -> None:
     with pytest.raises(VersionRefused, match="tensors differ"):
         kind.prepare(policy(make_policy(tmp_path / "policies" / "b", 1, Shape(inner=128)), 1))
     kind.prepare(policy(make_policy(tmp_path / "policies" / "c", 2), 2))
+
+
+def test_engines_get_the_certificate_of_their_supervisor(tmp_path: Path) -> None:
+    directory = make_policy(tmp_path / "policies" / "abc", 1)
+    files = EngineCertificate(Path("/tls/e.pem"), Path("/tls/e.key"), Path("/tls/ca.pem"))
+    options = EngineOptions("m", vllm_python=tmp_path / "bin" / "python", certificate=files)
+    shown = "--ssl-certfile /tls/e.pem --ssl-keyfile /tls/e.key --ssl-ca-certs /tls/ca.pem"
+    for kind, more in ((EmbeddedKind, ""), (VllmKind, " --enable-ssl-refresh --ssl-cert-reqs 2")):
+        command = kind(options).command(directory, "127.0.0.1", 1)
+        assert shown + more in " ".join(command.argv)
+        assert command.scheme == "https"
+
+
+@pytest.mark.parametrize(
+    ("given", "why"),
+    [
+        ({}, "UPCYCLE_TLS_ENGINES needs UPCYCLE_TLS_CA"),
+        ({"UPCYCLE_TLS_CA": "/ca.pem"}, "needs UPCYCLE_TLS_CERTIFICATE and _KEY here"),
+        (
+            {
+                "UPCYCLE_TLS_CA": "/ca.pem",
+                "POLICY_ENGINE_KIND": "attach",
+                "POLICY_ENGINE_ENGINE_URL": "http://gpu:1",
+            },
+            "http://gpu:1 is no https://",
+        ),
+    ],
+)
+def test_engines_in_tls_are_set_up_whole(
+    given: dict[str, str], why: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, value in {"POLICY_ENGINE_MODEL": "m", "UPCYCLE_TLS_ENGINES": "true", **given}.items():
+        monkeypatch.setenv(name, value)
+    with pytest.raises(SettingsError, match=why):
+        load_settings(PolicyEngineSettings, program="policy_engine")
 
 
 async def test_an_engine_that_cannot_start_says_why(tmp_path: Path) -> None:
@@ -151,6 +222,11 @@ def test_settings_that_contradict_each_other_are_refused() -> None:
     assert load(CHANNEL="candidate").can_hold == 0
     assert load().can_hold == 4
     assert load(KIND="vllm").can_hold == 0
+    assert load(KIND="vllm", VLLM_LORA_RANK="16").can_hold == 4
+    assert load(KIND="vllm", VLLM_LORA_RANK="16", CHANNEL="candidate").can_hold == 0
+    for wrong in ({"KIND": "embedded"}, {"KIND": "vllm", "MAX_HELD": "0"}):
+        with pytest.raises(SettingsError, match="POLICY_ENGINE_VLLM_LORA_RANK=8 needs"):
+            load(VLLM_LORA_RANK="8", **wrong)
     with pytest.raises(SettingsError, match="ENGINE_URL"):
         load(KIND="attach")
     with pytest.raises(SettingsError, match="LEASE_TTL_S"):

@@ -277,3 +277,53 @@ async def _until_held(bench: SupervisorBench, versions: tuple[int, ...]) -> None
         return facts is not None and tuple(one.version for one in facts.beside.held) == versions
 
     await until(held, f"{versions} to be held")
+
+
+async def test_a_supervisor_that_stops_lets_the_engine_finish_what_it_samples() -> None:
+    bench = SupervisorBench()
+    async with bench:
+        await bench.until("ready 0")
+    assert bench.host.engine.orders[-2:] == ["drain 10", "stop"]
+    assert bench.states[-1] is EngineState.STOPPING
+
+
+async def test_an_engine_is_watched_also_where_something_is_wanted_all_the_time() -> None:
+    """Rounds that are shorter than the time between two looks at the engine."""
+    async with SupervisorBench() as bench:
+        await bench.until("ready 0")
+        await bench.rounds(20)
+        assert bench.host.watches == 1
+        bench.host.dead = "gone"
+        await until(lambda: bench.host.started == [0, 0], "another start")
+
+
+async def test_an_engine_that_keeps_its_weights_is_started_again_for_others_and_holds_again() -> None:
+    bench = SupervisorBench()
+    bench.host.keeps_weights = True
+    async with bench:
+        await bench.until("ready 0")
+        bench.requests.pin("run", 3)
+        await _until_held(bench, (3,))
+        bench.platform.wanted = [1, 0]
+        await bench.until("ready 1")
+        orders = bench.host.engine.orders
+        begun = orders.index("drain 10")
+        assert orders[begun : begun + 3] == ["drain 10", "stop", "label 1"]
+        assert bench.host.started == [0, 1]
+        assert "v1 to be served by a new process" in bench.while_starting[-1].reason
+        await until(lambda: orders.count("hold m@v3") == 2, "the version to be held by the new process")
+
+
+async def test_a_bad_version_for_an_engine_that_keeps_its_weights_leaves_the_old_one_serving() -> None:
+    bench = SupervisorBench()
+    bench.host.keeps_weights = True
+    async with bench:
+        await bench.until("ready 0")
+        bench.platform.logprobs[1] = (-5.0, -5.0)
+        bench.platform.wanted = [1, 0]
+        await bench.until("failed 1 canary_mismatch")
+        await until(lambda: bench.host.started == [0, 1, 0], "a start on what served")
+        await until(lambda: bench.facts().state is EngineState.FAILED, "its lease to say why")
+        assert bench.version() == 0
+        await bench.rounds(5)
+        assert bench.host.started == [0, 1, 0]

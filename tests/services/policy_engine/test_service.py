@@ -214,7 +214,7 @@ async def test_the_engine_follows_what_the_trainer_publishes_and_proves_it(platf
         expected = whole[len(prompt) - 1 :]
         assert made.logprobs == pytest.approx(expected, abs=1e-4)
     left = await platform.lease()
-    assert left is None or left.state == registry_pb2.ENGINE_STATE_STOPPING, "nobody may be sent to it now"
+    assert left is None or left.state == registry_pb2.ENGINE_STATE_STOPPING, "no caller may be sent to it now"
 
 
 async def test_an_engine_that_starts_when_the_stream_has_forgotten_the_last_publication_loads_latest(
@@ -397,4 +397,4 @@ def _pid_listening_on(port: int) -> int:
             for link in (folder / "fd").iterdir():
                 if os.readlink(link)[8:-1] in inodes:
                     return int(folder.name)
-    raise AssertionError(f"nobody listens on {port}")
+    raise AssertionError(f"no process listens on {port}")

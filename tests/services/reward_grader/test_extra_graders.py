@@ -3,8 +3,11 @@
 import asyncio
 import sys
 from contextlib import suppress
+from decimal import Decimal
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
 from tests.services.reward_grader.conftest import Testbed, tree
 
@@ -12,6 +15,7 @@ from reward_grader.adapters.extra_graders import ExtraGraderInvalid, load_grader
 from reward_grader.domain import GraderTranscript
 from reward_grader.settings import ExtraGraderSettings
 from upcycle.api.environment.v1.service_pb2 import GradeResponse
+from upcycle.api.taskset.v1.events_pb2 import EpisodeFailed
 from upcycle.errors import DefinitionError
 from upcycle.graders import BashGrader, Rubric, grader
 
@@ -44,6 +48,57 @@ def silly(_: GraderTranscript) -> float:
     return 7.0
 
 
+async def unknown(_: GraderTranscript) -> float:
+    """As a reward model whose weights overflowed."""
+    return float("nan")
+
+
+async def boundless(_: GraderTranscript) -> float:
+    return float("inf")
+
+
+async def silent(_: GraderTranscript) -> Any:
+    return None
+
+
+async def wordy(_: GraderTranscript) -> Any:
+    return "0.9"
+
+
+def wordy_in_a_thread(_: GraderTranscript) -> Any:
+    return "0.9"
+
+
+def huge(_: GraderTranscript) -> Any:
+    """As a count of tokens in place of a share of them."""
+    return 10**400
+
+
+def unsure(_: GraderTranscript) -> Any:
+    return Decimal("sNaN")
+
+
+def several(_: GraderTranscript) -> Any:
+    """As a reward model that scored a whole batch."""
+    return np.array([0.5, 0.6])
+
+
+class Odd:
+    """A number that is none, and cannot be shown."""
+
+    def __float__(self) -> float:
+        raise RuntimeError("it has no value")
+
+    def __repr__(self) -> str:
+        raise RuntimeError("it has no text")
+
+
+def odd(_: GraderTranscript) -> Any:
+    return Odd()
+
+
+UNKNOWN = grader(lambda answer: float("nan"))
+HUGE = Rubric([grader(lambda answer: 10**400, name="length")])
 RUBRIC = Rubric([grader(lambda answer: len(answer.trajectory.tool_calls) == 1, name="one_call")])
 SILENT = grader(lambda answer: not answer)
 BROKEN = grader(lambda answer: 1 / 0)
@@ -103,6 +158,45 @@ async def test_an_extra_grader_that_fails_has_not_scored_zero(bed: Testbed, name
     await bed.publish(await bed.record())
     (fact,) = await bed.outcomes(1)
     assert fact.kind == kind
+
+
+@pytest.mark.parametrize(
+    ("name", "shown"),
+    [
+        ("silly", "7.0"),
+        ("unknown", "nan"),
+        ("boundless", "inf"),
+        ("silent", "None"),
+        ("wordy", "'0.9'"),
+        ("wordy_in_a_thread", "'0.9'"),
+        ("huge", "1000"),
+        ("unsure", "Decimal('sNaN')"),
+        ("several", "array([0.5, 0.6])"),
+        ("odd", "a value of type Odd"),
+    ],
+)
+async def test_a_score_that_is_no_number_from_0_to_1_is_a_failure_of_the_grader_by_name(
+    bed: Testbed, name: str, shown: str
+) -> None:
+    await bed.grader(extra_graders=(extra("brief"), extra(name)))
+    await bed.publish(await bed.record())
+    (fact,) = await bed.outcomes(1)
+    assert isinstance(fact, EpisodeFailed)
+    assert fact.kind == "reward_invalid"
+    assert f"grader {name}: score is {shown}" in fact.detail
+
+
+@pytest.mark.parametrize(("name", "shown"), [("UNKNOWN", "is nan"), ("HUGE", "'length' is 1000")])
+async def test_a_score_that_a_grader_of_the_sdk_refuses_itself_is_no_failure_of_its_code(
+    bed: Testbed, name: str, shown: str
+) -> None:
+    await bed.grader(extra_graders=(extra(name),))
+    await bed.publish(await bed.record())
+    (fact,) = await bed.outcomes(1)
+    assert isinstance(fact, EpisodeFailed)
+    assert fact.kind == "reward_invalid"
+    assert f"grader {name}: " in fact.detail
+    assert shown in fact.detail
 
 
 def test_an_extra_grader_that_does_not_exist_stops_the_start() -> None:

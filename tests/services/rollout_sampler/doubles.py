@@ -169,6 +169,7 @@ class EnvironmentDouble(service_pb2_grpc.EnvironmentServiceServicer):
         self.last_state_sleeps_s = 0.0
         self.is_frozen = False
         self.guidance = ""
+        self.guidance_parts: list[trajectory_pb2.GuidancePart] = []
         self.open_leases: dict[str, str] = {}
         self.opened: list[str] = []
         self.closed: list[str] = []
@@ -228,6 +229,7 @@ class EnvironmentDouble(service_pb2_grpc.EnvironmentServiceServicer):
             tools=specs,
             first_state=self._next_state(),
             guidance=self.guidance,
+            guidance_parts=self.guidance_parts,
         )
 
     def _next_state(self) -> trajectory_pb2.StateSnapshot | None:

@@ -2,6 +2,7 @@
 address."""
 
 import gc
+import time
 from typing import Any, cast
 
 import pytest
@@ -26,8 +27,10 @@ GONE = 16
 class RegistryStub:
     """Lists one engine of each model, of the generation that the test says."""
 
-    def __init__(self, url: str) -> None:
+    def __init__(self, url: str, *, beside: str = "") -> None:
+        """beside: address of a second engine of the first model."""
         self.url = url
+        self.beside = beside
         self.generation = 0
 
     async def ListEngines(
@@ -45,6 +48,11 @@ class RegistryStub:
             )
             for number in range(MODELS)
         ]
+        if self.beside:
+            second = registry_pb2.EngineLease()
+            second.CopyFrom(leases[0])
+            second.engine_id, second.base_url = "beside", self.beside
+            leases.append(second)
         return service_pb2.ListEnginesResponse(engines=leases)
 
 
@@ -93,5 +101,36 @@ async def test_engines_that_failed_long_ago_are_forgotten(monkeypatch: pytest.Mo
     for registry.generation in range(100):
         with pytest.raises(Unavailable):
             await engines.sample(PolicyWanted("m0"), [1], SamplingParams(max_tokens=1), Usage())
-    assert num_kept(engines) <= 2 * (MODELS + GONE) + 2
+    assert num_kept(engines) <= 3 * (MODELS + GONE) + 2
     await engines.stop()
+
+
+async def test_an_engine_that_never_answers_costs_ever_fewer_episodes(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Its lease lives on, as that of an engine does whose certificate this sampler does not trust."""
+    monkeypatch.setattr(engines_module, "_SUSPECT_S", 0.02)
+    answering = scripted({"/0/0/inference/v1/generate": lambda _: generated([5], [("3", 0, 1)])})
+    async with answering as (url, _):
+        registry = RegistryStub(url, beside="https://127.0.0.1:1")
+        engines = sampler(registry)
+        num_failed, until_s = 0, time.monotonic() + 1.5
+        while time.monotonic() < until_s:
+            try:
+                await engines.sample(PolicyWanted("m0"), [1], SamplingParams(max_tokens=1), Usage())
+            except Unavailable:
+                num_failed += 1
+        await engines.stop()
+    assert 1 <= num_failed <= 8  # after 0.02, 0.06, 0.14, ... s
+
+
+def test_requests_that_fail_together_are_one_failure_and_an_answer_ends_the_suspicion() -> None:
+    suspicions = engines_module.Suspicions()
+    for _ in range(100):
+        suspicions.add("e", 10.0)
+    assert [suspicions.has("e", at_s) for at_s in (11.9, 12.0)] == [True, False]
+    suspicions.add("e", 12.0)
+    assert [suspicions.has("e", at_s) for at_s in (15.9, 16.0)] == [True, False]
+    suspicions.clear("e")
+    suspicions.add("e", 16.0)
+    assert [suspicions.has("e", at_s) for at_s in (17.9, 18.0)] == [True, False]

@@ -194,6 +194,8 @@ async def test_a_scenario_is_blamed_only_for_what_its_own_code_did_at_its_start(
     assert isinstance(fact, EpisodeFailed)
     assert (fact.kind, fact.reported_by) == (kind, "rollout_sampler")
     assert "it raised" in fact.detail
+    if kind_sent is not None:
+        assert fact.detail == "it raised", "an author reads no words of the wire"
 
 
 async def test_an_episode_that_the_planner_does_not_wait_for_is_forgotten(bed: Testbed) -> None:

@@ -4,6 +4,7 @@ from tests.services.rollout_sampler.conftest import Testbed
 
 from upcycle.api.taskset.v1.events_pb2 import EpisodeFailed, EpisodeRequested
 from upcycle.api.trajectory.v1.events_pb2 import TrajectoryRecorded
+from upcycle.api.trajectory.v1.trajectory_pb2 import GuidancePart
 
 AFTER = "run-1-g00000-e000-a0"
 
@@ -16,6 +17,7 @@ def request(bed: Testbed) -> EpisodeRequested:
 
 async def test_a_guided_trajectory_says_after_which_attempt_and_with_which_words(bed: Testbed) -> None:
     bed.environments.guidance = "Look in the cellar."
+    bed.environments.guidance_parts = [GuidancePart(kind="hint", text="Look in the cellar.")]
     bed.environments.question = "Where is it?\n\nLook in the cellar."
     await bed.engine(lambda prompt, _: "cellar" if "Look in the cellar." in prompt else "attic")
     await bed.sampler()
@@ -24,6 +26,8 @@ async def test_a_guided_trajectory_says_after_which_attempt_and_with_which_words
     assert isinstance(fact, TrajectoryRecorded)
     body = await bed.body(fact)
     assert (body.guidance, body.answer) == ("Look in the cellar.", "cellar")
+    assert list(body.guidance_parts) == bed.environments.guidance_parts
+    assert list(fact.guidance_kinds) == ["hint"]
     assert fact.episode.guided_after == body.episode.guided_after == AFTER
 
 

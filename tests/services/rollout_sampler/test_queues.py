@@ -42,8 +42,8 @@ async def test_a_model_without_an_engine_stops_the_episodes_of_no_other(bed: Tes
     await bed.ask(*(bed.request(NUM_ORPHANS + n) for n in range(3)))
     facts = await bed.outcomes(3)
     assert all(isinstance(fact, TrajectoryRecorded) for fact in facts)
-    waiting = await queue_of(bed, ORPHAN)
-    assert (waiting.num_pending, waiting.num_ack_pending, waiting.num_redelivered) == (NUM_ORPHANS, 0, 0)
+    await until(lambda: _waits(bed, ORPHAN, NUM_ORPHANS), "the server to count the commands")
+    assert not (await queue_of(bed, ORPHAN)).num_redelivered
 
 
 async def test_commands_that_no_engine_can_play_stop_no_other_of_their_model(bed: Testbed) -> None:
@@ -83,8 +83,14 @@ async def test_an_engine_that_comes_later_gets_what_waited_and_one_that_goes_lea
     bed.registry.engines.clear()
     await until(lambda: _asks_for_nothing(bed), "the sampler to leave the queue")
     await bed.ask(bed.request(1))
-    left = await queue_of(bed, MODEL)
-    assert (left.num_pending, left.num_ack_pending, left.num_redelivered) == (1, 0, 0)
+    await until(lambda: _waits(bed, MODEL, 1), "the server to count the command")
+    assert not (await queue_of(bed, MODEL)).num_redelivered
+
+
+async def _waits(bed: Testbed, model: str, num_commands: int) -> bool:
+    """The server counts a command after it has acknowledged it."""
+    queue = await queue_of(bed, model)
+    return (queue.num_pending, queue.num_ack_pending) == (num_commands, 0)
 
 
 async def _asks_for_nothing(bed: Testbed) -> bool:

@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 
+import pytest
 from google.protobuf import json_format
 from tests.services.deliveries import delivered
 from tests.services.scenario_runner.planning import PlannerHarness, eval_spec, train_spec
@@ -14,7 +15,8 @@ from scenario_runner.wire.runs import result_to_wire
 from upcycle.api.common.v1.common_pb2 import EpisodeIdentity
 from upcycle.api.taskset.v1 import taskset_pb2
 from upcycle.api.trajectory.v1.events_pb2 import TrajectoryGraded
-from upcycle.api.trajectory.v1.trajectory_pb2 import PolicyFailure
+from upcycle.api.trajectory.v1.trajectory_pb2 import PolicyFailure, Subscore
+from upcycle.impossible_tasks import IMPOSSIBLE_FAMILY
 from upcycle.run_config import Training
 from upcycle.run_config.wire import spec_from_wire, spec_to_wire
 
@@ -80,3 +82,36 @@ async def test_commands_say_what_the_run_makes_of_failures(planner: PlannerHarne
     kept = spec_from_wire(json_format.Parse(sent, taskset_pb2.RunSpec()))
     assert kept.failures_are_missing
     assert not eval_spec().failures_are_missing  # an evaluation always counts them
+
+
+async def test_tasks_without_a_solution_count_in_no_rate_of_an_evaluation(
+    planner: PlannerHarness, caplog: pytest.LogCaptureFixture
+) -> None:
+    await planner.submit_families({"f": 2, IMPOSSIBLE_FAMILY: 2}, eval_spec(group_size=1))
+    await planner.plan_all()
+    for one in await planner.episodes():
+        await planner.apply(planner.graded(one.episode_id, 0.0 if one.task_position == 0 else 1.0))
+    run = await planner.run()
+    assert (run.state, run.num_graded, run.success_rate, run.reward_mean) == (RunState.COMPLETED, 2, 0.5, 0.5)
+    assert "run_was_miscounted" not in caplog.text
+
+
+async def test_an_evaluation_of_tasks_without_a_solution_alone_completes(planner: PlannerHarness) -> None:
+    await planner.submit_families({IMPOSSIBLE_FAMILY: 1}, eval_spec(group_size=1))
+    await planner.plan_all()
+    await planner.apply(planner.graded(planner.members(0)[0], 1.0))
+    run = await planner.run()
+    assert (run.state, run.num_graded) == (RunState.COMPLETED, 0)
+
+
+async def test_what_shadow_graders_said_is_in_the_results(planner: PlannerHarness) -> None:
+    await planner.begin(eval_spec(group_size=1), num_tasks=3)
+    for one, confirms in zip(await planner.episodes(), (1.0, 0.0, None), strict=True):
+        parts = [Subscore(name="found", weight=1.0, value=1.0)]
+        parts += [] if confirms is None else [Subscore(name="shadow_exact", value=confirms)]
+        identity = EpisodeIdentity(episode_id=one.episode_id, run_id=planner.run_id)
+        await planner.apply(
+            graded(TrajectoryGraded(episode=identity, reward=1.0, success=True, subscores=parts))
+        )
+    said = [result_to_wire(row, TASK) for row in await planner.episodes()]
+    assert [one.shadow if one.HasField("shadow") else None for one in said] == [True, False, None]

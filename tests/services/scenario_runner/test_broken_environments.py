@@ -70,6 +70,7 @@ async def test_an_environment_that_fails_on_every_answer_fails_its_run_by_name(r
         done = await finished(runner, run.run_id)
     assert done.run.state == taskset_pb2.RUN_STATE_FAILED
     assert done.run.failure.startswith("environment_broken: every episode fails, whatever is answered")
+    assert len(done.run.failure.splitlines()) == 1, "the traceback stands with the episode"
     assert player.num_played == 2
     assert coverage_of(runs_of(done)).missing == {EpisodeFailure.ENVIRONMENT_BROKEN: 2}
 

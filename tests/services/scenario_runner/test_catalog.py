@@ -62,9 +62,15 @@ async def test_tasksets_are_listed_shown_and_compared(runner: Runner, upcycle: C
     assert "2 added, 3 removed" in other.out
 
 
+async def listed(upcycle: CommandLine) -> list[dict[str, object]]:
+    """Without checks: the scans for leaks that follow a registration end when they end."""
+    rows = [json.loads(line) for line in (await upcycle("tasksets", "list", "--json")).out.splitlines()]
+    return [{name: value for name, value in row.items() if name != "checks"} for row in rows]
+
+
 WRONG = (
-    (("show", "summs"), "no taskset 'summs' is registered; did you mean 'sums'? it has judge, sums"),
-    (("show", "sums@9"), "no taskset 'sums@9' is registered; did you mean 'sums'? it has judge, sums"),
+    (("show", "summs"), "no taskset 'summs' is registered; did you mean 'sums'? There are: judge, sums"),
+    (("show", "sums@9"), "no taskset 'sums@9' is registered; did you mean 'sums'? There are: judge, sums"),
     (("show", "sums", "--limit", "-1"), "--limit is -1"),
     (("diff", "sums"), "sums@1 is the first revision of 'sums'"),
     (("diff", "sums", "juge"), "did you mean 'judge'?"),
@@ -76,12 +82,12 @@ WRONG = (
 async def test_bad_input_is_refused_by_name_and_changes_nothing(runner: Runner, upcycle: CommandLine) -> None:
     await register(runner, arith(2))
     await register(runner, arith(2, "judge", HELD_OUT, first=10))
-    before = (await upcycle("tasksets", "list", "--json")).out
+    before = await listed(upcycle)
     for arguments, said in WRONG:
         refused = await upcycle("tasksets", *arguments)
         assert (refused.status, refused.out) == (2, ""), arguments
         assert said in refused.err
-    assert (await upcycle("tasksets", "list", "--json")).out == before
+    assert await listed(upcycle) == before
 
 
 async def test_what_refers_to_a_taskset_is_named_and_keeps_it(runner: Runner, upcycle: CommandLine) -> None:

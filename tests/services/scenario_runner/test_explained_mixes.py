@@ -50,6 +50,25 @@ def test_a_run_that_is_guided_says_how_often() -> None:
     assert summary == "nothing is stuck: 80 in flight, 100 settled; 3 of 20 groups are guided"
 
 
+def test_the_kinds_of_guidance_are_counted_apart() -> None:
+    found = run_facts(guidance_kinds={"hint": 1, "plan": 2})
+    run = replace(found.view.run, next_position=20, num_guided=3)
+    _, summary = explain(replace(found, view=replace(found.view, run=run)))
+    assert summary.endswith("; 3 of 20 groups are guided (plan 2, hint 1)")
+
+
+def test_a_guided_run_that_waits_or_is_over_says_how_often_too() -> None:
+    found = facts(9)
+    waits = replace(found.view.run, next_position=20, num_guided=3)
+    _, said = explain(replace(found, view=replace(found.view, run=waits)))
+    assert said.startswith("you: alarm: taskset 'words'")
+    assert said.endswith("; 3 of 20 groups are guided")
+    over = replace(waits, state=RunState.COMPLETED)
+    assert explain(replace(found, view=replace(found.view, run=over)))[1] == (
+        "is completed; 3 of 20 groups are guided"
+    )
+
+
 def test_a_run_that_takes_single_sessions_says_how_many() -> None:
     found = run_facts()
     sources = (SourceReport("sessions-a", 3, trained=3, single=2), SourceReport("sessions-b", 1, single=1))

@@ -35,7 +35,7 @@ from upcycle.api.trajectory.v1 import events_pb2 as trajectory_events
 
 WINDOW = timedelta(minutes=10)
 DECISIONS = (trajectory_events.TrajectoryGraded, training_events.GroupSettled)
-"""Each has a subject that takes one message, whoever publishes it (event_bus/decisions.py)."""
+"""Each has a subject that takes one message, of the first publisher (event_bus/decisions.py)."""
 KINDS: tuple[type[Message], ...] = (
     taskset_events.EpisodeCancelled,
     taskset_events.RunStopping,

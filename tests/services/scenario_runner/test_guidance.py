@@ -21,6 +21,9 @@ from scenario_runner.domain.facts import Graded
 from scenario_runner.domain.guidance import attempt_to_guide_after, wants_guidance
 from scenario_runner.domain.runs import EpisodeRow, GroupRow
 from scenario_runner.usecases.tracking import _outcomes
+from scenario_runner.wire import received
+from scenario_runner.wire.published import trajectory_graded
+from upcycle.api.common.v1.common_pb2 import EpisodeIdentity
 from upcycle.api.taskset.v1.events_pb2 import EpisodeRequested
 from upcycle.run_config import RunSpec
 
@@ -117,6 +120,26 @@ async def test_a_guided_group_trains_or_not_and_is_guided_no_further(planner: Pl
     await check_conservation(planner)
     run = await planner.run()
     assert (run.num_graded, run.num_successes, run.reward_sum) == (4, 0, 0.0), "what it did by itself"
+
+
+async def test_the_kinds_of_guidance_are_counted_by_group_and_said_again(planner: PlannerHarness) -> None:
+    """By hand: one member of a guided group had a plan and a hint, the other a plan; one of the other group
+    feedback."""
+    await planner.begin(guided_spec(), num_tasks=3)
+    await play(planner, 0, 0.0, 0.0)
+    await play(planner, 1, 0.0, 0.0)
+    of_members: dict[int, list[tuple[str, ...]]] = {4: [("plan", "hint"), ("plan",)], 5: [("feedback",)]}
+    for group, every in of_members.items():
+        for name, kinds in zip(planner.members(group), every, strict=False):
+            await planner.apply(replace(_stored(planner.graded(name, 1.0)), guidance_kinds=kinds))
+    run_id = (await planner.run()).run_id
+    counts = await planner.plan.read(lambda unit: unit.task_pasts.guidance_kinds(run_id))
+    assert counts == {"plan": 1, "hint": 1, "feedback": 1}
+    episode = next(one for one in await planner.episodes() if one.guidance_kinds == "plan,hint")
+    again = trajectory_graded(episode, EpisodeIdentity())
+    assert received.graded(again).guidance_kinds == ("plan", "hint")
+    unguided = next(one for one in await planner.episodes() if not one.guidance_kinds and one.graded_at)
+    assert received.graded(trajectory_graded(unguided, EpisodeIdentity())).guidance_kinds == ()
 
 
 async def test_what_taught_something_or_had_a_success_is_not_guided(planner: PlannerHarness) -> None:

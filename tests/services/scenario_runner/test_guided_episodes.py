@@ -55,14 +55,26 @@ async def test_the_second_attempt_reads_what_the_scenario_makes_of_the_first(fle
         {"role": "user", "content": f"Where is it?\n\n{HINT}", "name": ""}
     ]
     assert opened.guidance == opened_to_wire(opened, "x").guidance == HINT
+    assert parts_of(opened) == [("text", HINT)]
     (lease,) = fleet.leases._leases.values()
     assert lease.episode.failed is None, "a lease that has ended is kept for long, an attempt is large"
     assert (await fleet.grade(opened, "cellar")).reward == 1.0
 
 
+def parts_of(opened: Opened) -> list[tuple[str, str]]:
+    return [(one.kind, one.text) for one in opened_to_wire(opened, "x").guidance_parts]
+
+
+async def test_the_kinds_of_guidance_come_apart(fleet: Fleet) -> None:
+    opened = await guided(fleet, await attempt(fleet), "told")
+    assert parts_of(opened) == [("plan", "Look before you answer."), ("hint", "It begins with 'c'.")]
+    assert opened.prompt[0]["content"] == f"Where is it?\n\n{opened.guidance}"
+
+
 async def test_an_episode_that_is_not_guided_has_no_guidance(fleet: Fleet) -> None:
     opened = await fleet.open("find", CELLAR, source=GUIDED)
     assert (opened.guidance, opened.prompt[0]["content"]) == ("", "Where is it?")
+    assert parts_of(opened) == []
 
 
 async def test_an_attempt_that_cannot_be_read_opens_nothing(fleet: Fleet) -> None:
@@ -95,7 +107,7 @@ def served() -> Iterator[str]:
 
 async def test_an_environment_that_is_served_elsewhere_guides_too(fleet: Fleet, served: str) -> None:
     host, source = TcpHost(TIMEOUTS), TcpEnvironment("guided", served)
-    assert (await host.describe(source)).guided == {"find", "mute"}
+    assert (await host.describe(source)).guided == {"find", "told", "mute"}
     plain = EpisodeToPlay("e", source, "find", CELLAR, fleet.clock.now)
     calls = [{"name": "look", "arguments": {"place": "barn"}}]
     seen = {"answer": "attic", "trajectory": {"turns": [{"text": "", "tool_calls": calls}]}}

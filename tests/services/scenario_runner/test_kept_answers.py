@@ -5,6 +5,7 @@ import itertools
 import weakref
 from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
+from types import MappingProxyType
 from typing import Any
 
 import pytest
@@ -36,6 +37,7 @@ class Playing:
     source_digest = "d"
     first_state = None
     guidance = ""
+    guidance_parts: Mapping[str, str] = MappingProxyType({})
 
     def __init__(self, *, raises: bool) -> None:
         self.raises = raises

@@ -108,7 +108,7 @@ async def test_an_environment_that_cannot_be_closed_costs_neither_its_grade_nor_
 
 
 async def test_a_dead_zygote_leaves_no_folder_and_no_look_goes_on(fleet: Fleet) -> None:
-    """The newest one of its environment, which nobody asks for again, and one that was replaced."""
+    """The newest one of its environment, which no episode asks for again, and one that was replaced."""
     spare = fleet.hosts.forked._pool
     pool = ZygotePool(spare._options, fleet.sources.find, look_every_s=0.05)
     fleet.hosts.forked._pool = pool

@@ -6,12 +6,20 @@ from pathlib import Path
 import pytest
 
 from scenario_runner.adapters.printed_output import FILE_NAME, end_of_output
+from upcycle.environment.server_secrets import HiddenValues
 
 
 def test_the_end_of_what_was_printed(tmp_path: Path) -> None:
     (tmp_path / FILE_NAME).write_bytes(b"first\n" + b"x" * 10 + b"\nlast \xff\n")
     assert end_of_output(tmp_path, limit=8) == "last \ufffd"
     assert end_of_output(tmp_path).startswith("first\nxxx")
+
+
+def test_the_rest_of_a_secret_that_began_before_is_cut_out_too(tmp_path: Path) -> None:
+    hidden = HiddenValues({"TOKEN": "canary-61f0e2"})
+    (tmp_path / FILE_NAME).write_bytes(b"first canary-61f0e2 last")
+    assert end_of_output(tmp_path, limit=14, hidden=hidden) == "[secret TOKEN] last"
+    assert end_of_output(tmp_path, hidden=hidden) == "first [secret TOKEN] last"
 
 
 @pytest.mark.parametrize("what", ["absent", "pipe", "folder", "link"])

@@ -24,6 +24,7 @@ from tests.services.scenario_runner.support import (
 from upcycle.api.common.v1 import common_pb2
 from upcycle.api.environment.v1 import service_pb2 as env_pb2
 from upcycle.api.taskset.v1 import service_pb2, taskset_pb2
+from upcycle.impossible_tasks import IMPOSSIBLE_FAMILY
 
 Spoil = Callable[[taskset_pb2.Taskset], None]
 HELD_OUT = common_pb2.SPLIT_HELD_OUT
@@ -42,6 +43,13 @@ def _set(**fields: Any) -> Spoil:
             setattr(taskset.tasks[1], name, value)
 
     return spoil
+
+
+def _trapped(taskset: taskset_pb2.Taskset, count: int) -> taskset_pb2.Taskset:
+    """Its first tasks have no solution."""
+    for task in taskset.tasks[:count]:
+        task.family = IMPOSSIBLE_FAMILY
+    return taskset
 
 
 def _path(path: str) -> Spoil:
@@ -125,6 +133,7 @@ BAD_TASKSETS: list[tuple[Spoil, str]] = [
     (_named("sums@2"), "'sums@2' ends like a revision"),
     (_named("sums@٣"), "ends like a revision"),
     (_unknown_field, "has field 77"),
+    (_set(family=IMPOSSIBLE_FAMILY), "task 't1' is of family 'impossible-by-design': it has no solution"),
 ]
 
 
@@ -165,7 +174,7 @@ async def test_a_taskset_keeps_its_split_and_can_be_read_back(runner: Runner) ->
     assert all(len(task.digest) == 64 for task in stored.tasks)
     error = await refusal(runner.tasksets.GetTaskset(service_pb2.GetTasksetRequest(name="summs")))
     assert error.code() is grpc.StatusCode.NOT_FOUND
-    assert "it has sums" in (error.details() or "")
+    assert error.details() == "no taskset 'summs' is registered; did you mean 'sums'? There are: sums"
 
 
 async def test_tcp_environments_can_be_switched_off(start_runner: Start) -> None:
@@ -273,6 +282,12 @@ BAD_RUNS: list[tuple[taskset_pb2.RunSpec, grpc.StatusCode, str]] = [
     ),
     (_gated(require_review=201), INVALID, "spec.gate.require_review must be >= 0 and <= 200, got 201"),
     (_gated(taskset="lone"), PRECONDITION, "gate taskset 'lone' has one task; a gate compares versions over"),
+    (_gated(taskset="traps"), PRECONDITION, "all tasks of gate taskset 'traps' are of family 'impossible-by"),
+    (
+        _gated(taskset="mixed", critical=[IMPOSSIBLE_FAMILY]),
+        INVALID,
+        "taskset 'mixed' has no family 'impossible-by-design'; it has small",
+    ),
     (_gated(taskset="audits"), PRECONDITION, "is of split audit; a gate judges on held-out tasks only"),
     (
         _with(purpose=TRAIN, gate=taskset_pb2.GateConfig(taskset="held", confidence=1.0)),
@@ -288,6 +303,8 @@ async def test_bad_runs_are_refused_and_leave_nothing(runner: Runner) -> None:
     await register(runner, arith(name="loose", split=common_pb2.SPLIT_UNASSIGNED))
     await register(runner, arith(1, "lone", HELD_OUT, first=300))
     await register(runner, arith(2, "audits", common_pb2.SPLIT_AUDIT, first=400))
+    await register(runner, _trapped(arith(3, "traps", HELD_OUT, first=500), 3))
+    await register(runner, _trapped(arith(4, "mixed", HELD_OUT, first=600), 1))
     for number, (spec, code, text) in enumerate(BAD_RUNS):
         error = await refusal(submit(runner, spec, f"request-{number}"))
         assert error.code() is code, (text, error)

@@ -1,4 +1,4 @@
-"""Seeds of episodes through the real planner: of what is played, whoever plays it."""
+"""Seeds of episodes through the real planner: of what is played, not of the model that plays it."""
 
 from collections.abc import Mapping
 from dataclasses import replace

@@ -5,14 +5,16 @@ import asyncio
 import base64
 import os
 from collections.abc import AsyncIterator
+from dataclasses import replace
 from datetime import UTC, datetime
+from operator import methodcaller
 from pathlib import Path
 from typing import Any
 
 import grpc
 import pytest
 import sqlalchemy as sa
-from tests.services.scenario_runner.conftest import Start
+from tests.services.scenario_runner.conftest import Runner, Start
 from tests.services.scenario_runner.support import (
     announce_graded,
     arith,
@@ -25,11 +27,17 @@ from tests.services.scenario_runner.support import (
 )
 from tests.services.scenario_runner.test_deploying import ADAS_KEY, KEY, KEYS, SERVICE_KEY
 
+from grpc_edge.access import Caller
 from scenario_runner.adapters.sealing import Sealer, SecretsKeyRefused
 from scenario_runner.adapters.sql_secrets import SqlSecrets
-from scenario_runner.domain.secrets import NoSecretsKey, StoredSecret, UnknownSecret
+from scenario_runner.adapters.tables import SERVER_SECRET
+from scenario_runner.domain.environments import EnvironmentBroken
+from scenario_runner.domain.secrets import NoSecretsKey, SecretsOfOthers, StoredSecret, UnknownSecret
+from scenario_runner.usecases.secrets import ManageSecrets, SecretValues
+from service_kit.errors import InvalidRequest
 from sql_store import Database, MigratedDatabase
 from sql_store.audit import entries
+from upcycle.api.common.v1.access_pb2 import Role
 from upcycle.api.environment.v1 import service_pb2 as env_pb2
 from upcycle.api.secrets.v1 import service_pb2 as pb
 from upcycle.api.secrets.v1.service_pb2_grpc import SecretServiceStub
@@ -79,7 +87,9 @@ async def test_what_is_stored_is_sealed_and_who_set_it_is_in_the_log(
     for value in ("first-value", CANARY):
         await secrets.put(TOKEN, value)
     await secrets.put(StoredSecret("OTHER", "key:x", TOKEN.set_at), "other-value")
-    assert await secrets.values(["TOKEN", "ABSENT"]) == {"TOKEN": CANARY}
+    found = await secrets.values(["TOKEN", "ABSENT"])
+    assert {name: one.value for name, one in found.items()} == {"TOKEN": CANARY}
+    assert CANARY not in repr(found)
     assert [one.name for one in await secrets.all()] == ["OTHER", "TOKEN"]
     assert (await secrets.all())[1] == TOKEN
     await secrets.remove("OTHER", by="operator")
@@ -94,6 +104,47 @@ async def test_what_is_stored_is_sealed_and_who_set_it_is_in_the_log(
     ]
     rows = await database.run(lambda sql: sql.execute(sa.text("select * from server_secret")).all())
     assert "canary" not in repr([*rows, *noted])
+
+
+async def test_a_secret_of_environments_is_for_them_alone_until_the_operator_says_so(
+    database: Database, tmp_path: Path
+) -> None:
+    store = SqlSecrets(database, Sealer(key_file(tmp_path)))
+    manage, values = ManageSecrets(store, now=lambda: TOKEN.set_at), SecretValues(store)
+    operator, named = Caller("operator", Role.ROLE_OPERATOR), {"TOKEN": "keyed"}
+    done = await manage.put("TOKEN", "first-value", ["shop", "desk", "shop"], operator)
+    assert done.environments == ("desk", "shop")
+    assert await values("shop", named) == {"TOKEN": "first-value"}
+    with pytest.raises(SecretsOfOthers, match=r"'other' names secret 'TOKEN' .*which is set for other envi"):
+        await values("other", named)
+    await manage.put("TOKEN", CANARY, [], operator)
+    assert await values("shop", named) == {"TOKEN": CANARY}
+    with pytest.raises(SecretsOfOthers):
+        await values("other", named)  # a new value opens nothing
+    await manage.put("TOKEN", CANARY, ["*"], operator)
+    assert await values("other", named) == {"TOKEN": CANARY}
+    noted = await entries(database, since=None, who="", after=0, limit=9)
+    assert [one.outcome for one in noted] == [
+        "set, for desk, shop",
+        "set to another value, for desk, shop",
+        "set to another value",
+    ]
+    for wrong in (["*", "shop"], ["two\nlines"], [""], [str(number) for number in range(101)]):
+        with pytest.raises(InvalidRequest) as refused:
+            await manage.put("TOKEN", CANARY, wrong, operator)
+        assert CANARY not in str(refused.value)
+
+
+async def test_who_writes_in_the_database_opens_no_secret_to_another_environment(
+    database: Database, tmp_path: Path
+) -> None:
+    store = SqlSecrets(database, Sealer(key_file(tmp_path)))
+    await store.put(replace(TOKEN, environments=("shop",)), CANARY)
+    for written in (["other"], ["shop", "other"], []):
+        change = sa.update(SERVER_SECRET).values(environments=written)
+        await database.run(methodcaller("execute", change))
+        with pytest.raises(EnvironmentBroken, match="secret 'TOKEN' was changed"):
+            await SecretValues(store)("other", {"TOKEN": "keyed"})
 
 
 async def test_a_row_that_was_moved_or_sealed_with_another_key_is_refused_by_name(
@@ -148,23 +199,44 @@ def environment(folder: Path) -> Any:
     return taskset
 
 
-async def test_a_run_needs_the_secret_and_its_episode_repeats_nothing_of_it(
+async def refused_by_name(runner: Runner, *expected: str) -> None:
+    """No run begins without a secret of its environment."""
+    error = await refusal(submit(runner, run_spec(), "r1"))
+    assert error.code() is grpc.StatusCode.INVALID_ARGUMENT
+    assert all(text in str(error.details()) for text in expected)
+
+
+async def test_a_run_needs_the_secret_for_its_environment(
     start_runner: Start, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     runner = await start_runner(access=KEYS, secrets_key_file=key_file(tmp_path), cell_files=(SERVER,))
     await register(runner, environment(tmp_path))
-    missing = await refusal(submit(runner, run_spec(), "r1"))
-    assert missing.code() is grpc.StatusCode.INVALID_ARGUMENT
-    assert NEEDED in str(missing.details())
+    await refused_by_name(runner, NEEDED)
     async with connect(runner.address, api_key=KEY) as channel:
         secrets = SecretServiceStub(channel)
         with pytest.raises(grpc.aio.AioRpcError) as short:
             await secrets.SetSecret(pb.SetSecretRequest(name="TOKEN", value="abcde"))
         assert "abcde" not in str(short.value)
-        made = await secrets.SetSecret(pb.SetSecretRequest(name="TOKEN", value=CANARY))
+        await secrets.SetSecret(pb.SetSecretRequest(name="TOKEN", value=CANARY, environments=["other"]))
+        no_right = "environment 'arith' names secret 'TOKEN'"
+        await refused_by_name(runner, no_right, "upcycle set secret TOKEN --environment")
+        asked = pb.SetSecretRequest(name="TOKEN", value=CANARY, environments=["other", "arith"])
+        made = await secrets.SetSecret(asked)
         listed = await secrets.ListSecrets(pb.ListSecretsRequest())
-        assert list(listed.secrets) == [made.secret]
-        assert (made.secret.name, made.secret.set_by) == ("TOKEN", "operator")
+    assert list(listed.secrets) == [made.secret]
+    assert (made.secret.name, made.secret.set_by) == ("TOKEN", "operator")
+    assert list(made.secret.environments) == ["arith", "other"]
+    assert CANARY not in f"{made} {listed} {caplog.text}"
+
+
+async def test_an_episode_repeats_nothing_of_its_secret_and_needs_it(
+    start_runner: Start, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    runner = await start_runner(access=KEYS, secrets_key_file=key_file(tmp_path), cell_files=(SERVER,))
+    await register(runner, environment(tmp_path))
+    async with connect(runner.address, api_key=KEY) as channel:
+        secrets = SecretServiceStub(channel)
+        await secrets.SetSecret(pb.SetSecretRequest(name="TOKEN", value=CANARY, environments=["arith"]))
         run = await submit(runner, run_spec(group_size=2), "r1")
         opened = list[Any]()
 
@@ -184,7 +256,7 @@ async def test_a_run_needs_the_secret_and_its_episode_repeats_nothing_of_it(
     stored = b"".join(path.read_bytes() for path in (tmp_path / "sql").iterdir())
     assert b"server_secret" in stored
     assert CANARY.encode() not in stored
-    assert CANARY not in f"{made} {listed} {opened} {caplog.text}"
+    assert CANARY not in f"{opened} {caplog.text}"
 
 
 @pytest.mark.parametrize("key", [ADAS_KEY, SERVICE_KEY])

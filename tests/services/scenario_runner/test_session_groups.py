@@ -253,3 +253,21 @@ async def test_a_run_that_no_session_can_train_is_refused_with_what_would_help(
     assert (
         await sources.database.run(lambda sql: sql.execute(sa.text("SELECT count(*) FROM run")).scalar()) == 0
     )
+
+
+async def test_a_run_of_sessions_alone_is_about_no_tasks_and_ends_when_they_are_used_up(
+    sources: SourcesHarness,
+) -> None:
+    sources.sessions.found = [session("a", 0.0), session("b", 1.0)]
+    spec = train_spec(sessions="all", prompts=2, steps=5, sampling=False)
+    run_id = await sources.submit(replace(spec, taskset=""))
+    run = (await sources.view(run_id)).run
+    assert (run.taskset, run.num_tasks, run.split, run.source_digest) == ("", 0, Split.TRAIN, "")
+    listed = await sources.planner.do(lambda unit: [one.name for one in unit.tasksets()])
+    assert "" not in listed
+    await sources.plan(run_id)
+    assert len(await sources.offers(run_id)) == 1
+    view = await sources.view(run_id)
+    assert view.counts.requested == 0, "it plays nothing"
+    assert view.run.ending is RunState.FAILED, "one group is no batch of two"
+    assert "no step was made" in view.run.failure

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from scenario_runner.app import cell_rules
+from scenario_runner.hosting import cell_rules
 from scenario_runner.settings import ScenarioRunnerSettings
 from service_kit.settings import SettingsError, load_settings
 from upcycle.api.taskset.v1 import taskset_pb2

@@ -65,10 +65,20 @@ async def test_a_tasks_file_of_what_a_run_found_hard(
     assert json.loads(again.out)["left_out"] == {"held_out": 1, "ungraded": 0}
     nothing = await upcycle("tasksets", "from", run_id, "--no-spread", "-o", str(tmp_path / "none.csv"))
     assert (nothing.status, "no task is chosen by --no-spread" in nothing.err) == (1, True)
-    content = hard.read_bytes()
+
+
+async def test_what_names_no_tasks_or_no_new_file_is_refused(
+    runner: Runner, upcycle: CommandLine, tmp_path: Path
+) -> None:
+    run_id = await evaluation(runner)
+    hard = tmp_path / "hard.jsonl"
+    hard.write_bytes(b"{}")
     for arguments, said in (
-        ((run_id, "-o", str(hard)), "of --failed, --no-spread and --below none is given"),
-        ((run_id, "--failed", "--below", "1", "-o", str(hard)), "several is given"),
+        ((run_id, "-o", str(hard)), "nothing says which tasks; give one of --failed, --no-spread, --below X"),
+        (
+            (run_id, "--failed", "--below", "1", "-o", str(hard)),
+            "--failed and --below each choose tasks; give one of them",
+        ),
         ((run_id, "--below", "nan", "-o", str(hard)), "--below is nan"),
         ((run_id, "--failed", "-o", str(hard)), "hard.jsonl is there already"),
         ((run_id, "--failed", "-o", str(tmp_path / "hard.py")), "hard.py is no tasks file"),
@@ -79,7 +89,7 @@ async def test_a_tasks_file_of_what_a_run_found_hard(
         assert (refused.status, refused.out) == (2, ""), arguments
         assert said in refused.err
     assert [name for name in os.listdir(tmp_path) if "." in name] == ["hard.jsonl"]
-    assert hard.read_bytes() == content
+    assert hard.read_bytes() == b"{}"
 
 
 def answered(*rewards: tuple[str, float, bool]) -> list[taskset_pb2.EpisodeResult]:

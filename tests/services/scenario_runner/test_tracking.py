@@ -23,6 +23,7 @@ from scenario_runner.usecases.tracking import IN_FLIGHT, TrackRuns
 from scenario_runner.wire.runs import run_to_wire
 from upcycle.api.taskset.v1.taskset_pb2 import TrackedRate
 from upcycle.errors import Unavailable
+from upcycle.impossible_tasks import IMPOSSIBLE_FAMILY
 from upcycle.run_config import RunSpec
 
 TASKS = 12
@@ -49,12 +50,16 @@ class TrackingHarness:
         self.numbers = itertools.count(1)
         self.track = TrackRuns(self.planner.plan, self.submit)
         self.run_id = ""
+        self.impossible = 0
+        """Of the tasks, the last ones."""
 
     async def register(self, name: str, split: Split = Split.HELD_OUT) -> None:
         """Three families of four tasks."""
+        families = [f"family-{n // 4}" for n in range(TASKS - self.impossible)]
+        families += [IMPOSSIBLE_FAMILY] * self.impossible
         tasks = tuple(
-            RunnableTask(f"{name}-{n:02d}", "s", "{}", f"family-{n // 4}", f"{name}-{n}".rjust(64, "0"))
-            for n in range(TASKS)
+            RunnableTask(f"{name}-{n:02d}", "s", "{}", family, f"{name}-{n}".rjust(64, "0"))
+            for n, family in enumerate(families)
         )
         source = PythonEnvironment("e", "/e.py")
         made = RegisteredTaskset(name, name.rjust(64, "0"), split, source, TASKS, tasks)
@@ -149,6 +154,15 @@ async def test_every_k_steps_the_version_of_that_step_is_measured_beside_reward_
     assert (spec.policy.pinned_version, spec.group_size, spec.max_concurrent) == (102, 1, IN_FLIGHT)
     assert spec.sampling == (await tracking.spec(second.run_id)).sampling  # the same seeds
     assert (await tracking.sources.run(first.run_id)).split is Split.HELD_OUT
+
+
+@ON_SQLITE
+async def test_tasks_without_a_solution_have_no_rate(tracking: TrackingHarness) -> None:
+    tracking.impossible = 4
+    await tracking.begin("held:every=2")
+    await tracking.follow(2)
+    (point,) = await tracking.rates()
+    assert (point.state, point.rate, point.num_tasks) == ("played", 5 / 8, 8)
 
 
 @ON_SQLITE

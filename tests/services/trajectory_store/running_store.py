@@ -68,9 +68,9 @@ class Store:
                 author=author,
             )
 
-    async def keep_body(self, number: int) -> BlobRef:
-        body = body_of(number)
-        key = objects.trajectory_body("run-1", body.episode.episode_id)
+    async def keep_body(self, number: int, run: str = "run-1") -> BlobRef:
+        body = body_of(number, run)
+        key = objects.trajectory_body(run, body.episode.episode_id)
         return await self.blobs.put(key, pack(body))
 
     async def ledger(self, run: str = "run-1") -> pb.GetLedgerResponse:

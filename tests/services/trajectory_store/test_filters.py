@@ -1,9 +1,11 @@
 """The filters of `upcycle trajectories list|export` against the running store."""
 
 import json
+import os
 from pathlib import Path
 from typing import Final
 
+import grpc
 import pytest
 from google.protobuf.message import Message
 from sqlalchemy import text
@@ -19,6 +21,7 @@ from trajectory_store.adapters.sql_index import SqlIndex
 from trajectory_store.domain.facts import EpisodeFact
 from trajectory_store.domain.queries import TrajectoryFilter
 from trajectory_store.handlers import FACTS
+from upcycle.api.trajectory.v1 import service_pb2 as pb
 from upcycle.api.trajectory.v1 import trajectory_pb2
 
 
@@ -93,6 +96,54 @@ async def test_filters_choose_and_wrong_ones_are_refused_by_name(store: Store, u
         assert said in refused.out + refused.err
 
 
+async def test_sessions_are_listed_and_exported_by_their_labels(store: Store, upcycle: CommandLine) -> None:
+    labels: tuple[tuple[str, ...], ...] = (("env:prod", "flow:refund"), ("flow:refund",), ())
+    run, ids = "sessions-key00001", []
+    for number, given in enumerate(labels):
+        graded = events.graded(number, run=run, body=await store.keep_body(number, run))
+        graded.episode.labels.extend(given)
+        ids.append(graded.episode.episode_id)
+        await store.publish(graded)
+
+    async def all_are_there() -> bool:
+        return (await store.ledger(run)).by_state.get("graded") == len(labels)
+
+    await until(all_are_there)
+    for flags, numbers in (
+        (("--label", "flow:refund"), [0, 1]),
+        (("--label", "flow:refund", "--label", "env:prod"), [0]),
+        (("--label", "flow:sale"), []),
+        ((), [0, 1, 2]),
+    ):
+        listed = [
+            json.loads(line)
+            for line in (await upcycle("trajectories", "list", "--json", *flags)).out.splitlines()
+        ]
+        found = {one["episode_id"]: tuple(one["labels"]) for one in listed}
+        assert found == {ids[number]: labels[number] for number in numbers}
+        for form in ("triples", "records", "trajectories"):
+            exported = await upcycle("trajectories", "export", "--form", form, *flags)
+            lines = map(json.loads, exported.out.splitlines())
+            kept = [one["summary"]["episode"] if form == "records" else one for one in lines]
+            assert sorted(tuple(one.get("labels", ())) for one in kept) == sorted(
+                labels[number] for number in numbers
+            )
+    shown = (await upcycle("trajectories", "list", "--label", "env:prod")).out
+    assert "env:prod flow:refund" in shown
+    assert "labels env:prod flow:refund" in (await upcycle("trajectories", "show", ids[0])).out
+    refused = await upcycle("trajectories", "list", "--label", "flow=refund")
+    assert (refused.status, "--label: 'flow=refund' is no label: write name:value" in refused.err) == (
+        2,
+        True,
+    )
+
+
+async def test_the_store_refuses_a_filter_with_what_is_no_label(store: Store) -> None:
+    wanted = pb.TrajectoryFilter(labels=["flow:%"])
+    with pytest.raises(grpc.aio.AioRpcError, match=r"filter\.labels: label flow is '%'"):
+        await store.api.ListTrajectories(pb.ListTrajectoriesRequest(filter=wanted))
+
+
 def facts(*messages: Message) -> list[EpisodeFact]:
     return [fact for message in messages for fact in FACTS.handle(delivered(message, events.START))]
 
@@ -113,6 +164,22 @@ async def test_rows_from_before_there_were_kinds_get_theirs_when_they_change(tmp
     (found,) = await index.page(wanted, None, 9)
     assert found.identity.episode_id == events.episode_id(0)
     await database.stop()
+
+
+async def test_an_export_into_a_file_replaces_it_whole(
+    store: Store, upcycle: CommandLine, tmp_path: Path
+) -> None:
+    await stored(store)
+    shown, file = await upcycle("trajectories", "export", "--version", "4"), tmp_path / "out.jsonl"
+    file.write_text("what was there before\n")
+    refused = await upcycle(
+        "trajectories", "export", "--version", "4", "-o", str(tmp_path / "no" / "x.jsonl")
+    )
+    assert (refused.status, f"there is no folder {tmp_path / 'no'}" in refused.err) == (2, True)
+    done = await upcycle("trajectories", "export", "--version", "4", "-o", str(file))
+    assert (done.status, done.out) == (0, "")
+    assert sorted(file.read_text().splitlines()) == sorted(shown.out.splitlines())
+    assert [name for name in os.listdir(tmp_path) if name.endswith(".jsonl")] == ["out.jsonl"]
 
 
 async def test_an_export_in_the_form_of_a_trajectories_file(store: Store, upcycle: CommandLine) -> None:

@@ -1,5 +1,7 @@
 """The monitors of reward hacks on a running store: alarms, quarantines, reviews."""
 
+import json
+from dataclasses import replace
 from pathlib import Path
 
 import grpc
@@ -23,6 +25,7 @@ from trajectory_store.wire.observed import observed
 from upcycle.api.trajectory.v1 import service_pb2 as pb
 from upcycle.api.trajectory.v1 import trajectory_pb2
 from upcycle.api.trajectory.v1.events_pb2 import TrajectoryQuarantined
+from upcycle.impossible_tasks import IMPOSSIBLE_FAMILY
 
 PROTECTED = '{"watch":{"protected":{"truth":"%s"}}}'
 
@@ -39,6 +42,7 @@ async def play(
     success: bool = True,
     written: bool = False,
     guided_after: str = "",
+    family: str = "db",
 ) -> None:
     """One graded episode. shadow: the value of the shadow grader; written: it changed what graders read."""
     body = body_of(number)
@@ -50,6 +54,7 @@ async def play(
     messages: list[Message] = [events.requested(number), events.recorded(number, body=ref), fact]
     for message in messages:
         message.episode.guided_after = guided_after  # type: ignore[attr-defined]
+        message.episode.family = family  # type: ignore[attr-defined]
     await store.publish(*messages)
 
 
@@ -116,6 +121,10 @@ async def test_guided_episodes_are_shown_as_such_and_watched_by_no_monitor(store
     assert [one.kind for one in await alarms(store)] == ["state_tampered"]
     assert (await summary(store, 1)).episode.guided_after == events.episode_id(40)
     assert (await summary(store, 6)).episode.guided_after == ""
+    request = pb.ExportTrajectoriesRequest(format=pb.EXPORT_FORMAT_TRIPLES)
+    parts = [one.jsonl async for one in store.api.ExportTrajectories(request)]
+    marks = [json.loads(line).get("guided_after") for line in "".join(parts).splitlines()]
+    assert marks == [events.episode_id(40)] * 6  # those that were written are set aside
 
 
 async def test_what_a_monitor_is_sure_of_is_quarantined_published_and_shown(store: Store) -> None:
@@ -160,6 +169,23 @@ def test_what_a_body_shows_of_leaks_tools_and_states() -> None:
     assert observed(fold(None, fact), body).leaks == ()
 
 
+async def test_successes_at_tasks_of_the_impossible_family_raise_an_alarm(store: Store) -> None:
+    """The family is enough: the environment's state need not say it too."""
+    for number in range(8):
+        await play(store, number, shadow=1.0)
+    for number in range(8, 15):
+        await play(store, number, shadow=1.0, success=number % 3 != 0, family=IMPOSSIBLE_FAMILY)
+    alarm = await raised(store, "impossible_solved")
+    assert set(alarm.trajectory_ids) == {trajectory(number) for number in (8, 10, 11, 13, 14)}
+    assert [one.kind for one in await alarms(store)] == ["impossible_solved"]
+
+
+def test_a_failed_episode_at_an_impossible_task_is_seen_as_one() -> None:
+    identity = replace(identity_from_wire(events.identity(3)), family=IMPOSSIBLE_FAMILY)
+    fact = settled(identity, LedgerState.FAILED, 1, reason="grader_error")
+    assert observed(fold(None, fact), None).declared.impossible
+
+
 async def test_a_person_dismisses_an_alarm(store: Store) -> None:
     for number in range(6):
         await play(store, number, shadow=0.0)
@@ -194,6 +220,48 @@ async def test_hacked_quarantines_its_like_and_nothing_else(store: Store) -> Non
     assert [(one.trajectory_id, one.reviewer, one.note) for one in kept] == [
         (trajectory(0), "ada", "constant")
     ]
+
+
+async def batches(store: Store) -> list[tuple[list[str], int, float, str]]:
+    reply = await store.api.ListSignatures(pb.ListSignaturesRequest(run_id="run-1"))
+    assert len({one.signature for one in reply.batches}) == len(reply.batches)
+    return [
+        (list(one.monitors), one.num_trajectories, one.mean_reward, one.trajectory_id)
+        for one in reply.batches
+    ]
+
+
+async def test_a_run_is_reviewed_by_kind_and_what_comes_later_is_set_aside_too(store: Store) -> None:
+    """What was said of one of a kind holds for those that a run plays on, and for no other kind or run."""
+    for number in (0, 1):
+        await play(store, number, shadow=0.0)
+    await play(store, 2, shadow=1.0)
+    await play(store, 3, shadow=1.0, written=True)
+    await set_aside(store, 3)
+    assert await batches(store) == [
+        (["shadow_disagrees"], 2, 1.0, trajectory(0)),
+        ([], 1, 1.0, trajectory(2)),
+    ]
+    verdict = pb.ReviewTrajectoryRequest(
+        trajectory_id=trajectory(1), verdict=pb.REVIEW_VERDICT_HACKED, reviewer="ada"
+    )
+    assert len((await store.api.ReviewTrajectory(verdict)).quarantined) == 2
+    assert await batches(store) == [([], 1, 1.0, trajectory(2))]
+
+    await play(store, 5, shadow=1.0)
+    await play(store, 4, shadow=0.0)
+    await set_aside(store, 4)
+    said = f"reward hack: ada says so of {events.episode_id(1)}"
+    assert (await summary(store, 4)).quarantine_reason == said
+    assert await batches(store) == [([], 2, 1.0, trajectory(2))]
+    solved = pb.ReviewTrajectoryRequest(
+        trajectory_id=trajectory(1), verdict=pb.REVIEW_VERDICT_SOLVED, reviewer="ada"
+    )
+    await store.api.ReviewTrajectory(solved)  # she was wrong: what comes now is not set aside
+    await play(store, 6, shadow=0.0)
+    await play(store, 7, shadow=1.0, written=True)
+    await set_aside(store, 7)
+    assert not (await summary(store, 6)).quarantine_reason
 
 
 @pytest.mark.parametrize(
@@ -285,3 +353,34 @@ async def test_no_user_reviews_or_dismisses_in_the_name_of_another(
 
     assert {one.reviewer: one.verdict for one in reviews} == {"ada (ada)": solved, "ada (bob)": unclear}
     assert dismissed.alarm.dismissed_by == "ada (bob)"
+
+
+async def unseen(store: Store, run: str, until_s: float = 1e6) -> str:
+    request = pb.ListAlarmsRequest(run_ids=[run], seen_until=events.at(until_s))
+    return (await store.api.ListAlarms(request)).unseen
+
+
+async def test_the_store_says_what_its_monitors_have_not_seen(
+    nats_server: NatsFactory, s3_settings: S3Settings, tmp_path: Path
+) -> None:
+    """Its index has read all; its monitors wait for bodies, which are away."""
+    server = nats_server()
+    await provision(server.url)
+    away = s3_settings.model_copy(update={"endpoint": "127.0.0.1:9"})
+    async with running(server.url, away, tmp_path, has_s3=False) as store:
+        for number in range(4):
+            await store.publish(events.recorded(number), events.graded(number))
+
+        async def is_read() -> bool:
+            return (await unseen(store, "run-1")).startswith("its monitors")
+
+        await until(is_read, "all facts to be read")
+        assert await unseen(store, "run-1") == "its monitors have not seen 4 episodes yet"
+        assert await unseen(store, "run-1", until_s=2001.5) == "its monitors have not seen 2 episodes yet"
+        assert await unseen(store, "run-2") == ""
+    async with running(server.url, s3_settings, tmp_path) as store:
+        await until(lambda: nothing_unseen(store), "the monitors to see them")
+
+
+async def nothing_unseen(store: Store) -> bool:
+    return await unseen(store, "run-1") == ""

@@ -24,6 +24,7 @@ def test_a_recorded_session_is_counted_from_its_first_call_and_its_grade_names_g
         task_slug="session",
         task_digest="d",
         family="default",
+        labels=("env:prod", "flow:refund"),
     )
     opened = pb.RecordedSessionOpened(episode=identity_to_wire(episode))
     recorded, graded = events.recorded(1), events.graded(1, purpose=EVAL)
@@ -39,5 +40,17 @@ def test_a_recorded_session_is_counted_from_its_first_call_and_its_grade_names_g
             "sessions-key-g",
             Split.TRAIN,
         )
+        assert row.identity.labels == ("env:prod", "flow:refund")
     assert only(opened).label == "requested"
     assert only(opened, recorded, expired).label == "excluded(ungraded)"
+
+
+def test_labels_stay_where_a_gateway_of_the_version_before_names_none() -> None:
+    opened = pb.RecordedSessionOpened(episode=events.identity(1, run="sessions-key00001", purpose=EVAL))
+    opened.episode.labels.append("flow:refund")
+    graded = events.graded(1, run="sessions-key00001", purpose=EVAL)
+    assert not graded.episode.labels
+    for path in permutations([opened, graded, events.recorded(1, run="sessions-key00001", purpose=EVAL)]):
+        row = only(*path)
+        assert isinstance(row.identity, EpisodeIdentity)
+        assert row.identity.labels == ("flow:refund",)

@@ -4,6 +4,7 @@ import asyncio
 import random
 from collections import Counter
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import pytest
@@ -256,7 +257,9 @@ async def test_what_is_asked_often_is_answered_from_an_index(sqlite_db: Database
         assert "USING" in plan, f"{plan}: {statement}"
 
 
-def _session(number: int, group: str, at: int, run: str = "sessions-key00001") -> EpisodeFact:
+def _session(
+    number: int, group: str, at: int, run: str = "sessions-key00001", labels: tuple[str, ...] = ()
+) -> EpisodeFact:
     """A graded session, or an episode of another run."""
     digest = f"{number:x}" * 64
     (fact,) = facts(events.graded(number, run=run, purpose=EVAL))
@@ -266,6 +269,7 @@ def _session(number: int, group: str, at: int, run: str = "sessions-key00001") -
         group_id=f"{run}-{group}-{digest[:16]}",
         task_digest=digest,
         episode_id=f"session-{number}",
+        labels=labels,
     )
     assert fact.grade is not None
     return replace(fact, identity=identity, grade=replace(fact.grade, graded_us=at))
@@ -292,3 +296,58 @@ async def test_recorded_sessions_are_found_by_key_group_and_moment_of_their_rewa
     assert await found(session_group="nightl_") == []
     assert await found(session_group="nightly", run_id="sessions-key00001") == [1, 2]
     assert await found(recorded_sessions=True, graded_since_us=20, graded_before_us=30) == [2, 3]
+
+
+async def test_recorded_sessions_are_found_by_all_of_their_labels(index: SqlIndex) -> None:
+    both = ("env:prod", "flow:refund")
+    await index.project(
+        [
+            _session(1, "a", 10, labels=both),
+            _session(2, "a", 20, labels=("flow:refund",)),
+            _session(3, "b", 30, labels=("flow:refund-2", "my.flow:refund")),
+            _session(4, "b", 40, labels=("a_b:x",)),
+            _session(5, "b", 50),
+        ]
+    )
+
+    async def found(*labels: str, **wanted: Any) -> list[int]:
+        page = await index.page(TrajectoryFilter(labels=labels, **wanted), None, 9)
+        return sorted(int(one.identity.episode_id.removeprefix("session-")) for one in page)
+
+    assert await found("flow:refund") == [1, 2], "a label is neither a beginning nor an end of another one"
+    assert await found("flow:refund", "env:prod") == await found("env:prod") == [1]
+    assert await found("flow:refund", graded_since_us=20) == [2]
+    assert (await found("a_b:x"), await found("axb:x"), await found("a_b:%")) == ([4], [], [])
+    assert await found("flow:") == []
+    labels = {one.identity.episode_id: one.identity for one in await index.page(TrajectoryFilter(), None, 9)}
+    kept = labels["session-1"], labels["session-5"]
+    assert [one.labels for one in kept if isinstance(one, EpisodeIdentity)] == [both, ()]
+
+
+async def test_a_label_is_looked_for_among_labelled_sessions_alone(index: SqlIndex) -> None:
+    """In the order of an index, so that a page ends where it is full."""
+    asked: list[tuple[str, Any]] = []
+
+    def note(_: object, __: object, statement: str, values: Any, *___: object) -> None:
+        if "FROM episodes" in statement and not statement.startswith("EXPLAIN"):
+            asked.append((statement, values))
+
+    database = index._db
+    await database.run(lambda connection: event.listen(connection.engine, "before_cursor_execute", note))
+    label = ("flow:refund",)
+    await index.page(TrajectoryFilter(labels=label), None, 10)
+    await index.page(TrajectoryFilter(labels=label, model="m", recorded_sessions=True), None, 10)
+    explain = "EXPLAIN QUERY PLAN" if database.dialect == "sqlite" else "EXPLAIN"
+
+    def plan_of(connection: Connection, statement: str, values: Any) -> str:
+        if database.dialect != "sqlite":  # tables of a test are so small that it would read them whole
+            for way in ("enable_seqscan", "enable_bitmapscan"):
+                connection.exec_driver_sql(f"SET LOCAL {way} = off")
+        return "\n".join(str(row) for row in connection.exec_driver_sql(f"{explain} {statement}", values))
+
+    plans = [await database.run(partial(plan_of, statement=one, values=values)) for one, values in asked]
+    assert len(plans) == 2
+    for plan, name in zip(plans, ("ix_episodes_labelled", "ix_episodes_model_labelled"), strict=True):
+        assert name in plan
+        assert "TEMP B-TREE" not in plan
+        assert "Sort" not in plan

@@ -58,8 +58,8 @@ def drawn(split: Split, seed: int) -> Broken:
     kinds = kinds_of(split)
     library, defects = kinds[seed % len(kinds)]
     rng = random.Random(f"repair-30/{split}/{seed}")
-    right = _Loaded(library.sources())
-    broken = {one.name: _Loaded(library.sources([one])) for one in defects}
+    right = Loaded(library.sources())
+    broken = {one.name: Loaded(library.sources([one])) for one in defects}
     failing: dict[str, list[str]] = {one.name: [] for one in defects}
     kept: list[str] = []
     expected: dict[str, str] = {}
@@ -76,22 +76,24 @@ def drawn(split: Split, seed: int) -> Broken:
         is_full = all(len(one) == NUM_FAILING + NUM_SHOWN for one in failing.values())
         if is_full and len(kept) == NUM_KEPT + NUM_SHOWN:
             break
-    return _task(library, defects, failing, kept, expected)
+    return assembled(library, defects, library.sources(defects), failing, kept, expected)
 
 
-def _task(
+def assembled(
     library: Library,
     defects: tuple[Defect, ...],
+    sources: Mapping[str, str],
     failing: Mapping[str, list[str]],
     kept: list[str],
-    expected: dict[str, str],
+    expected: Mapping[str, str],
 ) -> Broken:
+    """The task of these modules. failing, kept: calls, the first of which become visible tests."""
     if short := [name for name, calls in failing.items() if len(calls) <= NUM_SHOWN]:
         raise ValueError(f"{library.name}: {MAX_DRAWS} calls do not show the defect {short[0]!r}")
     shown = [call for calls in (*failing.values(), kept) for call in calls[:NUM_SHOWN]]
     files = {
         "README.md": f"# {library.name}\n\n{library.about} Its tests: the tool run_tests.\n",
-        **library.sources(defects),
+        **sources,
         "tests/__init__.py": "",
         f"tests/test_{library.name}.py": _tests(library, shown, expected),
     }
@@ -111,7 +113,7 @@ def _tests(library: Library, calls: Sequence[str], expected: Mapping[str, str]) 
     return "\n".join(lines)
 
 
-class _Loaded:
+class Loaded:
     """Our own modules in memory, under names that nothing else sees."""
 
     def __init__(self, sources: Mapping[str, str]) -> None:

@@ -7,13 +7,15 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Final
 
-from upcycle import Environment
+from upcycle import Environment, EvaluationResult
 from upcycle.errors import UnknownName
 from upcycle.scenario import Reference
+from upcycle.transcripts import Answer
 
 from .drawing import NUM_HELD_OUT, Broken, drawn
 from .errors import FileRefused
 from .grading import grade
+from .planting import NoDefect, changed, intact, library_of, planted
 from .running import MAX_OUTPUT_CHARS, run
 
 env = Environment("repair-30", data=["repositories"])
@@ -84,12 +86,46 @@ def repair(number: int) -> Generator[Any, Any, None]:
 @env.scenario("practice")
 def practice(seed: int) -> Generator[Any, Any, None]:
     """The same work on other repositories, for training: as many as there are seeds."""
-    if seed < 0:
-        raise UnknownName(f"there is no seed {seed}", "seeds begin at 0")
+    _check_seed(seed)
     task = drawn("train", seed)
     with _opened(task) as root:
         yield _prompt(task)
         yield grade(task, _left(root))
+
+
+@env.scenario("plant")
+def plant(seed: int) -> Generator[Any, Any, None]:
+    """Plant a defect in a training repository: the proposer of a run that plays against itself."""
+    _check_seed(seed)
+    with _opened(intact(seed)):
+        answer = yield _planting_prompt(seed)
+        try:
+            planted(seed, changed(seed, answer.trajectory))
+        except NoDefect as error:
+            yield EvaluationResult(0.0, False, info={"reason": str(error)})
+        else:
+            yield EvaluationResult(1.0, True)
+
+
+@env.scenario("mend")
+def mend(seed: int, modules: dict[str, str]) -> Generator[Any, Any, None]:
+    """Repair what was planted. modules: those that were changed, by path."""
+    _check_seed(seed)
+    task = planted(seed, modules)
+    with _opened(task) as root:
+        yield _prompt(task)
+        yield grade(task, _left(root))
+
+
+@mend.proposed_by(plant)
+def proposed(proposal: Answer, seed: int) -> dict[str, Any]:
+    """The planted defect as a task."""
+    return {"seed": seed, "modules": changed(seed, proposal.trajectory)}
+
+
+def _check_seed(seed: int) -> None:
+    if seed < 0:
+        raise UnknownName(f"there is no seed {seed}", "seeds begin at 0")
 
 
 @repair.gold
@@ -102,6 +138,22 @@ def repaired(number: int) -> Reference:
 def practised(seed: int) -> Reference:
     """The same of a training task."""
     return _reference(drawn("train", seed))
+
+
+@plant.gold
+def a_known_defect(seed: int) -> Reference:
+    """Plants the first defect of the repository that is known."""
+    library = library_of(seed)
+    known = library.defects[0]
+    path = f"{library.name}/{known.file}"
+    edit = {"path": path, "old": known.right, "new": known.wrong}
+    return Reference("A defect is planted.", (("replace_text", edit),))
+
+
+@mend.gold
+def mended(seed: int, modules: dict[str, str]) -> Reference:
+    """Puts the modules back."""
+    return _reference(planted(seed, modules))
 
 
 def _reference(task: Broken) -> Reference:
@@ -130,6 +182,18 @@ def _prompt(task: Broken) -> str:
         f"The repository {task.library.name} ({about}) has failing tests. Find what is wrong in its "
         "modules and mend it; their docstrings say what is right. Hidden tests of the same functions decide. "
         f"Its files:\n{list_files()}\nSay so when it is mended."
+    )
+
+
+def _planting_prompt(seed: int) -> str:
+    library = library_of(seed)
+    return (
+        f"The repository {library.name} ({library.about.rstrip('.')}) is right, and its tests pass. Plant "
+        "one defect in its modules that somebody else will have to find and repair: some calls of its "
+        "functions must return something wrong, most others must stay right, and it should not be seen at a "
+        "glance. "
+        "Change modules with replace_text or write_file; what other programs write does not count. "
+        f"Its files:\n{list_files()}\nSay so when it is planted."
     )
 
 

@@ -17,6 +17,7 @@ from upcycle.environment.lifecycle import SHUTDOWN_S
 from upcycle.environment.server_secrets import NOTHING_HIDDEN, HiddenValues
 from upcycle.environment.tools import ToolResult, ToolSpec
 from upcycle.errors import JudgeRefused, UpcycleError
+from upcycle.guidance import parts_in
 from upcycle.images import Image
 from upcycle.judge_calls import JudgeQuestion, JudgeReply
 from upcycle.states import STATE_S, StateEntry
@@ -28,7 +29,7 @@ CALL_TIMEOUT_S = 60.0
 # A tool's own deadline is kept by the environment; if not even that answer comes, its process is stuck.
 WEDGED_MARGIN_S = 1.0
 MAX_UNASKED = 1000
-"""Replies of an episode to calls that nobody waits for: those that come too late are a few."""
+"""Replies of an episode to calls whose caller is gone: those that come too late are a few."""
 
 
 def state_of(reply: Mapping[str, Any]) -> StateEntry | None:
@@ -54,6 +55,18 @@ class Welcome:
     speaks_tools: bool
 
 
+def _nothing_at(url: str, error: OSError, timeout_s: float) -> str:
+    """What went wrong, and how an environment is served there."""
+    reason = str(error)
+    if isinstance(error, ConnectionRefusedError):
+        reason = "nothing listens there"
+    elif isinstance(error, TimeoutError):
+        reason = f"no connection within {timeout_s:g} s"
+    port = urlsplit(url).port
+    way_out = f"; serve one there: python -m upcycle.environment.serve env.py --port {port}" if port else ""
+    return f"no environment answers at {url}: {reason}{way_out}"
+
+
 class ControlChannel:
     """One open control channel. Every call has a deadline and raises ChannelError (the environment refused or
     failed), ChannelTimeout or ChannelClosed."""
@@ -76,6 +89,8 @@ class ControlChannel:
         """Of the task that was started last, at its prompt; None where its environment declares no state."""
         self.guidance = ""
         """The end of its prompt, where its start named a failed attempt."""
+        self.guidance_parts: dict[str, str] = {}
+        """The text of each part of that guidance, by its kind."""
         self._shuts_down = False
         self._num_unasked = 0
 
@@ -109,7 +124,7 @@ class ControlChannel:
                         f"cannot connect to {url!r}; use tcp://host:port or unix:///path",
                     )
         except (OSError, TimeoutError) as error:
-            raise NothingServed(f"no environment answers at {url}: {error or 'timed out'}") from error
+            raise NothingServed(_nothing_at(url, error, timeout_s)) from error
         channel = cls(lines)
         channel.url = url
         return channel
@@ -136,6 +151,25 @@ class ControlChannel:
         with understood("the answer to tasks.list"):
             return [dict(row) for row in reply["tasks"]]
 
+    async def generate(
+        self,
+        task_id: str,
+        seed: int,
+        parent: Mapping[str, Any],
+        *,
+        solved: bool,
+        proposal: Mapping[str, Any] | None = None,
+        timeout_s: float = CALL_TIMEOUT_S,
+    ) -> dict[str, Any]:
+        """The arguments of a new task, which the scenario's generator makes. parent: the arguments of the
+        task that it is made of. solved: whether a whole group solved that, or none of a group did. proposal:
+        an answer `{"answer", "trajectory"}` to that task, which proposes the new one."""
+        proposed = {} if proposal is None else {"proposal": dict(proposal)}
+        params = {"id": task_id, "seed": seed, "parent": {"args": dict(parent), "solved": solved, **proposed}}
+        reply = await self.call("tasks.generate", params, timeout_s=timeout_s)
+        with understood("the answer to tasks.generate"):
+            return dict(reply["args"])
+
     async def start(
         self,
         task_id: str,
@@ -155,6 +189,7 @@ class ControlChannel:
         with understood("the answer to tasks.start"):
             prompt: str | list[dict[str, Any]] = reply["prompt"]
             self.guidance = str(reply.get("guidance") or "")
+            self.guidance_parts = parts_in(reply)
             if failed is not None and not self.guidance:
                 raise ValueError(
                     f"task {task_id!r} was to be guided, and no guidance came; its server is older"
@@ -281,7 +316,7 @@ class ControlChannel:
             for reply in self._waiting.values():
                 if not reply.done():
                     reply.set_exception(ended)
-            if self._lines.transport is not None:  # lines that nobody reads would pile up
+            if self._lines.transport is not None:  # lines without a reader would pile up
                 self._lines.transport.abort()
 
     def _settle(self, frame: frames.Frame) -> None:
@@ -289,7 +324,7 @@ class ControlChannel:
         error = frame.get("error")
         self._num_unasked += reply is None
         if self._num_unasked > MAX_UNASKED:
-            raise ChannelError(frames.INVALID_REQUEST, f"over {MAX_UNASKED} replies that nobody asked for")
+            raise ChannelError(frames.INVALID_REQUEST, f"over {MAX_UNASKED} replies without a call")
         if error is not None:
             data = error.get("data") or {}
             failure = ChannelError(

@@ -63,6 +63,12 @@ class ForkedSession:
         self._margin_s = WEDGED_MARGIN_S + STATE_S if "state" in reply else WEDGED_MARGIN_S
         return reply
 
+    async def generate(self, name: str, seed: int, parent: Mapping[str, Any]) -> dict[str, Any]:
+        """In the process of the session, or a new one where that ended."""
+        self._refuse_if_busy()
+        self.is_unused = False
+        return await self._while_busy("tasks.generate", {"id": name, "seed": seed, "parent": dict(parent)})
+
     async def grade(
         self, answer: Any, trajectory: Mapping[str, Any] | None, *, judges: bool = False
     ) -> dict[str, Any]:

@@ -14,14 +14,8 @@ from urllib.parse import urlsplit
 from upcycle.environment.channel import frames
 from upcycle.environment.channel.frames import ChannelClosed, ChannelError, Frame, FrameTooLarge
 from upcycle.environment.channel.lines import LineProtocol
-from upcycle.environment.channel.session import (
-    LocalSession,
-    Session,
-    arguments_of,
-    as_channel_error,
-    seconds_param,
-    text_param,
-)
+from upcycle.environment.channel.params import arguments_of, seconds_param, text_param
+from upcycle.environment.channel.session import LocalSession, Session, as_channel_error
 from upcycle.environment.channel.sessions import Sessions
 from upcycle.raised import RAISED
 
@@ -83,6 +77,7 @@ class Connection:
         self._methods: dict[str, Callable[[Frame], Awaitable[Frame]]] = {
             "hello": self._hello,
             "tasks.list": self._tasks_list,
+            "tasks.generate": self._tasks_generate,
             "tasks.start": self._tasks_start,
             "tasks.grade": self._tasks_grade,
             "tasks.judged": self._tasks_judged,
@@ -179,10 +174,18 @@ class Connection:
                 "description": scenario.schema.description,
                 "args": scenario.schema.parameters,
                 **({"guidance": True} if scenario.is_guided else {}),
+                **({"generator": True} if scenario.generates else {}),
+                **({"proposed_by": scenario.proposer} if scenario.proposer else {}),
             }
             for name, scenario in self._environment.scenarios.items()
         ]
         return {"tasks": rows}
+
+    async def _tasks_generate(self, params: Frame) -> Frame:
+        name, parent, seed = text_param(params, "id"), arguments_of(params, "parent"), params.get("seed")
+        if not isinstance(seed, int) or isinstance(seed, bool):
+            raise ChannelError(frames.INVALID_PARAMS, f"seed is {type(seed).__name__}, not a whole number")
+        return await self._current().generate(name, seed, parent)
 
     async def _tasks_start(self, params: Frame) -> Frame:
         name, arguments = text_param(params, "id"), arguments_of(params, "args")

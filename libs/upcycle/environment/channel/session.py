@@ -7,9 +7,11 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from upcycle.environment.channel.frames import INVALID_PARAMS, INVALID_REQUEST, SERVER_ERROR, ChannelError
+from upcycle.environment.channel.params import arguments_of, text_param
 from upcycle.environment.tools import ToolResult, bounded_text, no_result_within
 from upcycle.errors import InfrastructureError, ScenarioError, UnknownName, UpcycleError
-from upcycle.guidance import failed_attempt, guided_prompt
+from upcycle.generator import parent_of
+from upcycle.guidance import attempt_of, guided_prompt
 from upcycle.judge_calls import JUDGE_CALLS, JudgeCalls
 from upcycle.raised import deed, own_traceback
 from upcycle.scenario import ScenarioPlay
@@ -59,6 +61,12 @@ class Session(Protocol):
         """Play a scenario to its prompt; a task already held is dropped. failed: an attempt `{"answer",
         "trajectory"}` after which the scenario guides. timeout_s: how long the caller waits, so that what
         does not answer in time is named."""
+        ...
+
+    async def generate(self, name: str, seed: int, parent: Mapping[str, Any]) -> dict[str, Any]:
+        """`{"args"}` of a new task of a scenario. parent: `{"args", "solved"}` of the task that it is made
+        of; with `"proposal"`, an answer `{"answer", "trajectory"}` to that task. A task that is held
+        stays."""
         ...
 
     async def grade(
@@ -144,6 +152,12 @@ class LocalSession:
         open_s = None if timeout_s is None else max(timeout_s - _NAMING_S, timeout_s / 2)
         return await self._interruptible(self._start(name, arguments, failed, open_s))
 
+    async def generate(self, name: str, seed: int, parent: Mapping[str, Any]) -> dict[str, Any]:
+        """`{"args"}` of a new task of a scenario. Raises ChannelError."""
+        self._refuse_if_busy()
+        self.is_unused = False
+        return await self._interruptible(self._generate(name, seed, parent))
+
     async def grade(
         self, answer: Any, trajectory: Mapping[str, Any] | None, *, judges: bool = False
     ) -> dict[str, Any]:
@@ -188,7 +202,8 @@ class LocalSession:
                 result = await self._environment.call_tool(name, arguments)
         except TimeoutError:
             result = ToolResult(no_result_within(name, timeout_s), is_error=True)
-        text, cut = bounded_text(result.text, params.get("max_bytes"))
+        # First, lest the limit leaves half a secret, which is none that could be cut out.
+        text, cut = bounded_text(self._environment.servers.hidden.cut(result.text), params.get("max_bytes"))
         row: dict[str, Any] = {"content": text, "is_error": result.is_error, "truncated": cut}
         if result.images:
             row["images"] = [image.to_row() for image in result.images]
@@ -220,6 +235,13 @@ class LocalSession:
                 task.cancel()
                 await asyncio.wait([task])
         self._grading = None
+
+    async def _generate(self, name: str, seed: int, parent: Mapping[str, Any]) -> dict[str, Any]:
+        try:
+            scenario, made_of = self._environment.scenario_named(name), parent_of(parent)
+        except UpcycleError as error:
+            raise ChannelError(INVALID_PARAMS, str(error), error.kind) from error
+        return {"args": await scenario.generate(seed, made_of)}
 
     async def _start(
         self, name: str, arguments: Mapping[str, Any], failed: Mapping[str, Any] | None, open_s: float | None
@@ -259,11 +281,13 @@ class LocalSession:
     ) -> dict[str, Any]:
         """The reply to a start, its prompt with what the scenario says after a failed attempt."""
         try:
-            guidance = await self._environment.scenario_named(name).guide(failed_attempt(failed), arguments)
+            guidance = await self._environment.scenario_named(name).guide(attempt_of(failed), arguments)
         except BaseException:
             await self._drop()
             raise
-        return {**reply, "prompt": guided_prompt(reply["prompt"], guidance), "guidance": guidance}
+        said, parts = str(guidance), guidance.parts
+        prompt = guided_prompt(reply["prompt"], said)
+        return {**reply, "prompt": prompt, "guidance": said, "guidance_parts": parts}
 
     async def _grade(
         self, answer: Any, trajectory: Mapping[str, Any] | None, judges: JudgeCalls | None = None
@@ -338,32 +362,6 @@ class LocalSession:
 
 def _state_row(state: StateEntry | None) -> dict[str, Any]:
     return {} if state is None else {"state": state.to_json()}
-
-
-def arguments_of(params: Mapping[str, Any], name: str) -> dict[str, Any]:
-    """`params[name]` as an object, `{}` when absent. Raises ChannelError."""
-    value = params.get(name)
-    if value is None:
-        return {}
-    if not isinstance(value, dict):
-        raise ChannelError(INVALID_PARAMS, f"{name} is of type {type(value).__name__}, not an object")
-    return value
-
-
-def seconds_param(params: Mapping[str, Any], name: str) -> float | None:
-    """`params[name]` as seconds above 0; None where there are none."""
-    value = params.get(name)
-    if isinstance(value, int | float) and not isinstance(value, bool) and value > 0:
-        return float(value)
-    return None
-
-
-def text_param(params: Mapping[str, Any], name: str) -> str:
-    """`params[name]` as text. Raises ChannelError."""
-    value = params.get(name)
-    if not isinstance(value, str):
-        raise ChannelError(INVALID_PARAMS, f"{name} is {type(value).__name__}, not text")
-    return value
 
 
 def as_channel_error(error: BaseException, environment: "Environment") -> ChannelError:

@@ -130,7 +130,7 @@ def in_a_container(task: HarborTask, image: ContainerImage, engine: str) -> Iter
     # never pulled here: that may take longer than an episode has for its beginning
     run = [engine, "run", "-d", "--rm", "--init", "--pull", "never", "--label", LABEL, *limits]
     started = _asked([*run, "--entrypoint", "sleep", name, str(LIFETIME_S)])
-    if started.returncode == _MISSING and _asked([engine, "image", "inspect", name]).returncode != 0:
+    if started.returncode == _MISSING and _lacks(engine, name):
         raise RuntimeError(
             f"the engine has no image {name} of task {task.name!r}: "
             "python -m upcycle.importers.harbor FOLDER builds it"
@@ -142,6 +142,12 @@ def in_a_container(task: HarborTask, image: ContainerImage, engine: str) -> Iter
         yield TaskContainer(task, image, engine, container)
     finally:
         _asked([engine, "rm", "-f", container])
+
+
+def _lacks(engine: str, image: str) -> bool:
+    """Of an engine that answers: one that does not has no image either, and none can be built."""
+    answers = _asked([engine, "version"]).returncode == 0
+    return answers and _asked([engine, "image", "inspect", image]).returncode != 0
 
 
 def _asked(

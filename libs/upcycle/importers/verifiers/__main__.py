@@ -48,6 +48,19 @@ def write_tasks(environment: ImportedEnvironment, split: str, path: Path, url: s
     Taskset(f"{environment.name}-{split}"[:200], environment.tasks(split, url), _SIDES[split]).save(path)
 
 
+def _json_object(text: str) -> Mapping[str, Any]:
+    """Raises ArgumentTypeError, which argparse shows."""
+    try:
+        value = json.loads(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(
+            f"{text!r:.200} is not JSON: {error}; write '{{\"num_examples\": 100}}'"
+        ) from error
+    if not isinstance(value, dict):
+        raise argparse.ArgumentTypeError(f"{text!r:.200} is no object; write '{{\"num_examples\": 100}}'")
+    return value
+
+
 def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         prog="python -m upcycle.importers.verifiers",
@@ -56,7 +69,7 @@ def _arguments() -> argparse.Namespace:
     )
     add = parser.add_argument
     add("env_id", help="of an installed environment, as verifiers takes it")
-    add("--args", type=json.loads, default={}, help="JSON for its loader: '{\"num_examples\": 100}'")
+    add("--args", type=_json_object, default={}, help="JSON for its loader: '{\"num_examples\": 100}'")
     add("--tasks", type=Path, help="write the rows of a split here, as a tasks file (.jsonl, .json, .csv)")
     add("--split", choices=sorted(_SIDES), help="for --tasks; default: train where there is one")
     add("--limit", type=int, default=0, help="rows of each split, the first ones; 0: all")

@@ -4,6 +4,7 @@ from functools import partial
 from typing import Final
 
 from model_gateway.domain.calls import FIELDS, ApiRoute, read_call
+from model_gateway.domain.dialects import counting
 from model_gateway.domain.dialects.dialect import Dialect
 from model_gateway.domain.dialects.messages import fields as messages_fields
 from model_gateway.domain.dialects.messages import reply as messages_reply
@@ -61,6 +62,28 @@ DIALECTS: Final[tuple[Dialect, ...]] = (
         read=messages_request.read_request,
         reply=messages_reply.reply_of,
         events=messages_stream.MessageStream,
+        envelope=messages_reply.envelope,
+        request_id_header="request-id",
+        params=messages_request.PARAMS,
+    ),
+    Dialect(
+        path=counting.RESPONSES_PATH,
+        aliases=("/responses/input_tokens",),
+        summary="Tokens of the prompt of a response (OpenAI)",
+        fields=counting.RESPONSES_COUNT_FIELDS,
+        required=("model", "input"),
+        read=counting.read_responses,
+        reply=counting.responses_count,
+        params=responses_request.PARAMS,
+    ),
+    Dialect(
+        path=counting.MESSAGES_PATH,
+        aliases=("/messages/count_tokens",),
+        summary="Tokens of the prompt of a message (Anthropic)",
+        fields=counting.MESSAGES_COUNT_FIELDS,
+        required=("model", "messages"),
+        read=counting.read_messages,
+        reply=counting.messages_count,
         envelope=messages_reply.envelope,
         request_id_header="request-id",
         params=messages_request.PARAMS,

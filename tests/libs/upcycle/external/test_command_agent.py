@@ -102,6 +102,11 @@ def test_an_agent_that_asks_nothing_is_evaluated_and_the_result_says_that_it_is_
         (ASKS + "\nprint('no luck', file=sys.stderr); sys.exit(3)", "ended with status 3: no luck"),
         ("import time; time.sleep(60)", "did not end within 1.5 s"),
         (f"print('x' * {2 << 20})", "at most 1048576 are an answer"),
+        ("import os\nwhile True: os.write(1, b'x' * 65536)", "at most 1048576 are an answer"),
+        (
+            "import os, sys; sys.stderr.write(os.environ['OPENAI_API_KEY'] + 'y' * 495); sys.exit(3)",
+            "3: [key]yyy",
+        ),
     ],
 )
 def test_an_agent_that_fails_makes_its_episode_missing_and_no_reward_of_0(
@@ -117,7 +122,9 @@ def test_an_agent_that_fails_makes_its_episode_missing_and_no_reward_of_0(
     run(["eval", "tasks.py", MODEL, "--agent", agent(shop, source), "--json"])
     done = last(capsys)
     assert done["coverage"]["num_graded"] == 0
-    assert words in json.dumps(done["failures"])
+    said = json.dumps(done["failures"])
+    assert words in said
+    assert KEY[-5:] not in said, "nor the half of a key that stood before what is shown"
     assert counting.rewards == {}
 
 

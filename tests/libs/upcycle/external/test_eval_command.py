@@ -6,7 +6,6 @@ import shlex
 import signal
 import time
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,26 +15,20 @@ from tests.support.model_servers import (
     MODEL,
     Asked,
     Said,
-    Turn,
     anthropic_shaped,
+    look_for_tea,
     openai_shaped,
     serving,
 )
 
 from upcycle.cli.main import run
-from upcycle.platform import PEERS
-
-
-def answers(results: list[str]) -> Turn:
-    """Looks for tea, and says what there is."""
-    return Turn(results[-1]) if results else Turn("", ("stock", {"item": "tea"}))
 
 
 @pytest.fixture
 def claude(shop: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     """A server in Anthropic's place."""
     monkeypatch.setenv("UPCYCLE_CLAUDE_MODEL", MODEL)
-    with serving(anthropic_shaped(answers)) as server:
+    with serving(anthropic_shaped(look_for_tea)) as server:
         monkeypatch.setenv("ANTHROPIC_BASE_URL", server.url)
         yield server
 
@@ -133,7 +126,7 @@ def interruptible() -> Iterator[None]:
 def test_ctrl_c_says_how_far_it_was_and_what_is_left_is_no_whole_evaluation(
     shop: Path, interruptible: None, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    answer = openai_shaped(answers)
+    answer = openai_shaped(look_for_tea)
 
     def interrupting(asked: Asked) -> Said:
         if asked.method == "POST" and "How much milk?" in json.dumps(asked.body):
@@ -213,11 +206,11 @@ def test_a_file_names_tasks_beside_it_and_a_refused_key_leaves_yesterdays_lines(
         (["tasks.py", "--agent", "openai:http://127.0.0.1:9/v1#m"], 4, "127.0.0.1:9/v1 does not answer"),
         (["nothing.py", "claude"], 2, "nothing.py"),
         (
-            ["--resume", "here-0123456789ab"],
+            ["tasks.py", "claude", "--resume", "here-0123456789ab"],
             2,
-            "--resume here-0123456789ab: it was played by the command that",
+            "--resume here-0123456789ab: there is no file .upcycle/evaluations/here-0123456789ab/"
+            "trajectories.jsonl; none was played in this folder; --trajectories names a file elsewhere",
         ),
-        (["--attach", "here-0123456789ab"], 2, "`upcycle view here-0123456789ab` shows what it played"),
     ],
 )
 def test_what_cannot_be_evaluated_is_one_line(
@@ -227,97 +220,6 @@ def test_what_cannot_be_evaluated_is_one_line(
     line = capsys.readouterr().err.splitlines()[-1]
     assert line.startswith("upcycle: ")
     assert said in line
-
-
-def test_the_gateway_plays_registered_models_and_refuses_others_by_name(
-    shop: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    answer = openai_shaped(answers)
-
-    def gateway(asked: Asked) -> Said:
-        return answer(asked)
-
-    with serving(gateway) as server:
-        for peer in PEERS:
-            monkeypatch.setenv(f"UPCYCLE_PEERS_{peer.upper()}", server.url.removeprefix("http://"))
-        monkeypatch.setenv("UPCYCLE_API_KEY", KEY)
-        assert run(["eval", "tasks.py", MODEL, "--gateway"]) == 0
-        assert "success 50.0%" in capsys.readouterr().out
-        asked = len(server.turns)
-        assert run(["eval", "tasks.py", "claude", "--gateway"]) == 2
-        refusal = capsys.readouterr().err
-        assert len(server.turns) == asked
-        monkeypatch.setenv("UPCYCLE_API_KEY", "wrong")
-        assert run(["eval", "tasks.py", MODEL, "--gateway"]) == 2
-        assert "set the key of this platform in UPCYCLE_API_KEY" in capsys.readouterr().err
-    assert "has no models of 'claude': none of its providers is called anthropic or claude" in refusal
-    assert "name one in its MODEL_GATEWAY_PROVIDERS_FILE" in refusal
-    assert "without --gateway, claude plays with your own key" in refusal
-
-
-BEHIND = {
-    "incident": "upcycle",
-    "anthropic/claude-sonnet-4-5": "anthropic",
-    "anthropic/claude-haiku-4-5": "anthropic",
-    "openai/large": "openai",
-    "google/a": "google",
-    "google/b": "google",
-    "acme/large": "acme",
-}
-
-
-@pytest.fixture
-def gateway(shop: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
-    """A platform's gateway, with the models of providers behind it."""
-    answer = openai_shaped(answers)
-
-    def said(asked: Asked) -> Said:
-        if asked.method == "GET":
-            rows = [{"id": name, "owned_by": owner} for name, owner in BEHIND.items()]
-            return Said(200, {"object": "list", "data": rows})
-        return answer(replace(asked, body={**asked.body, "model": MODEL}))
-
-    with serving(said) as server:
-        for peer in PEERS:
-            monkeypatch.setenv(f"UPCYCLE_PEERS_{peer.upper()}", server.url.removeprefix("http://"))
-        monkeypatch.setenv("UPCYCLE_API_KEY", KEY)
-        yield server
-
-
-@pytest.mark.parametrize(
-    ("agent", "variables", "model"),
-    [
-        ("claude", {}, "anthropic/claude-sonnet-4-5"),
-        ("claude", {"UPCYCLE_CLAUDE_MODEL": "claude-haiku-4-5"}, "anthropic/claude-haiku-4-5"),
-        ("claude#claude-haiku-4-5", {}, "anthropic/claude-haiku-4-5"),
-        ("openai", {}, "openai/large"),
-        ("gemini#b", {}, "google/b"),
-        ("openai_compatible", {}, "acme/large"),
-    ],
-)
-def test_an_agent_of_others_is_the_model_of_its_provider_behind_the_gateway(
-    gateway: Any, agent: str, variables: dict[str, str], model: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    for name, value in variables.items():
-        monkeypatch.setenv(name, value)
-    assert run(["eval", "tasks.py", agent, "--gateway", "--full", "--remote"]) == 0
-    assert {asked.body["model"] for asked in gateway.turns} == {model}
-
-
-@pytest.mark.parametrize(
-    ("agent", "said"),
-    [
-        ("gemini", "it has google/a, google/b; name one in the place of gemini: google/a"),
-        ("openai#small", "agent 'openai' as 'small' is not one model of the gateway"),
-        ("claude#x", "it has anthropic/claude-sonnet-4-5, anthropic/claude-haiku-4-5"),
-    ],
-)
-def test_an_agent_that_may_be_several_models_of_the_gateway_is_refused_with_their_names(
-    gateway: Any, agent: str, said: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert run(["eval", "tasks.py", agent, "--gateway"]) == 2
-    assert said in capsys.readouterr().err
-    assert gateway.turns == []
 
 
 def test_nothing_is_said_to_run_where_no_environment_is_served(
@@ -372,7 +274,7 @@ def test_what_was_played_here_is_listed_where_no_platform_is_found(
 def test_a_key_that_is_refused_in_the_middle_ends_with_one_line(
     shop: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    answer = openai_shaped(answers)
+    answer = openai_shaped(look_for_tea)
     with serving(lambda asked: answer(asked) if asked.method == "GET" else Said(403, "no")) as server:
         monkeypatch.setenv("UPCYCLE_AGENT_KEY", KEY)
         status = run(["eval", "tasks.py", "--agent", f"openai:{server.url}/v1#{MODEL}"])

@@ -1,6 +1,7 @@
 """The watch over head, on pairs worked by hand."""
 
 import math
+import random
 
 import pytest
 
@@ -60,7 +61,7 @@ def test_a_family_that_loses_is_named_though_the_others_gain() -> None:
 def test_failures_unreadable_turns_and_empty_answers_roll_back_though_success_is_equal(
     trigger: Trigger,
 ) -> None:
-    """(1.3 ** n + 1.8 ** n) / 120 + .983 is 102.7 at 16 and 183.9 at 17."""
+    """(1.3 ** n + 1.8 ** n) / 160 + .9875 is 77.3 at 16 and 138.1 at 17."""
     bad = Play(success=False, triggers=frozenset({trigger}))
     assert watched(*[Pair("a", bad, LOST)] * 17).cause == trigger.value
     assert not watched(*[Pair("a", bad, bad)] * 17).is_lost
@@ -69,3 +70,58 @@ def test_failures_unreadable_turns_and_empty_answers_roll_back_though_success_is
 def test_a_family_that_was_not_named_is_refused() -> None:
     with pytest.raises(KeyError, match="family c"):
         watched(Pair("c", WON, WON))
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_random_histories_go_as_if_every_bet_was_reckoned_anew_at_each_pair(seed: int) -> None:
+    rng = random.Random(seed)
+    families = tuple(f"f{at}" for at in range(rng.choice([1, 4])))
+    success, rate = rng.random(), rng.choice([0.0, 0.3])
+    watch, reckoned = Watch.of(families), Reckoned(families)
+    for _ in range(200):
+        pair = Pair(rng.choice(families), _played(rng, 0.8 * success, rate), _played(rng, success, rate / 2))
+        watch = watch.after(pair)
+        reckoned.see(pair)
+        assert watch.wealth == pytest.approx(reckoned.wealth)
+        assert watch.cause in reckoned.causes
+
+
+def _played(rng: random.Random, success: float, rate: float) -> Play:
+    return Play(rng.random() < success, frozenset(one for one in Trigger if rng.random() < rate))
+
+
+class Reckoned:
+    """The definition: every bet multiplied on, pair by pair."""
+
+    def __init__(self, families: tuple[str, ...]) -> None:
+        self._bets = {SUCCESS: (0.9, [1.0] * 3)}
+        self._bets |= {f"family {name}": (0.05 / len(families), [1.0] * 2) for name in families}
+        self._bets |= {one.value: (0.05 / len(Trigger), [1.0] * 2) for one in Trigger}
+        self.causes = {""}
+
+    def see(self, pair: Pair) -> None:
+        losses = {SUCCESS: pair.predecessor.success - pair.head.success}
+        losses[f"family {pair.family}"] = losses[SUCCESS]
+        losses |= {t.value: (t in pair.head.triggers) - (t in pair.predecessor.triggers) for t in Trigger}
+        for name, loss in losses.items():
+            stakes = (0.1, 0.3, 0.5) if name == SUCCESS else (0.3, 0.8)
+            self._bets[name][1][:] = [
+                wealth * (1 + stake * loss) for wealth, stake in zip(self._bets[name][1], stakes, strict=True)
+            ]
+        if self.causes == {""} and self.wealth > 1 / 0.009:
+            most = max(self._parts().values())
+            self.causes = {name for name, part in self._parts().items() if part > most * (1 - 1e-9)}
+
+    @property
+    def wealth(self) -> float:
+        return sum(self._parts().values())
+
+    def _parts(self) -> dict[str, float]:
+        return {name: weight * sum(all_) / len(all_) for name, (weight, all_) in self._bets.items()}
+
+
+def test_a_pair_of_no_family_counts_its_triggers_alone() -> None:
+    hacked = Play(success=True, triggers=frozenset({Trigger.HACKED}))
+    watch = watched(*[Pair("", hacked, LOST)] * 17)
+    assert watch.cause == "hacked"
+    assert watch.bets[SUCCESS].better == 0

@@ -46,6 +46,22 @@ def test_what_is_incomplete_says_how_much_is_missing() -> None:
     assert "evidence incomplete: 32 attempts lost to infrastructure" in reason_of(judged(better, lost), RULE)
 
 
+def test_by_the_shadow_graders_it_says_what_was_counted_and_what_is_missing() -> None:
+    whole = reason_of(judged(played("11", "00")), RULE, by_shadow=True)
+    assert whole.endswith("of this candidate; by the shadow graders, all 80 attempts counted")
+    better, lost = played("1111", "0000", num_tasks=8), played("----", "1111", num_tasks=8, family="b")
+    held = reason_of(judged(better, lost), RULE, by_shadow=True)
+    assert held.startswith(
+        "held: evidence incomplete: 32 attempts without a shadow grade or lost to infrastructure could turn "
+        "the verdict"
+    )
+    assert held.endswith(
+        "by the shadow graders, 96 of 128 attempts counted, 32 missing (without a shadow grade or lost to "
+        "infrastructure): to promote, the missing ones count as failures of the candidate and successes of "
+        "head"
+    )
+
+
 def test_an_inconclusive_candidate_says_how_many_more_it_takes() -> None:
     """11 of 40 tasks won and 6 lost, all 4 attempts alike: .125 with an error of .103, so no number of
     attempts helps, tasks do."""

@@ -265,3 +265,19 @@ def test_an_engine_that_is_none_or_is_away_is_refused_by_name(
         (project / f"{engine}.py").write_text(HARBOR.replace('"tasks")\n', f'"tasks", engine="{engine}")\n'))
         with pytest.raises(ImportRefused, match=said):
             load_environment(project / f"{engine}.py")
+
+
+def test_an_engine_that_does_not_answer_is_not_said_to_lack_the_image(
+    project: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    engine = project / "bin" / "docker"
+    engine.parent.mkdir()
+    engine.write_text("#!/bin/sh\necho 'Cannot connect to the daemon' >&2\nexit 125\n")
+    engine.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{engine.parent}:/usr/bin:/bin")
+    (project / "harbor.py").write_text(HARBOR.replace('"tasks")\n', '"tasks", engine="docker")\n'))
+    (project / "turns.jsonl").write_text('"done"\n')
+    assert (
+        run(["play", str(project / "harbor.py"), "--script", str(project / "turns.jsonl"), "--no-keep"]) == 1
+    )
+    assert "Cannot connect to the daemon" in capsys.readouterr().out

@@ -1,6 +1,8 @@
 """An environment of another library as one of ours, with a stand-in for the library; the real versions are in
 tests/contract/verifiers."""
 
+import subprocess
+import sys
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from typing import Any, Final
@@ -162,3 +164,15 @@ def test_a_range_is_no_range_backwards() -> None:
 def test_a_python_without_the_library_says_so() -> None:
     with pytest.raises(ImportRefused, match="this Python cannot import verifiers"):
         load("shop", {}, 0)
+
+
+@pytest.mark.parametrize(
+    ("given", "said"), [("{", "'{' is not JSON: Expecting"), ("[]", "'[]' is no object")]
+)
+def test_arguments_that_are_no_object_are_named_with_the_way_out(given: str, said: str) -> None:
+    command = [sys.executable, "-m", "upcycle.importers.verifiers", "shop", "--args", given]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 2
+    last = done.stderr.splitlines()[-1]
+    assert f"argument --args: {said}" in last
+    assert last.endswith("""write '{"num_examples": 100}'""")

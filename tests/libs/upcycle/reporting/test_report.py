@@ -8,6 +8,8 @@ from tests.libs.upcycle.reporting.rows import episode, evaluation
 
 from upcycle.api.trajectory.v1 import trajectory_pb2 as pb
 from upcycle.cli.report_text import report_lines
+from upcycle.impossible_tasks import IMPOSSIBLE_FAMILY
+from upcycle.reporting.comparison import compare
 from upcycle.reporting.episodes import EvaluatedRun, NoEvaluation
 from upcycle.reporting.files import evaluation_in
 from upcycle.reporting.reading import ending, first_tool_error
@@ -156,3 +158,12 @@ def test_an_ending_says_why_and_what_was_last() -> None:
     assert ending(body(pb.Turn(), stop=pb.STOP_REASON_ANSWERED)) == "answered with nothing"
     assert ending(body(unreadable, stop=pb.STOP_REASON_MAX_TOKENS)) == "out of tokens, last turn unreadable"
     assert ending(body(stop=pb.STOP_REASON_FAILED)) == "failed by the policy"
+
+
+def test_tasks_without_a_solution_are_in_no_number_of_a_report_and_of_a_comparison() -> None:
+    real = [episode("a", 0, 1.0), episode("a", 1, 0.0)]
+    traps = [episode("x", n, 1.0, family=IMPOSSIBLE_FAMILY) for n in range(2)]
+    plain, mixed = evaluation(*real), evaluation(*real, *traps)
+    assert report_of(mixed) == report_of(plain)
+    assert compare(plain, evaluation(*real)) == compare(mixed, mixed)
+    assert report_of(evaluation(*traps)) is None

@@ -13,7 +13,7 @@ import pytest
 import torch
 from tests.libs.upcycle.run_config.bad_runs import BAD_TRAININGS
 
-from grpo_math.advantages import ADVANTAGES, AGGREGATION_OF, DEFAULT_ADVANTAGE, OF_PARTS
+from grpo_math.advantages import ADVANTAGES, AGGREGATION_OF, DEFAULT_ADVANTAGE, OF_PARTS, OF_ROLES
 from grpo_math.aggregation import AGGREGATIONS
 from grpo_math.divergence import KL_KINDS, KL_PLACEMENTS
 from grpo_math.errors import GrpoMathError, UnknownName
@@ -40,7 +40,7 @@ EVERY_OPTION = sorted(
 
 def test_names_are_those_of_the_mathematics_and_of_the_curves() -> None:
     assert set(run_config.LOSSES) == set(LOSSES)
-    assert set(run_config.ADVANTAGES) == {*ADVANTAGES, *OF_PARTS}
+    assert set(run_config.ADVANTAGES) == {*ADVANTAGES, *OF_PARTS, *OF_ROLES}
     assert set(run_config.AGGREGATIONS) == set(AGGREGATIONS)
     assert set(AGGREGATION_OF.values()) <= set(run_config.AGGREGATIONS)
     assert run_config.KL_ESTIMATORS == KL_KINDS
@@ -126,11 +126,19 @@ USUAL_AND_ODD: dict[str, tuple[list[Any], list[Any]]] = {
     "task_sampler": (["uniform", "spread", "age"], ["", "oldest"]),
     "guidance": (["off", "on_failure"], ["", "always"]),
     "guidance_max_share": ([0.25], [0.5, 0.0, 1.1]),
+    "new_tasks": (["off", "failed", "solved"], ["", "all"]),
+    "new_tasks_share": ([0.25], [0.5, 0.0, 1.1]),
+    "new_tasks_retire_after": ([2], [3, 0, 1001]),
+    "self_play": ([""], ["inject:repair", "inject", "a:a", "a:b:c", ":b"]),
+    "self_play_alpha": ([0.8], [0.5, -0.1, 1.1]),
+    "cut_off_episodes": (["train", "leave_out"], ["", "skip"]),
+    "lr_success_decay": ([0.0, 0.5], [-0.1, 1.0, float("nan")]),
+    "kl_success_growth": ([0.0], [2.0, -1.0, 1001.0]),
     "process_rewards": ([[]], [["style"]]),
     "learning_rate": ([1e-5, 10.0], [0.0, -1e-5, 10.1, float("nan"), float("inf")]),
     "max_grad_norm": ([1.0], [0.0, float("inf")]),
     "loss": (sorted(set(LOSSES) - {"cross_entropy"}), ["cross_entropy", "ppoo"]),
-    "advantage": ([*sorted(ADVANTAGES), *OF_PARTS], ["grp"]),
+    "advantage": ([*sorted(ADVANTAGES), *OF_PARTS], [*OF_ROLES, "grp"]),
     "checkpoint_every_steps": ([1, 10], [0]),
     "weight_decay": ([0.0, 0.1], [-0.1, float("nan")]),
     "adam_beta1": ([0.0, 0.9], [1.0, -0.1]),
@@ -152,7 +160,7 @@ USUAL_AND_ODD: dict[str, tuple[list[Any], list[Any]]] = {
 def some_config(draw: random.Random) -> dict[str, Any]:
     config: dict[str, Any] = {}
     for name, (usual, odd) in USUAL_AND_ODD.items():
-        config[name] = draw.choice(odd if draw.random() < 0.04 else usual)
+        config[name] = draw.choice(odd if draw.random() < 0.035 else usual)
     config["loss_config"] = some_options(draw, config["loss"]) if draw.random() < 0.2 else {}
     return config
 

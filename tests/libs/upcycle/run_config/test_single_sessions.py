@@ -6,6 +6,7 @@ import pytest
 
 from upcycle.run_config import PolicyChoice, RunConfigInvalid, RunSpec, Training
 from upcycle.run_config.names import Purpose
+from upcycle.run_config.reading import Given, Sources, of_sessions_alone, without_tasks_of_settings
 from upcycle.run_config.refusing import checked
 
 
@@ -65,3 +66,49 @@ def test_a_run_may_wait_for_sessions_for_a_month_at_most() -> None:
     assert run_of(sessions_idle_s=30 * 86_400).sessions_idle_s == 30 * 86_400
     with pytest.raises(RunConfigInvalid):
         run_of(sessions_idle_s=30 * 86_400 + 1)
+
+
+def alone(**changes: Any) -> RunSpec:
+    """A run that is about no tasks."""
+    training = changes.pop("training", {"steps": 3})
+    given = {"taskset": "", "purpose": Purpose.TRAIN, "policy": PolicyChoice("m"), "training": training}
+    return checked(RunSpec, {**given, "sessions": "all", "no_sampling": True, **changes})
+
+
+def test_a_run_of_recorded_sessions_alone_needs_no_taskset() -> None:
+    assert alone().taskset == ""
+    assert alone(sessions_idle_s=60, training={"steps": 0, "lr_schedule": "constant"}).taskset == ""
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({"sessions": ""}, "taskset must be set; only a training run with sessions and no_sampling"),
+        ({"no_sampling": False}, "taskset must be set"),
+        ({"source_runs": ("run-a",)}, "and without source_runs, needs none"),
+        ({"training": {"epochs": 2}}, "training.epochs are passes over a taskset"),
+    ],
+)
+def test_what_is_about_tasks_needs_a_taskset(changes: dict[str, Any], reason: str) -> None:
+    with pytest.raises(RunConfigInvalid) as error:
+        alone(**changes)
+    assert reason in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("asked", "taskset", "plays"),
+    [
+        ({"sessions": "all"}, "", False),
+        ({"sessions": "all", "taskset": "mine"}, "mine", True),
+        ({}, "of-the-project", True),
+    ],
+    ids=["sessions alone", "sessions, then tasks", "tasks"],
+)
+def test_tasks_of_the_settings_are_not_added_to_sessions(
+    asked: dict[str, str], taskset: str, plays: bool
+) -> None:
+    below = {"taskset": Given("of-the-project", "taskset (upcycle.toml)")}
+    values = {path: Given(value, path) for path, value in {**asked, "policy.model": "m"}.items()}
+    given = without_tasks_of_settings(Sources(values, below=below))
+    run = given.run(Purpose.TRAIN, of_sessions_alone(given))
+    assert (run.taskset, not run.no_sampling) == (taskset, plays)

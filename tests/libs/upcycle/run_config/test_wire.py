@@ -23,6 +23,7 @@ from upcycle.run_config import (
     Sampling,
     Training,
 )
+from upcycle.run_config.names import HIERARCHICAL
 from upcycle.run_config.reference import page
 from upcycle.run_config.refusing import leaves
 from upcycle.run_config.wire import spec_from_wire, spec_to_wire
@@ -48,7 +49,7 @@ TRAININGS = st.builds(
     length=LENGTHS,
     prompts_per_step=st.integers(1, 200),
     learning_rate=st.floats(0, 10, exclude_min=True),
-    advantage=st.sampled_from(ADVANTAGES),
+    advantage=st.sampled_from([one for one in ADVANTAGES if one != HIERARCHICAL]),
     seed=SEEDS,
     loss_config=st.dictionaries(st.sampled_from(["clip_low", "entropy_bonus"]), st.floats(0.01, 0.99)),
     lora_rank=st.integers(0, 65536),

@@ -127,6 +127,9 @@ def test_a_guided_record_says_after_which_attempt_and_with_which_words() -> None
     plain["body"]["guidance"] = "Look in the drawer."
     line = line_of_record(plain)
     assert (line["guided_after"], line["guidance"]) == ("ep-0", "Look in the drawer.")
+    assert line["guidance_parts"] == []
+    plain["body"]["guidance_parts"] = [{"kind": "hint", "text": "Look in the drawer."}]
+    assert line_of_record(plain)["guidance_parts"] == [{"kind": "hint", "text": "Look in the drawer."}]
 
 
 def test_a_record_says_which_taskset_its_task_is_of_where_that_is_known() -> None:
@@ -194,6 +197,20 @@ def test_what_succeeded_is_a_conversation_of_its_task(tmp_path: Path) -> None:
     assert [one.name for one in found] == ["trajectories.jsonl:1", "trajectories.jsonl:3"]
 
 
+def test_what_had_guidance_in_its_prompt_is_left_out_and_said(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    triple = {"prompt": [{"role": "user", "content": "?"}], "completion": played()["messages"][-1:]}
+    lines = [played(), played(guided_after="ep-1"), {**triple, "guided_after": "ep-2"}, triple]
+    found = list(conversations_in(written(tmp_path, *lines)))
+    assert [one.name for one in found] == ["trajectories.jsonl:1", "trajectories.jsonl:4"]
+    said = " ".join(capsys.readouterr().err.split())
+    assert "2 trajectories" in said
+    assert "had guidance in the prompt, which the policy will not have: left out" in said
+    with pytest.raises(SftRefused, match="can train: 1 had guidance in the prompt"):
+        list(conversations_in(written(tmp_path, lines[1])))
+
+
 def test_a_conversation_with_a_field_format_is_no_trajectory(tmp_path: Path) -> None:
     line = {"messages": played()["messages"], "format": "chat", "turns": 1}
     (found,) = conversations_in(written(tmp_path, line))
@@ -203,7 +220,7 @@ def test_a_conversation_with_a_field_format_is_no_trajectory(tmp_path: Path) -> 
 @pytest.mark.parametrize(
     ("line", "said"),
     [
-        (played(reward=0.0, success=False), "none of its 1 trajectory succeeded"),
+        (played(reward=0.0, success=False), "none of its 1 trajectory can train: 1 did not succeed"),
         (played(task={**TASK.to_json(), "digest": "0" * 64}), f"has digest {TASK.digest[:12]}"),
         (played(format="upcycle-trajectory/2"), "'upcycle-trajectory/2', and this version reads"),
         (played(task="close-7"), "it has no task"),

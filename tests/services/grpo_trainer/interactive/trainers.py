@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 from tests.services.grpo_trainer.bench import MODEL, World
+from tests.services.grpo_trainer.fakes import recorded_state
 from tests.services.grpo_trainer.tiny import VOCAB
 
 from blob_store import BlobRef
@@ -46,7 +47,11 @@ class Policies(BranchPolicies):
     def __init__(self, world: World) -> None:
         self._check = lambda _: None
         self._store = world.store
+        self._published = world.recorder.events
         self.cache = PolicyCache(world.store, world.folder / "cache", in_use=lambda: ())
+
+    async def recorded_state(self, model: str, version: int) -> BlobRef | None:
+        return recorded_state(self._published, model, version)
 
 
 @dataclass

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -23,8 +24,9 @@ from grpo_trainer.learner.lora import AdaptedModel
 from grpo_trainer.learner.packed_model import ModelOptions, load_model
 from grpo_trainer.learner.ranks import Ranks
 from grpo_trainer.learner.rows import Credit, batch_rows
-from grpo_trainer.learner.tensor_files import read_tensors
 from grpo_trainer.learner.torch_learner import LearnerOptions, LearnerThread, TorchLearner
+from policy_files import adapter_of, tensors_of_directory
+from training_states.files import read_tensors
 from upcycle.api.training.v1 import events_pb2 as events
 
 
@@ -75,7 +77,26 @@ async def test_a_step_changes_adapters_only_and_what_is_published_is_the_same_po
             unadapted = load_model(base, device="cpu").logprobs(batch)[0]
         assert (expected - found).abs().max() < 1e-5
         assert (expected - unadapted).abs().max() > 1e-2
-    assert load_file(tmp_path / "published" / "model.safetensors").keys() == untouched.keys()
+    published = load_file(tmp_path / "published" / "model.safetensors")
+    assert published.keys() == untouched.keys()
+    _check_adapter(tmp_path / "published", untouched, published)
+    assert tensors_of_directory(tmp_path / "published").keys() == untouched.keys(), "of whole weights alone"
+
+
+def _check_adapter(directory: Path, base: dict[str, Tensor], merged: dict[str, Tensor]) -> None:
+    """The version's adapter in PEFT's format, added to its base, is the version."""
+    info = adapter_of(directory)
+    assert info is not None
+    assert (info.base_digest, info.rank) == ("base", 4)
+    config = json.loads((info.folder / "adapter_config.json").read_text())
+    adapter = load_file(info.folder / "adapter_model.safetensors")
+    layers = {name.removesuffix(".lora_A.weight") for name in adapter if "lora_A" in name}
+    assert {layer.rpartition(".")[2] for layer in layers} == set(config["target_modules"])
+    for layer in layers:
+        name = layer.removeprefix("base_model.model.") + ".weight"
+        delta = adapter[f"{layer}.lora_B.weight"] @ adapter[f"{layer}.lora_A.weight"]
+        found = base[name] + config["lora_alpha"] / config["r"] * delta
+        assert torch.allclose(found, merged[name], atol=1e-6)
 
 
 async def test_a_base_in_several_files_is_merged_all_the_same(thread: LearnerThread, tmp_path: Path) -> None:

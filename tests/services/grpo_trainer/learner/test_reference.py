@@ -13,12 +13,14 @@ from tests.services.grpo_trainer.learners import (
     begun,
     distance,
     options,
+    same,
     spec,
     thread_of,
     weights,
 )
 
 from grpo_trainer.domain.errors import InvalidTrainingSpec
+from grpo_trainer.domain.following import Scales
 from grpo_trainer.learner.core import LearnerOptions, step_options
 from grpo_trainer.learner.torch_learner import LearnerThread, TorchLearner
 
@@ -109,3 +111,17 @@ def test_m_grpo_averages_over_turns() -> None:
     assert step_options(spec(advantage="m_grpo"), LearnerOptions()).objective.aggregation == "turn_mean"
     chosen = spec(advantage="m_grpo", aggregation="token_mean")
     assert step_options(chosen, LearnerOptions()).objective.aggregation == "token_mean"
+
+
+async def test_a_scaled_weight_is_that_weight_for_one_step(thread: LearnerThread, tmp_path: Path) -> None:
+    base, found = policy(tmp_path / "base"), []
+    for number, (weight, factor) in enumerate(((5.0, 1.0), (2.5, 2.0), (2.5, 1.0))):
+        of = spec(loss_config={"kl_coefficient": weight})
+        async with begun(thread, base, of) as learner:
+            for seed in range(3):
+                values = (await learner.step(rollouts(seed), Scales(kl=factor))).values
+                assert values["kl_weight"] == weight * factor
+            found.append(await weights(learner, tmp_path / str(number)))
+    whole, scaled, other = found
+    assert same(whole, scaled)
+    assert distance(scaled, other) > 1e-4

@@ -20,11 +20,12 @@ from transformers import get_cosine_schedule_with_warmup, get_linear_schedule_wi
 
 from grpo_trainer import views, wire
 from grpo_trainer.domain.errors import Diverged, InvalidTrainingSpec
+from grpo_trainer.domain.following import UNSCALED, Scales
 from grpo_trainer.domain.schedules import Schedule
 from grpo_trainer.domain.spec import TrainingSpec, training_spec
 from grpo_trainer.learner.interactive import TorchInteractiveLearner
-from grpo_trainer.learner.tensor_files import read_tensors
 from grpo_trainer.learner.torch_learner import LearnerThread, TorchLearner
+from training_states.files import read_tensors
 from upcycle.api.training.v1 import events_pb2 as events
 from upcycle.api.training.v1 import training_pb2 as training
 
@@ -199,3 +200,18 @@ async def test_a_run_that_asks_for_no_curve_is_refused_with_the_reason(world: Wo
         (view,) = views.every(trainer.sessions)
     assert view.state == training.SESSION_STATE_FAILED
     assert "lr_schedule 'cubic' does not exist; known: constant, cosine, linear" in view.failure
+
+
+async def test_a_scaled_step_leaves_the_schedule_where_it_is(thread: LearnerThread, tmp_path: Path) -> None:
+    base, of, moved = policy(tmp_path / "base"), spec(lr_schedule="linear"), []
+    for number, given in enumerate((UNSCALED, Scales(rate=0.5))):
+        async with begun(thread, base, of) as learner:
+            before = await weights(learner, tmp_path / f"before-{number}")
+            rates = [(await learner.step(rollouts(0), given)).values["learning_rate"]]
+            after = await weights(learner, tmp_path / f"after-{number}")
+            with pytest.raises(Diverged):
+                await learner.step(rollouts(1, reward=1e300), Scales(rate=0.1))
+            rates.append((await learner.step(rollouts(2))).values["learning_rate"])
+        moved.append({name: after[name].double() - before[name].double() for name in before})
+        assert rates == pytest.approx([given.rate * RATE, 0.75 * RATE])
+    assert all(torch.allclose(moved[0][name], 2 * moved[1][name], atol=1e-6) for name in moved[0])

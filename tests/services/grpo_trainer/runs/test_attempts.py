@@ -157,7 +157,7 @@ async def test_a_session_whose_turn_comes_after_a_rank_was_lost_is_not_charged(w
         def new_learner() -> Any:
             learner = deps.new_learner()
 
-            async def step(groups: Any) -> Any:
+            async def step(*given: Any) -> Any:
                 raise error
 
             vars(learner)["step"] = step

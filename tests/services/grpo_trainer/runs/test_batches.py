@@ -167,6 +167,16 @@ def test_rates_are_those_of_what_the_policy_did_without_guidance() -> None:
     assert metrics["guided_fraction"] == 3 / 5
     assert metrics["guided_success_rate"] == pytest.approx(2 / 3)
     assert metrics["trajectories"] == 5.0, "all of them train"
+    assert not [name for name in metrics if ":" in name], "guidance that says no kind is of none"
+    kinds = (("plan",), ("plan", "hint"), ("hint",))
+    by = [dataclasses.replace(one, guidance_kinds=kind) for one, kind in zip(alike, kinds, strict=True)]
+    apart = record(groups=(itself, dataclasses.replace(guided, members=tuple(by)))).metrics
+    assert {name: value for name, value in apart.items() if ":" in name} == {
+        "guided_fraction:hint": 2 / 5,
+        "guided_success_rate:hint": 0.5,
+        "guided_fraction:plan": 2 / 5,
+        "guided_success_rate:plan": 1.0,
+    }
     alone = record(groups=(guided,)).metrics
     assert alone["success_rate"] == pytest.approx(2 / 3)
     assert alone["guided_fraction"] == 1.0

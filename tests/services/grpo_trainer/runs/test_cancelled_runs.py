@@ -121,7 +121,7 @@ def slowly(gate: Gate) -> Callable[[RunDeps], RunDeps]:
 
 
 class Silent:
-    """A bus on which the trainer dies with its first word about a group."""
+    """A bus on which the trainer dies with its first fact about a group."""
 
     def __init__(self, inner: Recorder) -> None:
         self._inner = inner

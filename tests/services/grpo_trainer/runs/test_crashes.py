@@ -126,7 +126,7 @@ async def test_what_attempts_left_behind_goes_and_what_a_checkpoint_names_stays(
     world = await restarted(await new_world(tmp_path / "one"), LAST)
     folder = f"default/training/{MODEL}/{RUN}/step-00000002"
     named = {key: data for key, data in world.store.objects.items() if key.startswith(f"{folder}/")}
-    world.store.objects[f"{folder}/0123456789abcdef/__0_0.distcp"] = b"of a trainer that was killed"
+    world.store.objects[f"{folder}/0123456789abcdef/tensors.safetensors"] = b"of a trainer that was killed"
     await BlobStates(world.store).prune(RUN, MODEL, newest=1)
     left = {key: data for key, data in world.store.objects.items() if key.startswith(f"{folder}/")}
     assert left == named

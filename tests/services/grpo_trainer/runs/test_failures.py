@@ -19,6 +19,7 @@ from event_bus.errors import EventTooLarge, NotProvisioned, UnknownEvent
 from grpo_trainer import views
 from grpo_trainer.domain.errors import Diverged, LostRank
 from grpo_trainer.domain.failures import detail_of, kind_of
+from grpo_trainer.domain.following import Scales
 from grpo_trainer.learner.protocol import BatchGroup, StepNumbers
 from grpo_trainer.runs.deps import RunDeps
 from service_kit.errors import Escaped
@@ -149,7 +150,7 @@ async def test_an_unknown_model_and_a_rotten_base_fail_their_runs(tmp_path: Path
         await shown_and_published_again_until_closed(world, fact)
 
 
-@pytest.mark.parametrize("damage", ["state.json", ".distcp"])
+@pytest.mark.parametrize("damage", ["state.json", ".safetensors"])
 async def test_a_broken_state_fails_its_run_with_the_step_that_cannot_be_read(
     world: World, damage: str
 ) -> None:
@@ -190,7 +191,7 @@ async def test_a_failure_is_published_though_another_session_computes(world: Wor
         def new_learner() -> Any:
             learner: Any = deps.new_learner()
 
-            async def step(groups: Sequence[BatchGroup]) -> StepNumbers:
+            async def step(groups: Sequence[BatchGroup], scales: Scales) -> StepNumbers:
                 asyncio.get_running_loop().create_task(learner._thread.run(lambda: computed.wait(60)))
                 raise ValueError("a bug")
 
@@ -322,7 +323,7 @@ async def test_an_error_while_the_process_stops_fails_no_run(world: World) -> No
         def new_learner() -> Any:
             learner = deps.new_learner()
 
-            async def step(groups: Sequence[BatchGroup]) -> StepNumbers:
+            async def step(groups: Sequence[BatchGroup], scales: Scales) -> StepNumbers:
                 stepping.set()
                 await until(lambda: trainer.sessions._stopping)
                 raise RuntimeError("cannot schedule new futures after shutdown")

@@ -12,6 +12,7 @@ from tests.services.grpo_trainer.bench import MODEL, Episodes, Trainer, World, s
 from tests.services.grpo_trainer.runs.test_attempts import FAILED
 from tests.support.waiting import until
 
+from grpo_trainer.domain.following import Scales
 from grpo_trainer.learner.protocol import BatchGroup, Learner, StepNumbers
 from grpo_trainer.runs.deps import RunDeps
 from upcycle.api.training.v1 import events_pb2 as events
@@ -54,9 +55,9 @@ class Life:
     def _killing(self, learner: Learner) -> Learner:
         compute = learner.step
 
-        async def step(groups: Sequence[BatchGroup]) -> StepNumbers:
+        async def step(groups: Sequence[BatchGroup], scales: Scales) -> StepNumbers:
             if not groups[0].group_id.endswith("g00001"):
-                return await compute(groups)
+                return await compute(groups, scales)
             if self._first_is_durable:
                 await self._world.published(f"policy.published/default/{MODEL}/1")
             self.left.update(self._world.store.objects)

@@ -24,6 +24,7 @@ from tests.services.grpo_trainer.fakes import Recorder
 from tests.support.waiting import until
 
 from event_bus import Decision
+from grpo_trainer.domain.following import UNSCALED, Scales
 from grpo_trainer.domain.spec import TrainingSpec
 from grpo_trainer.domain.states import SessionPhase
 from grpo_trainer.learner.protocol import BatchGroup, Canary, StepNumbers
@@ -60,7 +61,7 @@ class Idle:
     def check(self, group: BatchGroup) -> None:
         """It takes everything."""
 
-    async def step(self, groups: Sequence[BatchGroup]) -> StepNumbers:
+    async def step(self, groups: Sequence[BatchGroup], scales: Scales = UNSCALED) -> StepNumbers:
         return StepNumbers({}, applied=True)
 
     async def snapshot(self) -> Idle:
@@ -102,7 +103,7 @@ OPS = st.one_of(
 
 
 class KeepsFirst(Recorder):
-    """Keeps the first word about each group, as planner and ledger do. A process that is restarted between a
+    """Keeps the first fact about each group, as planner and ledger do. A process that is restarted between a
     release and the next durable state may find another reason for it, never another outcome."""
 
     def check(self, known: Message, word: Decision) -> None:

@@ -18,7 +18,7 @@ from grpo_trainer.runs.stores import BlobStates
 from upcycle.api.taskset.v1 import events_pb2 as taskset_events
 
 LINE = f"default/training/{MODEL}/{RUN}"
-ORPHAN = f"{LINE}/step-00000002/0123456789abcdef/__0_0.distcp"
+ORPHAN = f"{LINE}/step-00000002/0123456789abcdef/tensors.safetensors"
 """What a kill during the upload of step 2 leaves."""
 
 

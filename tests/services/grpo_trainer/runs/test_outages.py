@@ -118,7 +118,7 @@ async def test_a_corrupt_training_state_fails_its_run_and_the_others_go_on(world
     async with Trainer(world):
         await world.published(f"policy.published/default/{MODEL}/1")
     for key in world.store.objects:
-        if key.startswith("default/training/") and key.endswith(".distcp"):
+        if key.startswith("default/training/") and key.endswith(".safetensors"):
             world.store.objects[key] = b"rotten"
     await world.publish_base(model="other", seed=4)
     await one_step(world, run_id="run-2", model="other")

@@ -24,6 +24,7 @@ from tests.support.waiting import until
 
 from grpo_trainer import views
 from grpo_trainer.domain.errors import LineageTaken
+from grpo_trainer.domain.following import Scales
 from grpo_trainer.domain.states import SessionState
 from grpo_trainer.learner.protocol import BatchGroup, StepNumbers
 from grpo_trainer.runs.deps import RunDeps
@@ -64,9 +65,9 @@ class Door:
             learner = new_learner()
             step = learner.step
 
-            async def counted(groups: Sequence[BatchGroup]) -> StepNumbers:
+            async def counted(groups: Sequence[BatchGroup], scales: Scales) -> StepNumbers:
                 self.committed_at_step.append(self.committed)
-                numbers = await step(groups)
+                numbers = await step(groups, scales)
                 self.steps += 1
                 return numbers
 
@@ -177,7 +178,7 @@ async def test_files_of_a_state_are_whole_or_the_run_says_which_is_not(tmp_path:
     files = sorted(
         one for one in world.store.objects if f"step-{STEPS:08d}/" in one and "state.json" not in one
     )
-    assert [one.rpartition("/")[2] for one in files] == [".metadata", "__0_0.distcp"]
+    assert [one.rpartition("/")[2] for one in files] == ["index.json", "tensors.safetensors"]
     del world.store.objects[files[key == "second"]]
     async with Trainer(world) as trainer:
         await until(lambda: bool(trainer.sessions.all and trainer.sessions.get(RUN).failure))

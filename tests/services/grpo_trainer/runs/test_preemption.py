@@ -28,6 +28,7 @@ from tests.services.grpo_trainer.processes import (
 )
 from tests.support.waiting import until
 
+from grpo_trainer.domain.following import UNSCALED, Scales
 from grpo_trainer.domain.states import SessionPhase
 from grpo_trainer.handlers import FactReader, stored_facts
 from grpo_trainer.learner.protocol import BatchGroup, StepNumbers
@@ -74,12 +75,12 @@ class SlowLearner(TorchLearner):
 
     steps = 0
 
-    async def step(self, groups: Sequence[BatchGroup]) -> StepNumbers:
+    async def step(self, groups: Sequence[BatchGroup], scales: Scales = UNSCALED) -> StepNumbers:
         """As TorchLearner.step, too late."""
         SlowLearner.steps += 1
         if SlowLearner.steps > 1:
             await asyncio.sleep(600)
-        return await super().step(groups)
+        return await super().step(groups, scales)
 
 
 async def test_a_step_that_takes_too_long_is_abandoned_and_taken_again(tmp_path: Path) -> None:

@@ -25,6 +25,7 @@ from tests.support.waiting import until
 
 from grpo_trainer import views
 from grpo_trainer.domain.errors import LineageTaken
+from grpo_trainer.domain.following import Scales
 from grpo_trainer.domain.states import SessionPhase, SessionState
 from grpo_trainer.learner.protocol import BatchGroup, StepNumbers
 from grpo_trainer.runs.deps import RunDeps
@@ -59,8 +60,8 @@ class Sleeper:
             learner = new_learner()
             step = learner.step
 
-            async def slow(groups: Sequence[BatchGroup]) -> StepNumbers:
-                numbers = await step(groups)
+            async def slow(groups: Sequence[BatchGroup], scales: Scales) -> StepNumbers:
+                numbers = await step(groups, scales)
                 self._left -= 1
                 if self._left == 0:
                     self.asleep.set()
@@ -204,7 +205,7 @@ async def test_a_trainer_that_wakes_up_after_the_run_failed_elsewhere_adopts_the
         def new_learner() -> Any:
             learner = deps.new_learner()
 
-            async def step(groups: Sequence[BatchGroup]) -> StepNumbers:
+            async def step(groups: Sequence[BatchGroup], scales: Scales) -> StepNumbers:
                 raise ValueError("a bug")
 
             vars(learner)["step"] = step

@@ -269,3 +269,20 @@ async def test_a_batch_that_two_living_trainers_lost_to_each_other_is_no_kill(tm
             right.thaw()
     assert FAILED not in world.recorder.events
     trained_once(world)
+
+
+async def test_an_empty_marker_says_nothing_and_its_number_is_not_used_again() -> None:
+    """A store may keep one whose writer was killed between the head and the body of its request."""
+    store = MemoryBlobStore()
+    first, second, torn = BlobStates(store), BlobStates(store), f"{LINE}/step-00000001/state.json"
+    await first.claim(LINE, token=1, by="a")
+    await first.commit(at_step(0), None)
+    await store.put(torn, b"")
+    taken = await second.claim(LINE, token=2, by="b")
+    assert taken is not None
+    assert taken.step == 0
+    await second.commit(at_step(1), None)
+    found = await BlobStates(store).find_run(MODEL, RUN)
+    assert isinstance(found, SessionState)
+    assert found.step == 1
+    assert await store.read(torn) == b""

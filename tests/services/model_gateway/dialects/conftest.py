@@ -27,6 +27,7 @@ class RealEngine:
     model: str = MODEL
     version: int = 0
     held: frozenset[int] = frozenset()
+    kind: str = "embedded"
 
 
 @contextmanager

@@ -69,6 +69,10 @@ async def test_below_messages_the_envelope_is_anthropics(speaking: Gateway) -> N
         ({"messages": [{"role": "user"}]}, "messages[0].content", "no content"),
         ({"messages": [{"role": "robot", "content": "x"}]}, "messages[0].role", "use one of"),
         ({"messages": ["x"]}, "messages[0]", "expected an object"),
+        ({"messages": [{**ASK[0], "contnt": "x"}]}, "messages[0].contnt", "did you mean 'content'"),
+        ({"messages": [{**ASK[0], "template": None}]}, "messages[0].template", "unknown field"),
+        ({"messages": [{**ASK[0], "name": 3}]}, "messages[0].name", "expected a string"),
+        ({"messages": [{**ASK[0], "audio": {"id": "a"}}]}, "messages[0].audio", "answers are text"),
         ({"temperature": "hot"}, "temperature", "expected a number"),
         ({"temperature": -1}, "temperature", "non-negative"),
         ({"response_format": {"type": "xml"}}, "response_format", "use text, json_object or json_schema"),
@@ -104,6 +108,18 @@ async def test_values_that_ask_for_nothing_pass(speaking: Gateway) -> None:
     )
     assert reply.usage is not None
     assert reply.usage.completion_tokens <= 2
+
+
+async def test_an_answer_can_be_sent_back_as_its_client_has_it(speaking: Gateway) -> None:
+    client = speaking.client()
+    reply = await client.chat.completions.create(model=MODEL, messages=ASK, max_tokens=2)
+    back: Any = [*ASK, {**reply.choices[0].message.model_dump(), "parsed": None}, *ASK]
+    assert (await client.chat.completions.create(model=MODEL, messages=back, max_tokens=2)).choices
+
+
+async def test_strangers_learn_that_the_port_answers_and_no_more(speaking: Gateway) -> None:
+    async with aiohttp.ClientSession() as session, session.get(f"{speaking.url}/health") as reply:
+        assert (reply.status, await reply.json()) == (200, {"status": "ok"})
 
 
 async def test_the_document_has_every_route_and_its_schemas_are_the_checks(speaking: Gateway) -> None:

@@ -86,33 +86,31 @@ async def test_a_tool_is_called_and_its_result_goes_back(
         max_tokens=60,
         tools=[SEARCH],
     )
+    cached = second.usage.cache_read_input_tokens or 0
+    assert second.usage.input_tokens + cached == await chat_prompt_tokens(calling, call.id)
+
+
+async def chat_prompt_tokens(calling: Gateway, call_id: str) -> int:
+    """Of the same conversation on the chat route."""
     function = {"name": "search", "arguments": '{"query":"disk"}'}
+    called: Any = [{"id": call_id, "type": "function", "function": function}]
+    search: Any = {
+        "name": "search",
+        "description": SEARCH["description"],
+        "parameters": SEARCH["input_schema"],
+    }
     chat = await calling.client().chat.completions.create(
         model=MODEL,
         messages=[
             *ASK,
-            {
-                "role": "assistant",
-                "content": "",
-                "tool_calls": [{"id": call.id, "type": "function", "function": function}],  # type: ignore[typeddict-item]
-            },
-            {"role": "tool", "tool_call_id": call.id, "content": "Error: no index"},
+            {"role": "assistant", "content": "", "tool_calls": called},
+            {"role": "tool", "tool_call_id": call_id, "content": "Error: no index"},
         ],
-        tools=[
-            {
-                "type": "function",
-                "function": {
-                    "name": "search",
-                    "description": SEARCH["description"],
-                    "parameters": SEARCH["input_schema"],
-                },
-            }
-        ],
+        tools=[{"type": "function", "function": search}],
         max_tokens=60,
     )
     assert chat.usage is not None
-    cached = second.usage.cache_read_input_tokens or 0
-    assert second.usage.input_tokens + cached == chat.usage.prompt_tokens
+    return chat.usage.prompt_tokens
 
 
 async def test_a_streamed_tool_call_is_whole(caller: anthropic.AsyncAnthropic) -> None:

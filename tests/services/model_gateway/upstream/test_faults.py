@@ -251,16 +251,20 @@ async def test_the_key_of_a_provider_is_in_no_log(
     assert all(KEY not in str(vars(record)) for record in caplog.records)
 
 
+@pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize("entry", [{"hedge_after_s": 0.1}])
 async def test_a_second_request_is_sent_beside_a_slow_one_where_the_operator_wants_it(
-    gateway: Gateway, acme: ProviderDouble, entry: dict[str, Any]
+    gateway: Gateway, acme: ProviderDouble, entry: dict[str, Any], stream: bool
 ) -> None:
     acme.stall_first = True
-    assert (await ask(gateway)).status_code == 200
+    answer = await ask(gateway, stream=stream)
+    assert answer.status_code == 200
+    if stream:
+        await collect(answer.parse(), [])
     assert len(acme.requests) == 2
     await until(lambda: acme.left == 1, "the slow one to be given up")
     (row,) = await gateway.usage(1)
-    assert row["completion_tokens"] == 500
+    assert (row["prompt_tokens"], row["completion_tokens"]) == (2000, 500)  # both had the prompt
 
 
 async def test_by_default_a_slow_request_is_waited_for(gateway: Gateway, acme: ProviderDouble) -> None:

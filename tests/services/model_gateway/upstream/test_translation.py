@@ -93,7 +93,6 @@ def test_fields_that_the_operator_names_are_passed_to_a_compatible_server() -> N
 
 
 def test_a_whole_conversation_becomes_anthropics() -> None:
-    tool = {"name": "look", "description": "Looks.", "parameters": {"type": "object", "properties": {}}}
     calls = [{"id": "c1", "type": "function", "function": {"name": "look", "arguments": '{"at": 1}'}}]
     image = {"type": "image_url", "image_url": {"url": "data:image/png;base64,AAAA"}}
     messages = [
@@ -103,9 +102,35 @@ def test_a_whole_conversation_becomes_anthropics() -> None:
         {"role": "tool", "tool_call_id": "c1", "content": "a cat"},
         {"role": "user", "content": "and?"},
     ]
+    asked = anthropic.request(call(messages=messages, max_completion_tokens=7), ANTHROPIC)
+    source = {"type": "base64", "media_type": "image/png", "data": "AAAA"}
+    seen = [{"type": "text", "text": "see"}, {"type": "image", "source": source}]
+    looks = [
+        {"type": "text", "text": "I look"},
+        {"type": "tool_use", "id": "c1", "name": "look", "input": {"at": 1}},
+    ]
+    answered = [
+        {"type": "tool_result", "tool_use_id": "c1", "content": "a cat"},
+        {"type": "text", "text": "and?"},
+    ]
+    assert asked.path == "/messages"
+    assert asked.body == {
+        "model": "large-2026",
+        "max_tokens": 7,
+        "system": "be brief",
+        "messages": [
+            {"role": "user", "content": seen},
+            {"role": "assistant", "content": looks},
+            {"role": "user", "content": answered},
+        ],
+    }
+
+
+def test_tools_and_settings_become_anthropics() -> None:
+    tool = {"name": "look", "description": "Looks.", "parameters": {"type": "object", "properties": {}}}
+    schema = {"type": "object"}
     asked = anthropic.request(
         call(
-            messages=messages,
             tools=[{"type": "function", "function": tool}],
             tool_choice={"type": "function", "function": {"name": "look"}},
             parallel_tool_calls=False,
@@ -113,47 +138,17 @@ def test_a_whole_conversation_becomes_anthropics() -> None:
             max_completion_tokens=7,
             top_k=3,
             reasoning_effort="low",
-            response_format={
-                "type": "json_schema",
-                "json_schema": {"name": "x", "schema": {"type": "object"}},
-            },
+            response_format={"type": "json_schema", "json_schema": {"name": "x", "schema": schema}},
             user="me",
             n=1,
             seed=None,
         ),
         ANTHROPIC,
     )
-    assert asked.path == "/messages"
     assert asked.body == {
         "model": "large-2026",
         "max_tokens": 7,
-        "system": "be brief",
-        "messages": [
-            {
-                "role": "user",
-                "content": [
-                    {"type": "text", "text": "see"},
-                    {
-                        "type": "image",
-                        "source": {"type": "base64", "media_type": "image/png", "data": "AAAA"},
-                    },
-                ],
-            },
-            {
-                "role": "assistant",
-                "content": [
-                    {"type": "text", "text": "I look"},
-                    {"type": "tool_use", "id": "c1", "name": "look", "input": {"at": 1}},
-                ],
-            },
-            {
-                "role": "user",
-                "content": [
-                    {"type": "tool_result", "tool_use_id": "c1", "content": "a cat"},
-                    {"type": "text", "text": "and?"},
-                ],
-            },
-        ],
+        "messages": [{"role": "user", "content": [{"type": "text", "text": "why?"}]}],
         "top_k": 3,
         "stop_sequences": ["END"],
         "metadata": {"user_id": "me"},
@@ -161,7 +156,7 @@ def test_a_whole_conversation_becomes_anthropics() -> None:
             {"name": "look", "description": "Looks.", "input_schema": {"type": "object", "properties": {}}}
         ],
         "tool_choice": {"type": "tool", "name": "look", "disable_parallel_tool_use": True},
-        "output_config": {"effort": "low", "format": {"type": "json_schema", "schema": {"type": "object"}}},
+        "output_config": {"effort": "low", "format": {"type": "json_schema", "schema": schema}},
     }
 
 

@@ -4,6 +4,7 @@ from collections.abc import AsyncGenerator, Generator
 from typing import Any
 
 from upcycle import Environment
+from upcycle.guidance import Guidance
 from upcycle.transcripts import Answer
 
 env = Environment("guided")
@@ -26,6 +27,18 @@ async def find(place: str) -> AsyncGenerator[Any, Any]:
 async def hint(failed: Answer, place: str) -> str:
     looked = ", ".join(call.arguments["place"] for call in failed.trajectory.tool_calls)
     return f"You looked in {looked} and said {str(failed)!r}. It begins with {place[0]!r}."
+
+
+@env.scenario("told")
+def both_kinds(place: str) -> Generator[Any, Any, None]:
+    """Guided by a plan and a hint, each as what it is."""
+    answer = yield "Where is it?"
+    yield float(answer == place)
+
+
+@both_kinds.guidance
+def plan(failed: Answer, place: str) -> Guidance:
+    return Guidance(plan="Look before you answer.", hint=f"It begins with {place[0]!r}.")
 
 
 @env.scenario("mute")

@@ -24,27 +24,27 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\"upcycle/api/common/v1/common.proto\x12\x15upcycle.api.common.v1\":\n\x07\x42lobRef\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\x0e\n\x06sha256\x18\x02 \x01(\t\x12\x12\n\nsize_bytes\x18\x03 \x01(\x03\"-\n\x0bVersionSpan\x12\x0e\n\x06oldest\x18\x01 \x01(\x03\x12\x0e\n\x06newest\x18\x02 \x01(\x03\"\xde\x02\n\x0f\x45pisodeIdentity\x12\x0e\n\x06tenant\x18\x01 \x01(\t\x12\x12\n\nepisode_id\x18\x02 \x01(\t\x12\x15\n\rtrajectory_id\x18\x03 \x01(\t\x12\x0e\n\x06run_id\x18\x04 \x01(\t\x12\x10\n\x08group_id\x18\x05 \x01(\t\x12\x0e\n\x06member\x18\x06 \x01(\x05\x12\x12\n\ngroup_size\x18\x07 \x01(\x05\x12\r\n\x05model\x18\x08 \x01(\t\x12/\n\x07purpose\x18\t \x01(\x0e\x32\x1e.upcycle.api.common.v1.Purpose\x12+\n\x05split\x18\n \x01(\x0e\x32\x1c.upcycle.api.common.v1.Split\x12\x11\n\ttask_slug\x18\x0b \x01(\t\x12\x13\n\x0btask_digest\x18\x0c \x01(\t\x12\x0e\n\x06\x66\x61mily\x18\r \x01(\t\x12\x14\n\x0cguided_after\x18\x0e \x01(\t\x12\x0f\n\x07taskset\x18\x0f \x01(\t\"r\n\x0ePolicySelector\x12\r\n\x05model\x18\x01 \x01(\t\x12\x31\n\x07\x63hannel\x18\x02 \x01(\x0e\x32\x1e.upcycle.api.common.v1.ChannelH\x00\x12\x18\n\x0epinned_version\x18\x03 \x01(\x03H\x00\x42\x04\n\x02\x61t\"_\n\x05Usage\x12\x10\n\x08\x65ngine_s\x18\x01 \x01(\x01\x12\x15\n\renvironment_s\x18\x02 \x01(\x01\x12\x11\n\ttrainer_s\x18\x03 \x01(\x01\x12\x11\n\x04\x63ost\x18\x04 \x01(\x01H\x00\x88\x01\x01\x42\x07\n\x05_cost*_\n\x07\x43hannel\x12\x17\n\x13\x43HANNEL_UNSPECIFIED\x10\x00\x12\x12\n\x0e\x43HANNEL_LATEST\x10\x01\x12\x10\n\x0c\x43HANNEL_HEAD\x10\x02\x12\x15\n\x11\x43HANNEL_CANDIDATE\x10\x03*G\n\x07Purpose\x12\x17\n\x13PURPOSE_UNSPECIFIED\x10\x00\x12\x11\n\rPURPOSE_TRAIN\x10\x01\x12\x10\n\x0cPURPOSE_EVAL\x10\x02*j\n\x05Split\x12\x15\n\x11SPLIT_UNSPECIFIED\x10\x00\x12\x0f\n\x0bSPLIT_TRAIN\x10\x01\x12\x12\n\x0eSPLIT_HELD_OUT\x10\x02\x12\x14\n\x10SPLIT_UNASSIGNED\x10\x03\x12\x0f\n\x0bSPLIT_AUDIT\x10\x04\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\"upcycle/api/common/v1/common.proto\x12\x15upcycle.api.common.v1\":\n\x07\x42lobRef\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\x0e\n\x06sha256\x18\x02 \x01(\t\x12\x12\n\nsize_bytes\x18\x03 \x01(\x03\"-\n\x0bVersionSpan\x12\x0e\n\x06oldest\x18\x01 \x01(\x03\x12\x0e\n\x06newest\x18\x02 \x01(\x03\"\xee\x02\n\x0f\x45pisodeIdentity\x12\x0e\n\x06tenant\x18\x01 \x01(\t\x12\x12\n\nepisode_id\x18\x02 \x01(\t\x12\x15\n\rtrajectory_id\x18\x03 \x01(\t\x12\x0e\n\x06run_id\x18\x04 \x01(\t\x12\x10\n\x08group_id\x18\x05 \x01(\t\x12\x0e\n\x06member\x18\x06 \x01(\x05\x12\x12\n\ngroup_size\x18\x07 \x01(\x05\x12\r\n\x05model\x18\x08 \x01(\t\x12/\n\x07purpose\x18\t \x01(\x0e\x32\x1e.upcycle.api.common.v1.Purpose\x12+\n\x05split\x18\n \x01(\x0e\x32\x1c.upcycle.api.common.v1.Split\x12\x11\n\ttask_slug\x18\x0b \x01(\t\x12\x13\n\x0btask_digest\x18\x0c \x01(\t\x12\x0e\n\x06\x66\x61mily\x18\r \x01(\t\x12\x14\n\x0cguided_after\x18\x0e \x01(\t\x12\x0f\n\x07taskset\x18\x0f \x01(\t\x12\x0e\n\x06labels\x18\x10 \x03(\t\"r\n\x0ePolicySelector\x12\r\n\x05model\x18\x01 \x01(\t\x12\x31\n\x07\x63hannel\x18\x02 \x01(\x0e\x32\x1e.upcycle.api.common.v1.ChannelH\x00\x12\x18\n\x0epinned_version\x18\x03 \x01(\x03H\x00\x42\x04\n\x02\x61t\"_\n\x05Usage\x12\x10\n\x08\x65ngine_s\x18\x01 \x01(\x01\x12\x15\n\renvironment_s\x18\x02 \x01(\x01\x12\x11\n\ttrainer_s\x18\x03 \x01(\x01\x12\x11\n\x04\x63ost\x18\x04 \x01(\x01H\x00\x88\x01\x01\x42\x07\n\x05_cost*_\n\x07\x43hannel\x12\x17\n\x13\x43HANNEL_UNSPECIFIED\x10\x00\x12\x12\n\x0e\x43HANNEL_LATEST\x10\x01\x12\x10\n\x0c\x43HANNEL_HEAD\x10\x02\x12\x15\n\x11\x43HANNEL_CANDIDATE\x10\x03*G\n\x07Purpose\x12\x17\n\x13PURPOSE_UNSPECIFIED\x10\x00\x12\x11\n\rPURPOSE_TRAIN\x10\x01\x12\x10\n\x0cPURPOSE_EVAL\x10\x02*j\n\x05Split\x12\x15\n\x11SPLIT_UNSPECIFIED\x10\x00\x12\x0f\n\x0bSPLIT_TRAIN\x10\x01\x12\x12\n\x0eSPLIT_HELD_OUT\x10\x02\x12\x14\n\x10SPLIT_UNASSIGNED\x10\x03\x12\x0f\n\x0bSPLIT_AUDIT\x10\x04\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'upcycle.api.common.v1.common_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_CHANNEL']._serialized_start=734
-  _globals['_CHANNEL']._serialized_end=829
-  _globals['_PURPOSE']._serialized_start=831
-  _globals['_PURPOSE']._serialized_end=902
-  _globals['_SPLIT']._serialized_start=904
-  _globals['_SPLIT']._serialized_end=1010
+  _globals['_CHANNEL']._serialized_start=750
+  _globals['_CHANNEL']._serialized_end=845
+  _globals['_PURPOSE']._serialized_start=847
+  _globals['_PURPOSE']._serialized_end=918
+  _globals['_SPLIT']._serialized_start=920
+  _globals['_SPLIT']._serialized_end=1026
   _globals['_BLOBREF']._serialized_start=61
   _globals['_BLOBREF']._serialized_end=119
   _globals['_VERSIONSPAN']._serialized_start=121
   _globals['_VERSIONSPAN']._serialized_end=166
   _globals['_EPISODEIDENTITY']._serialized_start=169
-  _globals['_EPISODEIDENTITY']._serialized_end=519
-  _globals['_POLICYSELECTOR']._serialized_start=521
-  _globals['_POLICYSELECTOR']._serialized_end=635
-  _globals['_USAGE']._serialized_start=637
-  _globals['_USAGE']._serialized_end=732
+  _globals['_EPISODEIDENTITY']._serialized_end=535
+  _globals['_POLICYSELECTOR']._serialized_start=537
+  _globals['_POLICYSELECTOR']._serialized_end=651
+  _globals['_USAGE']._serialized_start=653
+  _globals['_USAGE']._serialized_end=748
 # @@protoc_insertion_point(module_scope)

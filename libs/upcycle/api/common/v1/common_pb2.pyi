@@ -3,8 +3,10 @@
 isort:skip_file
 """
 
+from collections import abc as _abc
 from google.protobuf import descriptor as _descriptor
 from google.protobuf import message as _message
+from google.protobuf.internal import containers as _containers
 from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
 import builtins as _builtins
 import sys
@@ -166,6 +168,7 @@ class EpisodeIdentity(_message.Message):
     FAMILY_FIELD_NUMBER: _builtins.int
     GUIDED_AFTER_FIELD_NUMBER: _builtins.int
     TASKSET_FIELD_NUMBER: _builtins.int
+    LABELS_FIELD_NUMBER: _builtins.int
     tenant: _builtins.str
     """"default" until there are keys"""
     episode_id: _builtins.str
@@ -189,6 +192,10 @@ class EpisodeIdentity(_message.Message):
     """
     taskset: _builtins.str
     """that the task is of, with the revision: `name`, or `name@2`; empty: not known, as of older planners"""
+    @_builtins.property
+    def labels(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """of a recorded session, as its client gave them: name:value, sorted, at most 8"""
+
     def __init__(
         self,
         *,
@@ -207,10 +214,11 @@ class EpisodeIdentity(_message.Message):
         family: _builtins.str = ...,
         guided_after: _builtins.str = ...,
         taskset: _builtins.str = ...,
+        labels: _abc.Iterable[_builtins.str] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["episode_id", b"episode_id", "family", b"family", "group_id", b"group_id", "group_size", b"group_size", "guided_after", b"guided_after", "member", b"member", "model", b"model", "purpose", b"purpose", "run_id", b"run_id", "split", b"split", "task_digest", b"task_digest", "task_slug", b"task_slug", "taskset", b"taskset", "tenant", b"tenant", "trajectory_id", b"trajectory_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["episode_id", b"episode_id", "family", b"family", "group_id", b"group_id", "group_size", b"group_size", "guided_after", b"guided_after", "labels", b"labels", "member", b"member", "model", b"model", "purpose", b"purpose", "run_id", b"run_id", "split", b"split", "task_digest", b"task_digest", "task_slug", b"task_slug", "taskset", b"taskset", "tenant", b"tenant", "trajectory_id", b"trajectory_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

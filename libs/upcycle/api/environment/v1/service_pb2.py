@@ -28,7 +28,7 @@ from upcycle.api.common.v1 import common_pb2 as upcycle_dot_api_dot_common_dot_v
 from upcycle.api.trajectory.v1 import trajectory_pb2 as upcycle_dot_api_dot_trajectory_dot_v1_dot_trajectory__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n(upcycle/api/environment/v1/service.proto\x12\x1aupcycle.api.environment.v1\x1a\x1fgoogle/protobuf/timestamp.proto\x1a\"upcycle/api/common/v1/access.proto\x1a\"upcycle/api/common/v1/common.proto\x1a*upcycle/api/trajectory/v1/trajectory.proto\"!\n\x0bOpenRequest\x12\x12\n\nepisode_id\x18\x01 \x01(\t\"l\n\x08ToolSpec\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x13\n\x0b\x64\x65scription\x18\x02 \x01(\t\x12\x17\n\x0fparameters_json\x18\x03 \x01(\t\x12\x16\n\ttimeout_s\x18\x04 \x01(\x01H\x00\x88\x01\x01\x42\x0c\n\n_timeout_s\"\xd4\x02\n\x0cOpenResponse\x12\x10\n\x08lease_id\x18\x01 \x01(\t\x12\x1b\n\x13\x65nvironment_address\x18\x02 \x01(\t\x12\x32\n\x06prompt\x18\x03 \x03(\x0b\x32\".upcycle.api.trajectory.v1.Message\x12\x33\n\x05tools\x18\x04 \x03(\x0b\x32$.upcycle.api.environment.v1.ToolSpec\x12.\n\nexpires_at\x18\x05 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12\x14\n\x0climits_calls\x18\x06 \x01(\x08\x12\x15\n\rsource_digest\x18\x07 \x01(\t\x12=\n\x0b\x66irst_state\x18\x08 \x01(\x0b\x32(.upcycle.api.trajectory.v1.StateSnapshot\x12\x10\n\x08guidance\x18\t \x01(\t\"|\n\x0f\x43\x61llToolRequest\x12\x10\n\x08lease_id\x18\x01 \x01(\t\x12\x0f\n\x07\x63\x61ll_id\x18\x02 \x01(\t\x12\x0c\n\x04name\x18\x03 \x01(\t\x12\x16\n\x0e\x61rguments_json\x18\x04 \x01(\t\x12\x14\n\x07limit_s\x18\x05 \x01(\x01H\x00\x88\x01\x01\x42\n\n\x08_limit_s\"\x95\x01\n\x10\x43\x61llToolResponse\x12\x0f\n\x07\x63ontent\x18\x01 \x01(\t\x12\x10\n\x08is_error\x18\x02 \x01(\x08\x12\x11\n\ttruncated\x18\x03 \x01(\x08\x12\x12\n\nduration_s\x18\x04 \x01(\x01\x12\x37\n\x05state\x18\x05 \x01(\x0b\x32(.upcycle.api.trajectory.v1.StateSnapshot\"(\n\x14ReadLastStateRequest\x12\x10\n\x08lease_id\x18\x01 \x01(\t\"P\n\x15ReadLastStateResponse\x12\x37\n\x05state\x18\x01 \x01(\x0b\x32(.upcycle.api.trajectory.v1.StateSnapshot\"N\n\x0cGradeRequest\x12\x10\n\x08lease_id\x18\x01 \x01(\t\x12,\n\x04\x62ody\x18\x02 \x01(\x0b\x32\x1e.upcycle.api.common.v1.BlobRef\"\xe0\x01\n\rGradeResponse\x12\x0e\n\x06reward\x18\x01 \x01(\x01\x12\x0f\n\x07success\x18\x02 \x01(\x08\x12\x36\n\tsubscores\x18\x03 \x03(\x0b\x32#.upcycle.api.trajectory.v1.Subscore\x12\x11\n\tinfo_json\x18\x04 \x01(\t\x12\x12\n\nduration_s\x18\x05 \x01(\x01\x12\x39\n\x07\x66\x61ilure\x18\x06 \x01(\x0b\x32(.upcycle.api.trajectory.v1.PolicyFailure\x12\x14\n\x0cturn_rewards\x18\x07 \x03(\x01\"\xa7\x01\n\x12GradeJudgedRequest\x12\x10\n\x08lease_id\x18\x01 \x01(\t\x12,\n\x04\x62ody\x18\x02 \x01(\x0b\x32\x1e.upcycle.api.common.v1.BlobRef\x12\x37\n\x06\x61nswer\x18\x03 \x01(\x0b\x32\'.upcycle.api.environment.v1.JudgeAnswer\x12\x18\n\x10\x61nswers_within_s\x18\x04 \x01(\x01\"\x9b\x01\n\x13GradeJudgedResponse\x12:\n\x05grade\x18\x01 \x01(\x0b\x32).upcycle.api.environment.v1.GradeResponseH\x00\x12=\n\x08question\x18\x02 \x01(\x0b\x32).upcycle.api.environment.v1.JudgeQuestionH\x00\x42\t\n\x07outcome\"Q\n\rJudgeQuestion\x12\x13\n\x0bquestion_id\x18\x01 \x01(\t\x12\r\n\x05judge\x18\x02 \x01(\t\x12\x0e\n\x06system\x18\x03 \x01(\t\x12\x0c\n\x04user\x18\x04 \x01(\t\"\x93\x01\n\x0bJudgeAnswer\x12\x13\n\x0bquestion_id\x18\x01 \x01(\t\x12\x0c\n\x04text\x18\x02 \x01(\t\x12\r\n\x05model\x18\x03 \x01(\t\x12\x15\n\rprompt_tokens\x18\x04 \x01(\x03\x12\x19\n\x11\x63ompletion_tokens\x18\x05 \x01(\x03\x12\x0f\n\x07\x66\x61ilure\x18\x06 \x01(\t\x12\x0f\n\x07refusal\x18\x07 \x01(\t\" \n\x0c\x43loseRequest\x12\x10\n\x08lease_id\x18\x01 \x01(\t\"\x0f\n\rCloseResponse2\xff\x04\n\x12\x45nvironmentService\x12Y\n\x04Open\x12\'.upcycle.api.environment.v1.OpenRequest\x1a(.upcycle.api.environment.v1.OpenResponse\x12\x65\n\x08\x43\x61llTool\x12+.upcycle.api.environment.v1.CallToolRequest\x1a,.upcycle.api.environment.v1.CallToolResponse\x12\\\n\x05Grade\x12(.upcycle.api.environment.v1.GradeRequest\x1a).upcycle.api.environment.v1.GradeResponse\x12n\n\x0bGradeJudged\x12..upcycle.api.environment.v1.GradeJudgedRequest\x1a/.upcycle.api.environment.v1.GradeJudgedResponse\x12t\n\rReadLastState\x12\x30.upcycle.api.environment.v1.ReadLastStateRequest\x1a\x31.upcycle.api.environment.v1.ReadLastStateResponse\x12\\\n\x05\x43lose\x12(.upcycle.api.environment.v1.CloseRequest\x1a).upcycle.api.environment.v1.CloseResponse\x1a\x05\x8a\xe7\x18\x01\x03\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n(upcycle/api/environment/v1/service.proto\x12\x1aupcycle.api.environment.v1\x1a\x1fgoogle/protobuf/timestamp.proto\x1a\"upcycle/api/common/v1/access.proto\x1a\"upcycle/api/common/v1/common.proto\x1a*upcycle/api/trajectory/v1/trajectory.proto\"!\n\x0bOpenRequest\x12\x12\n\nepisode_id\x18\x01 \x01(\t\"l\n\x08ToolSpec\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x13\n\x0b\x64\x65scription\x18\x02 \x01(\t\x12\x17\n\x0fparameters_json\x18\x03 \x01(\t\x12\x16\n\ttimeout_s\x18\x04 \x01(\x01H\x00\x88\x01\x01\x42\x0c\n\n_timeout_s\"\x95\x03\n\x0cOpenResponse\x12\x10\n\x08lease_id\x18\x01 \x01(\t\x12\x1b\n\x13\x65nvironment_address\x18\x02 \x01(\t\x12\x32\n\x06prompt\x18\x03 \x03(\x0b\x32\".upcycle.api.trajectory.v1.Message\x12\x33\n\x05tools\x18\x04 \x03(\x0b\x32$.upcycle.api.environment.v1.ToolSpec\x12.\n\nexpires_at\x18\x05 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12\x14\n\x0climits_calls\x18\x06 \x01(\x08\x12\x15\n\rsource_digest\x18\x07 \x01(\t\x12=\n\x0b\x66irst_state\x18\x08 \x01(\x0b\x32(.upcycle.api.trajectory.v1.StateSnapshot\x12\x10\n\x08guidance\x18\t \x01(\t\x12?\n\x0eguidance_parts\x18\n \x03(\x0b\x32\'.upcycle.api.trajectory.v1.GuidancePart\"|\n\x0f\x43\x61llToolRequest\x12\x10\n\x08lease_id\x18\x01 \x01(\t\x12\x0f\n\x07\x63\x61ll_id\x18\x02 \x01(\t\x12\x0c\n\x04name\x18\x03 \x01(\t\x12\x16\n\x0e\x61rguments_json\x18\x04 \x01(\t\x12\x14\n\x07limit_s\x18\x05 \x01(\x01H\x00\x88\x01\x01\x42\n\n\x08_limit_s\"\x95\x01\n\x10\x43\x61llToolResponse\x12\x0f\n\x07\x63ontent\x18\x01 \x01(\t\x12\x10\n\x08is_error\x18\x02 \x01(\x08\x12\x11\n\ttruncated\x18\x03 \x01(\x08\x12\x12\n\nduration_s\x18\x04 \x01(\x01\x12\x37\n\x05state\x18\x05 \x01(\x0b\x32(.upcycle.api.trajectory.v1.StateSnapshot\"(\n\x14ReadLastStateRequest\x12\x10\n\x08lease_id\x18\x01 \x01(\t\"P\n\x15ReadLastStateResponse\x12\x37\n\x05state\x18\x01 \x01(\x0b\x32(.upcycle.api.trajectory.v1.StateSnapshot\"N\n\x0cGradeRequest\x12\x10\n\x08lease_id\x18\x01 \x01(\t\x12,\n\x04\x62ody\x18\x02 \x01(\x0b\x32\x1e.upcycle.api.common.v1.BlobRef\"\xe0\x01\n\rGradeResponse\x12\x0e\n\x06reward\x18\x01 \x01(\x01\x12\x0f\n\x07success\x18\x02 \x01(\x08\x12\x36\n\tsubscores\x18\x03 \x03(\x0b\x32#.upcycle.api.trajectory.v1.Subscore\x12\x11\n\tinfo_json\x18\x04 \x01(\t\x12\x12\n\nduration_s\x18\x05 \x01(\x01\x12\x39\n\x07\x66\x61ilure\x18\x06 \x01(\x0b\x32(.upcycle.api.trajectory.v1.PolicyFailure\x12\x14\n\x0cturn_rewards\x18\x07 \x03(\x01\"\xa7\x01\n\x12GradeJudgedRequest\x12\x10\n\x08lease_id\x18\x01 \x01(\t\x12,\n\x04\x62ody\x18\x02 \x01(\x0b\x32\x1e.upcycle.api.common.v1.BlobRef\x12\x37\n\x06\x61nswer\x18\x03 \x01(\x0b\x32\'.upcycle.api.environment.v1.JudgeAnswer\x12\x18\n\x10\x61nswers_within_s\x18\x04 \x01(\x01\"\x9b\x01\n\x13GradeJudgedResponse\x12:\n\x05grade\x18\x01 \x01(\x0b\x32).upcycle.api.environment.v1.GradeResponseH\x00\x12=\n\x08question\x18\x02 \x01(\x0b\x32).upcycle.api.environment.v1.JudgeQuestionH\x00\x42\t\n\x07outcome\"Q\n\rJudgeQuestion\x12\x13\n\x0bquestion_id\x18\x01 \x01(\t\x12\r\n\x05judge\x18\x02 \x01(\t\x12\x0e\n\x06system\x18\x03 \x01(\t\x12\x0c\n\x04user\x18\x04 \x01(\t\"\x93\x01\n\x0bJudgeAnswer\x12\x13\n\x0bquestion_id\x18\x01 \x01(\t\x12\x0c\n\x04text\x18\x02 \x01(\t\x12\r\n\x05model\x18\x03 \x01(\t\x12\x15\n\rprompt_tokens\x18\x04 \x01(\x03\x12\x19\n\x11\x63ompletion_tokens\x18\x05 \x01(\x03\x12\x0f\n\x07\x66\x61ilure\x18\x06 \x01(\t\x12\x0f\n\x07refusal\x18\x07 \x01(\t\" \n\x0c\x43loseRequest\x12\x10\n\x08lease_id\x18\x01 \x01(\t\"\x0f\n\rCloseResponse2\xff\x04\n\x12\x45nvironmentService\x12Y\n\x04Open\x12\'.upcycle.api.environment.v1.OpenRequest\x1a(.upcycle.api.environment.v1.OpenResponse\x12\x65\n\x08\x43\x61llTool\x12+.upcycle.api.environment.v1.CallToolRequest\x1a,.upcycle.api.environment.v1.CallToolResponse\x12\\\n\x05Grade\x12(.upcycle.api.environment.v1.GradeRequest\x1a).upcycle.api.environment.v1.GradeResponse\x12n\n\x0bGradeJudged\x12..upcycle.api.environment.v1.GradeJudgedRequest\x1a/.upcycle.api.environment.v1.GradeJudgedResponse\x12t\n\rReadLastState\x12\x30.upcycle.api.environment.v1.ReadLastStateRequest\x1a\x31.upcycle.api.environment.v1.ReadLastStateResponse\x12\\\n\x05\x43lose\x12(.upcycle.api.environment.v1.CloseRequest\x1a).upcycle.api.environment.v1.CloseResponse\x1a\x05\x8a\xe7\x18\x01\x03\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -42,31 +42,31 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_TOOLSPEC']._serialized_start=256
   _globals['_TOOLSPEC']._serialized_end=364
   _globals['_OPENRESPONSE']._serialized_start=367
-  _globals['_OPENRESPONSE']._serialized_end=707
-  _globals['_CALLTOOLREQUEST']._serialized_start=709
-  _globals['_CALLTOOLREQUEST']._serialized_end=833
-  _globals['_CALLTOOLRESPONSE']._serialized_start=836
-  _globals['_CALLTOOLRESPONSE']._serialized_end=985
-  _globals['_READLASTSTATEREQUEST']._serialized_start=987
-  _globals['_READLASTSTATEREQUEST']._serialized_end=1027
-  _globals['_READLASTSTATERESPONSE']._serialized_start=1029
-  _globals['_READLASTSTATERESPONSE']._serialized_end=1109
-  _globals['_GRADEREQUEST']._serialized_start=1111
-  _globals['_GRADEREQUEST']._serialized_end=1189
-  _globals['_GRADERESPONSE']._serialized_start=1192
-  _globals['_GRADERESPONSE']._serialized_end=1416
-  _globals['_GRADEJUDGEDREQUEST']._serialized_start=1419
-  _globals['_GRADEJUDGEDREQUEST']._serialized_end=1586
-  _globals['_GRADEJUDGEDRESPONSE']._serialized_start=1589
-  _globals['_GRADEJUDGEDRESPONSE']._serialized_end=1744
-  _globals['_JUDGEQUESTION']._serialized_start=1746
-  _globals['_JUDGEQUESTION']._serialized_end=1827
-  _globals['_JUDGEANSWER']._serialized_start=1830
-  _globals['_JUDGEANSWER']._serialized_end=1977
-  _globals['_CLOSEREQUEST']._serialized_start=1979
-  _globals['_CLOSEREQUEST']._serialized_end=2011
-  _globals['_CLOSERESPONSE']._serialized_start=2013
-  _globals['_CLOSERESPONSE']._serialized_end=2028
-  _globals['_ENVIRONMENTSERVICE']._serialized_start=2031
-  _globals['_ENVIRONMENTSERVICE']._serialized_end=2670
+  _globals['_OPENRESPONSE']._serialized_end=772
+  _globals['_CALLTOOLREQUEST']._serialized_start=774
+  _globals['_CALLTOOLREQUEST']._serialized_end=898
+  _globals['_CALLTOOLRESPONSE']._serialized_start=901
+  _globals['_CALLTOOLRESPONSE']._serialized_end=1050
+  _globals['_READLASTSTATEREQUEST']._serialized_start=1052
+  _globals['_READLASTSTATEREQUEST']._serialized_end=1092
+  _globals['_READLASTSTATERESPONSE']._serialized_start=1094
+  _globals['_READLASTSTATERESPONSE']._serialized_end=1174
+  _globals['_GRADEREQUEST']._serialized_start=1176
+  _globals['_GRADEREQUEST']._serialized_end=1254
+  _globals['_GRADERESPONSE']._serialized_start=1257
+  _globals['_GRADERESPONSE']._serialized_end=1481
+  _globals['_GRADEJUDGEDREQUEST']._serialized_start=1484
+  _globals['_GRADEJUDGEDREQUEST']._serialized_end=1651
+  _globals['_GRADEJUDGEDRESPONSE']._serialized_start=1654
+  _globals['_GRADEJUDGEDRESPONSE']._serialized_end=1809
+  _globals['_JUDGEQUESTION']._serialized_start=1811
+  _globals['_JUDGEQUESTION']._serialized_end=1892
+  _globals['_JUDGEANSWER']._serialized_start=1895
+  _globals['_JUDGEANSWER']._serialized_end=2042
+  _globals['_CLOSEREQUEST']._serialized_start=2044
+  _globals['_CLOSEREQUEST']._serialized_end=2076
+  _globals['_CLOSERESPONSE']._serialized_start=2078
+  _globals['_CLOSERESPONSE']._serialized_end=2093
+  _globals['_ENVIRONMENTSERVICE']._serialized_start=2096
+  _globals['_ENVIRONMENTSERVICE']._serialized_end=2735
 # @@protoc_insertion_point(module_scope)

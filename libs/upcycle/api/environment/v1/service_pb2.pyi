@@ -86,6 +86,7 @@ class OpenResponse(_message.Message):
     SOURCE_DIGEST_FIELD_NUMBER: _builtins.int
     FIRST_STATE_FIELD_NUMBER: _builtins.int
     GUIDANCE_FIELD_NUMBER: _builtins.int
+    GUIDANCE_PARTS_FIELD_NUMBER: _builtins.int
     lease_id: _builtins.str
     environment_address: _builtins.str
     """host:port of the fleet replica that holds the lease"""
@@ -105,6 +106,10 @@ class OpenResponse(_message.Message):
     def first_state(self) -> _trajectory_pb2.StateSnapshot:
         """absent: the environment declares no state"""
 
+    @_builtins.property
+    def guidance_parts(self) -> _containers.RepeatedCompositeFieldContainer[_trajectory_pb2.GuidancePart]:
+        """the same, each part with its kind"""
+
     def __init__(
         self,
         *,
@@ -117,10 +122,11 @@ class OpenResponse(_message.Message):
         source_digest: _builtins.str = ...,
         first_state: _trajectory_pb2.StateSnapshot | None = ...,
         guidance: _builtins.str = ...,
+        guidance_parts: _abc.Iterable[_trajectory_pb2.GuidancePart] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["expires_at", b"expires_at", "first_state", b"first_state"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["environment_address", b"environment_address", "expires_at", b"expires_at", "first_state", b"first_state", "guidance", b"guidance", "lease_id", b"lease_id", "limits_calls", b"limits_calls", "prompt", b"prompt", "source_digest", b"source_digest", "tools", b"tools"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["environment_address", b"environment_address", "expires_at", b"expires_at", "first_state", b"first_state", "guidance", b"guidance", "guidance_parts", b"guidance_parts", "lease_id", b"lease_id", "limits_calls", b"limits_calls", "prompt", b"prompt", "source_digest", b"source_digest", "tools", b"tools"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

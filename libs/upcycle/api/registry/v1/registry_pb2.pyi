@@ -209,6 +209,7 @@ class PublishedVersion(_message.Message):
     PUBLISHED_AT_FIELD_NUMBER: _builtins.int
     RUN_ID_FIELD_NUMBER: _builtins.int
     STEP_FIELD_NUMBER: _builtins.int
+    TRAINING_STATE_FIELD_NUMBER: _builtins.int
     version: _builtins.int
     digest: _builtins.str
     run_id: _builtins.str
@@ -218,6 +219,10 @@ class PublishedVersion(_message.Message):
     def manifest(self) -> _common_pb2.BlobRef: ...
     @_builtins.property
     def published_at(self) -> _timestamp_pb2.Timestamp: ...
+    @_builtins.property
+    def training_state(self) -> _common_pb2.BlobRef:
+        """marker of the trainer's state; unset: none was saved with the version"""
+
     def __init__(
         self,
         *,
@@ -227,10 +232,11 @@ class PublishedVersion(_message.Message):
         published_at: _timestamp_pb2.Timestamp | None = ...,
         run_id: _builtins.str = ...,
         step: _builtins.int = ...,
+        training_state: _common_pb2.BlobRef | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["manifest", b"manifest", "published_at", b"published_at"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["manifest", b"manifest", "published_at", b"published_at", "training_state", b"training_state"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["digest", b"digest", "manifest", b"manifest", "published_at", b"published_at", "run_id", b"run_id", "step", b"step", "version", b"version"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["digest", b"digest", "manifest", b"manifest", "published_at", b"published_at", "run_id", b"run_id", "step", b"step", "training_state", b"training_state", "version", b"version"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -479,7 +485,7 @@ class GateReport(_message.Message):
     played: _builtins.int
     """attempts of both sides"""
     missing: _builtins.int
-    """attempts of either side that infrastructure lost"""
+    """attempts of either side that infrastructure lost, or that shadow graders that decide did not grade"""
     needed_tasks: _builtins.int
     """inconclusive: about so many tasks would decide, at this effect; 0: not known"""
     needed_attempts: _builtins.int

@@ -495,6 +495,74 @@ class ListHeadMovesResponse(_message.Message):
 Global___ListHeadMovesResponse: _TypeAlias = ListHeadMovesResponse  # noqa: Y015
 
 @_typing.final
+class GetHeadWatchRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    MODEL_FIELD_NUMBER: _builtins.int
+    model: _builtins.str
+    def __init__(
+        self,
+        *,
+        model: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["model", b"model"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___GetHeadWatchRequest: _TypeAlias = GetHeadWatchRequest  # noqa: Y015
+
+@_typing.final
+class GetHeadWatchResponse(_message.Message):
+    """What head and the head before it played side by side since head moved there, and what the watch does now."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    HEAD_VERSION_FIELD_NUMBER: _builtins.int
+    PREDECESSOR_VERSION_FIELD_NUMBER: _builtins.int
+    PAIRS_FIELD_NUMBER: _builtins.int
+    PAIRS_WANTED_FIELD_NUMBER: _builtins.int
+    WORSE_FIELD_NUMBER: _builtins.int
+    BETTER_FIELD_NUMBER: _builtins.int
+    RUN_ID_FIELD_NUMBER: _builtins.int
+    WAITS_FOR_FIELD_NUMBER: _builtins.int
+    head_version: _builtins.int
+    predecessor_version: _builtins.int
+    """0 also where head is not watched"""
+    pairs: _builtins.int
+    """that were played and count; once the source of their environment changed, those that it judged since"""
+    pairs_wanted: _builtins.int
+    """before only some more follow from time to time; 0: head is not watched"""
+    worse: _builtins.int
+    """pairs in which only the predecessor succeeded"""
+    better: _builtins.int
+    """pairs in which only head did"""
+    run_id: _builtins.str
+    """of the run that plays pairs now; empty: none does"""
+    waits_for: _builtins.str
+    """why none does, or why head is not watched; empty while one does, or is about to"""
+    def __init__(
+        self,
+        *,
+        head_version: _builtins.int = ...,
+        predecessor_version: _builtins.int = ...,
+        pairs: _builtins.int = ...,
+        pairs_wanted: _builtins.int = ...,
+        worse: _builtins.int = ...,
+        better: _builtins.int = ...,
+        run_id: _builtins.str = ...,
+        waits_for: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["better", b"better", "head_version", b"head_version", "pairs", b"pairs", "pairs_wanted", b"pairs_wanted", "predecessor_version", b"predecessor_version", "run_id", b"run_id", "waits_for", b"waits_for", "worse", b"worse"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___GetHeadWatchResponse: _TypeAlias = GetHeadWatchResponse  # noqa: Y015
+
+@_typing.final
 class RenewEngineLeaseRequest(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 

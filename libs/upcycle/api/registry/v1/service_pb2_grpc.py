@@ -80,6 +80,11 @@ class RegistryServiceStub:
                 request_serializer=upcycle_dot_api_dot_registry_dot_v1_dot_service__pb2.ListHeadMovesRequest.SerializeToString,
                 response_deserializer=upcycle_dot_api_dot_registry_dot_v1_dot_service__pb2.ListHeadMovesResponse.FromString,
                 _registered_method=True)
+        self.GetHeadWatch = channel.unary_unary(
+                '/upcycle.api.registry.v1.RegistryService/GetHeadWatch',
+                request_serializer=upcycle_dot_api_dot_registry_dot_v1_dot_service__pb2.GetHeadWatchRequest.SerializeToString,
+                response_deserializer=upcycle_dot_api_dot_registry_dot_v1_dot_service__pb2.GetHeadWatchResponse.FromString,
+                _registered_method=True)
         self.RenewEngineLease = channel.unary_unary(
                 '/upcycle.api.registry.v1.RegistryService/RenewEngineLease',
                 request_serializer=upcycle_dot_api_dot_registry_dot_v1_dot_service__pb2.RenewEngineLeaseRequest.SerializeToString,
@@ -180,6 +185,12 @@ class RegistryServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def GetHeadWatch(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def RenewEngineLease(self, request, context):
         """Missing associated documentation comment in .proto file."""
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
@@ -275,6 +286,11 @@ def add_RegistryServiceServicer_to_server(servicer, server):
                     servicer.ListHeadMoves,
                     request_deserializer=upcycle_dot_api_dot_registry_dot_v1_dot_service__pb2.ListHeadMovesRequest.FromString,
                     response_serializer=upcycle_dot_api_dot_registry_dot_v1_dot_service__pb2.ListHeadMovesResponse.SerializeToString,
+            ),
+            'GetHeadWatch': grpc.unary_unary_rpc_method_handler(
+                    servicer.GetHeadWatch,
+                    request_deserializer=upcycle_dot_api_dot_registry_dot_v1_dot_service__pb2.GetHeadWatchRequest.FromString,
+                    response_serializer=upcycle_dot_api_dot_registry_dot_v1_dot_service__pb2.GetHeadWatchResponse.SerializeToString,
             ),
             'RenewEngineLease': grpc.unary_unary_rpc_method_handler(
                     servicer.RenewEngineLease,
@@ -561,6 +577,33 @@ class RegistryService:
             '/upcycle.api.registry.v1.RegistryService/ListHeadMoves',
             upcycle_dot_api_dot_registry_dot_v1_dot_service__pb2.ListHeadMovesRequest.SerializeToString,
             upcycle_dot_api_dot_registry_dot_v1_dot_service__pb2.ListHeadMovesResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def GetHeadWatch(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/upcycle.api.registry.v1.RegistryService/GetHeadWatch',
+            upcycle_dot_api_dot_registry_dot_v1_dot_service__pb2.GetHeadWatchRequest.SerializeToString,
+            upcycle_dot_api_dot_registry_dot_v1_dot_service__pb2.GetHeadWatchResponse.FromString,
             options,
             channel_credentials,
             insecure,

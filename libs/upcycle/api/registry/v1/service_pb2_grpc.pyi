@@ -42,6 +42,7 @@ class RegistryServiceStub:
     ListCheckpoints: _grpc.UnaryUnaryMultiCallable[_service_pb2.ListCheckpointsRequest, _service_pb2.ListCheckpointsResponse]
     SetHead: _grpc.UnaryUnaryMultiCallable[_service_pb2.SetHeadRequest, _service_pb2.SetHeadResponse]
     ListHeadMoves: _grpc.UnaryUnaryMultiCallable[_service_pb2.ListHeadMovesRequest, _service_pb2.ListHeadMovesResponse]
+    GetHeadWatch: _grpc.UnaryUnaryMultiCallable[_service_pb2.GetHeadWatchRequest, _service_pb2.GetHeadWatchResponse]
     RenewEngineLease: _grpc.UnaryUnaryMultiCallable[_service_pb2.RenewEngineLeaseRequest, _service_pb2.RenewEngineLeaseResponse]
     ListEngines: _grpc.UnaryUnaryMultiCallable[_service_pb2.ListEnginesRequest, _service_pb2.ListEnginesResponse]
     HoldPolicy: _grpc.UnaryUnaryMultiCallable[_service_pb2.HoldPolicyRequest, _service_pb2.HoldPolicyResponse]
@@ -65,6 +66,7 @@ class RegistryServiceAsyncStub(RegistryServiceStub):
     ListCheckpoints: _aio.UnaryUnaryMultiCallable[_service_pb2.ListCheckpointsRequest, _service_pb2.ListCheckpointsResponse]  # type: ignore[assignment]
     SetHead: _aio.UnaryUnaryMultiCallable[_service_pb2.SetHeadRequest, _service_pb2.SetHeadResponse]  # type: ignore[assignment]
     ListHeadMoves: _aio.UnaryUnaryMultiCallable[_service_pb2.ListHeadMovesRequest, _service_pb2.ListHeadMovesResponse]  # type: ignore[assignment]
+    GetHeadWatch: _aio.UnaryUnaryMultiCallable[_service_pb2.GetHeadWatchRequest, _service_pb2.GetHeadWatchResponse]  # type: ignore[assignment]
     RenewEngineLease: _aio.UnaryUnaryMultiCallable[_service_pb2.RenewEngineLeaseRequest, _service_pb2.RenewEngineLeaseResponse]  # type: ignore[assignment]
     ListEngines: _aio.UnaryUnaryMultiCallable[_service_pb2.ListEnginesRequest, _service_pb2.ListEnginesResponse]  # type: ignore[assignment]
     HoldPolicy: _aio.UnaryUnaryMultiCallable[_service_pb2.HoldPolicyRequest, _service_pb2.HoldPolicyResponse]  # type: ignore[assignment]
@@ -139,6 +141,13 @@ class RegistryServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _service_pb2.ListHeadMovesRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_service_pb2.ListHeadMovesResponse, _abc.Awaitable[_service_pb2.ListHeadMovesResponse]]: ...
+
+    @_abc_1.abstractmethod
+    def GetHeadWatch(
+        self,
+        request: _service_pb2.GetHeadWatchRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_service_pb2.GetHeadWatchResponse, _abc.Awaitable[_service_pb2.GetHeadWatchResponse]]: ...
 
     @_abc_1.abstractmethod
     def RenewEngineLease(

@@ -26,7 +26,7 @@ from google.protobuf import timestamp_pb2 as google_dot_protobuf_dot_timestamp__
 from upcycle.api.common.v1 import access_pb2 as upcycle_dot_api_dot_common_dot_v1_dot_access__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n$upcycle/api/secrets/v1/service.proto\x12\x16upcycle.api.secrets.v1\x1a\x1fgoogle/protobuf/timestamp.proto\x1a\"upcycle/api/common/v1/access.proto\"R\n\x06Secret\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0e\n\x06set_by\x18\x02 \x01(\t\x12*\n\x06set_at\x18\x03 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\"/\n\x10SetSecretRequest\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t\"C\n\x11SetSecretResponse\x12.\n\x06secret\x18\x01 \x01(\x0b\x32\x1e.upcycle.api.secrets.v1.Secret\"\x14\n\x12ListSecretsRequest\"F\n\x13ListSecretsResponse\x12/\n\x07secrets\x18\x01 \x03(\x0b\x32\x1e.upcycle.api.secrets.v1.Secret\"#\n\x13RemoveSecretRequest\x12\x0c\n\x04name\x18\x01 \x01(\t\"\x16\n\x14RemoveSecretResponse2\xcb\x02\n\rSecretService\x12`\n\tSetSecret\x12(.upcycle.api.secrets.v1.SetSecretRequest\x1a).upcycle.api.secrets.v1.SetSecretResponse\x12\x66\n\x0bListSecrets\x12*.upcycle.api.secrets.v1.ListSecretsRequest\x1a+.upcycle.api.secrets.v1.ListSecretsResponse\x12i\n\x0cRemoveSecret\x12+.upcycle.api.secrets.v1.RemoveSecretRequest\x1a,.upcycle.api.secrets.v1.RemoveSecretResponse\x1a\x05\x8a\xe7\x18\x01\x02\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n$upcycle/api/secrets/v1/service.proto\x12\x16upcycle.api.secrets.v1\x1a\x1fgoogle/protobuf/timestamp.proto\x1a\"upcycle/api/common/v1/access.proto\"h\n\x06Secret\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0e\n\x06set_by\x18\x02 \x01(\t\x12*\n\x06set_at\x18\x03 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12\x14\n\x0c\x65nvironments\x18\x04 \x03(\t\"E\n\x10SetSecretRequest\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t\x12\x14\n\x0c\x65nvironments\x18\x03 \x03(\t\"C\n\x11SetSecretResponse\x12.\n\x06secret\x18\x01 \x01(\x0b\x32\x1e.upcycle.api.secrets.v1.Secret\"\x14\n\x12ListSecretsRequest\"F\n\x13ListSecretsResponse\x12/\n\x07secrets\x18\x01 \x03(\x0b\x32\x1e.upcycle.api.secrets.v1.Secret\"#\n\x13RemoveSecretRequest\x12\x0c\n\x04name\x18\x01 \x01(\t\"\x16\n\x14RemoveSecretResponse\"\x16\n\x14RotateSecretsRequest\"Q\n\x15RotateSecretsResponse\x12\x13\n\x0bnum_rotated\x18\x01 \x01(\x05\x12\x13\n\x0bnum_secrets\x18\x02 \x01(\x05\x12\x0e\n\x06key_id\x18\x03 \x01(\t2\xb9\x03\n\rSecretService\x12`\n\tSetSecret\x12(.upcycle.api.secrets.v1.SetSecretRequest\x1a).upcycle.api.secrets.v1.SetSecretResponse\x12\x66\n\x0bListSecrets\x12*.upcycle.api.secrets.v1.ListSecretsRequest\x1a+.upcycle.api.secrets.v1.ListSecretsResponse\x12i\n\x0cRemoveSecret\x12+.upcycle.api.secrets.v1.RemoveSecretRequest\x1a,.upcycle.api.secrets.v1.RemoveSecretResponse\x12l\n\rRotateSecrets\x12,.upcycle.api.secrets.v1.RotateSecretsRequest\x1a-.upcycle.api.secrets.v1.RotateSecretsResponse\x1a\x05\x8a\xe7\x18\x01\x02\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -36,19 +36,23 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_SECRETSERVICE']._loaded_options = None
   _globals['_SECRETSERVICE']._serialized_options = b'\212\347\030\001\002'
   _globals['_SECRET']._serialized_start=133
-  _globals['_SECRET']._serialized_end=215
-  _globals['_SETSECRETREQUEST']._serialized_start=217
-  _globals['_SETSECRETREQUEST']._serialized_end=264
-  _globals['_SETSECRETRESPONSE']._serialized_start=266
-  _globals['_SETSECRETRESPONSE']._serialized_end=333
-  _globals['_LISTSECRETSREQUEST']._serialized_start=335
-  _globals['_LISTSECRETSREQUEST']._serialized_end=355
-  _globals['_LISTSECRETSRESPONSE']._serialized_start=357
-  _globals['_LISTSECRETSRESPONSE']._serialized_end=427
-  _globals['_REMOVESECRETREQUEST']._serialized_start=429
-  _globals['_REMOVESECRETREQUEST']._serialized_end=464
-  _globals['_REMOVESECRETRESPONSE']._serialized_start=466
-  _globals['_REMOVESECRETRESPONSE']._serialized_end=488
-  _globals['_SECRETSERVICE']._serialized_start=491
-  _globals['_SECRETSERVICE']._serialized_end=822
+  _globals['_SECRET']._serialized_end=237
+  _globals['_SETSECRETREQUEST']._serialized_start=239
+  _globals['_SETSECRETREQUEST']._serialized_end=308
+  _globals['_SETSECRETRESPONSE']._serialized_start=310
+  _globals['_SETSECRETRESPONSE']._serialized_end=377
+  _globals['_LISTSECRETSREQUEST']._serialized_start=379
+  _globals['_LISTSECRETSREQUEST']._serialized_end=399
+  _globals['_LISTSECRETSRESPONSE']._serialized_start=401
+  _globals['_LISTSECRETSRESPONSE']._serialized_end=471
+  _globals['_REMOVESECRETREQUEST']._serialized_start=473
+  _globals['_REMOVESECRETREQUEST']._serialized_end=508
+  _globals['_REMOVESECRETRESPONSE']._serialized_start=510
+  _globals['_REMOVESECRETRESPONSE']._serialized_end=532
+  _globals['_ROTATESECRETSREQUEST']._serialized_start=534
+  _globals['_ROTATESECRETSREQUEST']._serialized_end=556
+  _globals['_ROTATESECRETSRESPONSE']._serialized_start=558
+  _globals['_ROTATESECRETSRESPONSE']._serialized_end=639
+  _globals['_SECRETSERVICE']._serialized_start=642
+  _globals['_SECRETSERVICE']._serialized_end=1083
 # @@protoc_insertion_point(module_scope)

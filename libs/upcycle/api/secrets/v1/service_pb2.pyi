@@ -26,22 +26,28 @@ class Secret(_message.Message):
     NAME_FIELD_NUMBER: _builtins.int
     SET_BY_FIELD_NUMBER: _builtins.int
     SET_AT_FIELD_NUMBER: _builtins.int
+    ENVIRONMENTS_FIELD_NUMBER: _builtins.int
     name: _builtins.str
     """as ${secret:NAME} of an MCP server's env or headers"""
     set_by: _builtins.str
     """operator, of the settings; key:ID, an issued key"""
     @_builtins.property
     def set_at(self) -> _timestamp_pb2.Timestamp: ...
+    @_builtins.property
+    def environments(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """which may name it; empty: each"""
+
     def __init__(
         self,
         *,
         name: _builtins.str = ...,
         set_by: _builtins.str = ...,
         set_at: _timestamp_pb2.Timestamp | None = ...,
+        environments: _abc.Iterable[_builtins.str] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["set_at", b"set_at"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["name", b"name", "set_at", b"set_at", "set_by", b"set_by"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["environments", b"environments", "name", b"name", "set_at", b"set_at", "set_by", b"set_by"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -55,19 +61,25 @@ class SetSecretRequest(_message.Message):
 
     NAME_FIELD_NUMBER: _builtins.int
     VALUE_FIELD_NUMBER: _builtins.int
+    ENVIRONMENTS_FIELD_NUMBER: _builtins.int
     name: _builtins.str
     """a letter or _, then up to 63 of A-Z a-z 0-9 _"""
     value: _builtins.str
     """6 to 4096 printable characters of ASCII"""
+    @_builtins.property
+    def environments(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """which may name it; one "*": each. Empty: as before, of a new secret each"""
+
     def __init__(
         self,
         *,
         name: _builtins.str = ...,
         value: _builtins.str = ...,
+        environments: _abc.Iterable[_builtins.str] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["name", b"name", "value", b"value"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["environments", b"environments", "name", b"name", "value", b"value"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -163,3 +175,48 @@ class RemoveSecretResponse(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___RemoveSecretResponse: _TypeAlias = RemoveSecretResponse  # noqa: Y015
+
+@_typing.final
+class RotateSecretsRequest(_message.Message):
+    """All secrets are encrypted with the key that the service has now; what an older key encrypted is read with that one."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    def __init__(
+        self,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___RotateSecretsRequest: _TypeAlias = RotateSecretsRequest  # noqa: Y015
+
+@_typing.final
+class RotateSecretsResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NUM_ROTATED_FIELD_NUMBER: _builtins.int
+    NUM_SECRETS_FIELD_NUMBER: _builtins.int
+    KEY_ID_FIELD_NUMBER: _builtins.int
+    num_rotated: _builtins.int
+    """that another key had encrypted"""
+    num_secrets: _builtins.int
+    """all that are set"""
+    key_id: _builtins.str
+    """names the key, without telling it"""
+    def __init__(
+        self,
+        *,
+        num_rotated: _builtins.int = ...,
+        num_secrets: _builtins.int = ...,
+        key_id: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["key_id", b"key_id", "num_rotated", b"num_rotated", "num_secrets", b"num_secrets"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___RotateSecretsResponse: _TypeAlias = RotateSecretsResponse  # noqa: Y015

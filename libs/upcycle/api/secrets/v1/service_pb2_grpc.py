@@ -50,6 +50,11 @@ class SecretServiceStub:
                 request_serializer=upcycle_dot_api_dot_secrets_dot_v1_dot_service__pb2.RemoveSecretRequest.SerializeToString,
                 response_deserializer=upcycle_dot_api_dot_secrets_dot_v1_dot_service__pb2.RemoveSecretResponse.FromString,
                 _registered_method=True)
+        self.RotateSecrets = channel.unary_unary(
+                '/upcycle.api.secrets.v1.SecretService/RotateSecrets',
+                request_serializer=upcycle_dot_api_dot_secrets_dot_v1_dot_service__pb2.RotateSecretsRequest.SerializeToString,
+                response_deserializer=upcycle_dot_api_dot_secrets_dot_v1_dot_service__pb2.RotateSecretsResponse.FromString,
+                _registered_method=True)
 
 
 class SecretServiceServicer:
@@ -74,6 +79,12 @@ class SecretServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def RotateSecrets(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_SecretServiceServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -91,6 +102,11 @@ def add_SecretServiceServicer_to_server(servicer, server):
                     servicer.RemoveSecret,
                     request_deserializer=upcycle_dot_api_dot_secrets_dot_v1_dot_service__pb2.RemoveSecretRequest.FromString,
                     response_serializer=upcycle_dot_api_dot_secrets_dot_v1_dot_service__pb2.RemoveSecretResponse.SerializeToString,
+            ),
+            'RotateSecrets': grpc.unary_unary_rpc_method_handler(
+                    servicer.RotateSecrets,
+                    request_deserializer=upcycle_dot_api_dot_secrets_dot_v1_dot_service__pb2.RotateSecretsRequest.FromString,
+                    response_serializer=upcycle_dot_api_dot_secrets_dot_v1_dot_service__pb2.RotateSecretsResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -175,6 +191,33 @@ class SecretService:
             '/upcycle.api.secrets.v1.SecretService/RemoveSecret',
             upcycle_dot_api_dot_secrets_dot_v1_dot_service__pb2.RemoveSecretRequest.SerializeToString,
             upcycle_dot_api_dot_secrets_dot_v1_dot_service__pb2.RemoveSecretResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def RotateSecrets(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/upcycle.api.secrets.v1.SecretService/RotateSecrets',
+            upcycle_dot_api_dot_secrets_dot_v1_dot_service__pb2.RotateSecretsRequest.SerializeToString,
+            upcycle_dot_api_dot_secrets_dot_v1_dot_service__pb2.RotateSecretsResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -36,6 +36,7 @@ class SecretServiceStub:
     SetSecret: _grpc.UnaryUnaryMultiCallable[_service_pb2.SetSecretRequest, _service_pb2.SetSecretResponse]
     ListSecrets: _grpc.UnaryUnaryMultiCallable[_service_pb2.ListSecretsRequest, _service_pb2.ListSecretsResponse]
     RemoveSecret: _grpc.UnaryUnaryMultiCallable[_service_pb2.RemoveSecretRequest, _service_pb2.RemoveSecretResponse]
+    RotateSecrets: _grpc.UnaryUnaryMultiCallable[_service_pb2.RotateSecretsRequest, _service_pb2.RotateSecretsResponse]
 
 @_typing.type_check_only
 class SecretServiceAsyncStub(SecretServiceStub):
@@ -45,6 +46,7 @@ class SecretServiceAsyncStub(SecretServiceStub):
     SetSecret: _aio.UnaryUnaryMultiCallable[_service_pb2.SetSecretRequest, _service_pb2.SetSecretResponse]  # type: ignore[assignment]
     ListSecrets: _aio.UnaryUnaryMultiCallable[_service_pb2.ListSecretsRequest, _service_pb2.ListSecretsResponse]  # type: ignore[assignment]
     RemoveSecret: _aio.UnaryUnaryMultiCallable[_service_pb2.RemoveSecretRequest, _service_pb2.RemoveSecretResponse]  # type: ignore[assignment]
+    RotateSecrets: _aio.UnaryUnaryMultiCallable[_service_pb2.RotateSecretsRequest, _service_pb2.RotateSecretsResponse]  # type: ignore[assignment]
 
 class SecretServiceServicer(metaclass=_abc_1.ABCMeta):
     """Public, of the scenario runner: secrets that MCP servers of environments are given. No call answers with a value."""
@@ -69,5 +71,12 @@ class SecretServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _service_pb2.RemoveSecretRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_service_pb2.RemoveSecretResponse, _abc.Awaitable[_service_pb2.RemoveSecretResponse]]: ...
+
+    @_abc_1.abstractmethod
+    def RotateSecrets(
+        self,
+        request: _service_pb2.RotateSecretsRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_service_pb2.RotateSecretsResponse, _abc.Awaitable[_service_pb2.RotateSecretsResponse]]: ...
 
 def add_SecretServiceServicer_to_server(servicer: SecretServiceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

@@ -172,6 +172,62 @@ class DeleteTasksetResponse(_message.Message):
 Global___DeleteTasksetResponse: _TypeAlias = DeleteTasksetResponse  # noqa: Y015
 
 @_typing.final
+class RecordTasksetCheckRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TASKSET_FIELD_NUMBER: _builtins.int
+    TASKSET_DIGEST_FIELD_NUMBER: _builtins.int
+    CHECK_FIELD_NUMBER: _builtins.int
+    taskset: _builtins.str
+    """its name"""
+    taskset_digest: _builtins.str
+    """of the tasks that were attacked"""
+    @_builtins.property
+    def check(self) -> _taskset_pb2.TasksetCheck:
+        """an attack; checked_by and checked_at are the planner's"""
+
+    def __init__(
+        self,
+        *,
+        taskset: _builtins.str = ...,
+        taskset_digest: _builtins.str = ...,
+        check: _taskset_pb2.TasksetCheck | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["check", b"check"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["check", b"check", "taskset", b"taskset", "taskset_digest", b"taskset_digest"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___RecordTasksetCheckRequest: _TypeAlias = RecordTasksetCheckRequest  # noqa: Y015
+
+@_typing.final
+class RecordTasksetCheckResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    REVISION_FIELD_NUMBER: _builtins.int
+    CHECK_FIELD_NUMBER: _builtins.int
+    revision: _builtins.int
+    """of the taskset that has these tasks"""
+    @_builtins.property
+    def check(self) -> _taskset_pb2.TasksetCheck:
+        """as it is kept"""
+
+    def __init__(
+        self,
+        *,
+        revision: _builtins.int = ...,
+        check: _taskset_pb2.TasksetCheck | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["check", b"check"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["check", b"check", "revision", b"revision"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___RecordTasksetCheckResponse: _TypeAlias = RecordTasksetCheckResponse  # noqa: Y015
+
+@_typing.final
 class DeployEnvironmentRequest(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -466,22 +522,26 @@ class ListRunsRequest(_message.Message):
     LIMIT_FIELD_NUMBER: _builtins.int
     MODEL_FIELD_NUMBER: _builtins.int
     UNFINISHED_FIELD_NUMBER: _builtins.int
+    ASKED_FOR_FIELD_NUMBER: _builtins.int
     limit: _builtins.int
     """default 50, newest first"""
     model: _builtins.str
     """empty: all"""
     unfinished: _builtins.bool
     """only runs that are not over, all of them; limit is not read"""
+    asked_for: _builtins.bool
+    """none that gate, watch or tracking ordered; not read where unfinished is set"""
     def __init__(
         self,
         *,
         limit: _builtins.int = ...,
         model: _builtins.str = ...,
         unfinished: _builtins.bool = ...,
+        asked_for: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["limit", b"limit", "model", b"model", "unfinished", b"unfinished"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["asked_for", b"asked_for", "limit", b"limit", "model", b"model", "unfinished", b"unfinished"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

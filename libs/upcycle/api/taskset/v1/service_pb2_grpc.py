@@ -55,6 +55,11 @@ class TasksetServiceStub:
                 request_serializer=upcycle_dot_api_dot_taskset_dot_v1_dot_service__pb2.DeleteTasksetRequest.SerializeToString,
                 response_deserializer=upcycle_dot_api_dot_taskset_dot_v1_dot_service__pb2.DeleteTasksetResponse.FromString,
                 _registered_method=True)
+        self.RecordTasksetCheck = channel.unary_unary(
+                '/upcycle.api.taskset.v1.TasksetService/RecordTasksetCheck',
+                request_serializer=upcycle_dot_api_dot_taskset_dot_v1_dot_service__pb2.RecordTasksetCheckRequest.SerializeToString,
+                response_deserializer=upcycle_dot_api_dot_taskset_dot_v1_dot_service__pb2.RecordTasksetCheckResponse.FromString,
+                _registered_method=True)
         self.DeployEnvironment = channel.unary_unary(
                 '/upcycle.api.taskset.v1.TasksetService/DeployEnvironment',
                 request_serializer=upcycle_dot_api_dot_taskset_dot_v1_dot_service__pb2.DeployEnvironmentRequest.SerializeToString,
@@ -142,6 +147,14 @@ class TasksetServiceServicer:
     def DeleteTaskset(self, request, context):
         """FAILED_PRECONDITION, with what refers to it by name, while a run, a gate or a checkpoint does. Which side a task is on
         outlives it: what was held out stays held out.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def RecordTasksetCheck(self, request, context):
+        """Keeps what an attack on a taskset's graders found, in place of an earlier one against the same model and source.
+        NOT_FOUND for tasks that are not registered.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -247,6 +260,11 @@ def add_TasksetServiceServicer_to_server(servicer, server):
                     servicer.DeleteTaskset,
                     request_deserializer=upcycle_dot_api_dot_taskset_dot_v1_dot_service__pb2.DeleteTasksetRequest.FromString,
                     response_serializer=upcycle_dot_api_dot_taskset_dot_v1_dot_service__pb2.DeleteTasksetResponse.SerializeToString,
+            ),
+            'RecordTasksetCheck': grpc.unary_unary_rpc_method_handler(
+                    servicer.RecordTasksetCheck,
+                    request_deserializer=upcycle_dot_api_dot_taskset_dot_v1_dot_service__pb2.RecordTasksetCheckRequest.FromString,
+                    response_serializer=upcycle_dot_api_dot_taskset_dot_v1_dot_service__pb2.RecordTasksetCheckResponse.SerializeToString,
             ),
             'DeployEnvironment': grpc.unary_unary_rpc_method_handler(
                     servicer.DeployEnvironment,
@@ -418,6 +436,33 @@ class TasksetService:
             '/upcycle.api.taskset.v1.TasksetService/DeleteTaskset',
             upcycle_dot_api_dot_taskset_dot_v1_dot_service__pb2.DeleteTasksetRequest.SerializeToString,
             upcycle_dot_api_dot_taskset_dot_v1_dot_service__pb2.DeleteTasksetResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def RecordTasksetCheck(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/upcycle.api.taskset.v1.TasksetService/RecordTasksetCheck',
+            upcycle_dot_api_dot_taskset_dot_v1_dot_service__pb2.RecordTasksetCheckRequest.SerializeToString,
+            upcycle_dot_api_dot_taskset_dot_v1_dot_service__pb2.RecordTasksetCheckResponse.FromString,
             options,
             channel_credentials,
             insecure,

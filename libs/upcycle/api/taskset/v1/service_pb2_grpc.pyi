@@ -40,6 +40,10 @@ class TasksetServiceStub:
     """FAILED_PRECONDITION, with what refers to it by name, while a run, a gate or a checkpoint does. Which side a task is on
     outlives it: what was held out stays held out.
     """
+    RecordTasksetCheck: _grpc.UnaryUnaryMultiCallable[_service_pb2.RecordTasksetCheckRequest, _service_pb2.RecordTasksetCheckResponse]
+    """Keeps what an attack on a taskset's graders found, in place of an earlier one against the same model and source.
+    NOT_FOUND for tasks that are not registered.
+    """
     DeployEnvironment: _grpc.UnaryUnaryMultiCallable[_service_pb2.DeployEnvironmentRequest, _service_pb2.DeployEnvironmentResponse]
     """Keeps the source of an environment by its digest, once it was loaded here; tasksets then refer to it."""
     GetSource: _grpc.UnaryStreamMultiCallable[_service_pb2.GetSourceRequest, _service_pb2.GetSourceResponse]
@@ -71,6 +75,10 @@ class TasksetServiceAsyncStub(TasksetServiceStub):
     DeleteTaskset: _aio.UnaryUnaryMultiCallable[_service_pb2.DeleteTasksetRequest, _service_pb2.DeleteTasksetResponse]  # type: ignore[assignment]
     """FAILED_PRECONDITION, with what refers to it by name, while a run, a gate or a checkpoint does. Which side a task is on
     outlives it: what was held out stays held out.
+    """
+    RecordTasksetCheck: _aio.UnaryUnaryMultiCallable[_service_pb2.RecordTasksetCheckRequest, _service_pb2.RecordTasksetCheckResponse]  # type: ignore[assignment]
+    """Keeps what an attack on a taskset's graders found, in place of an earlier one against the same model and source.
+    NOT_FOUND for tasks that are not registered.
     """
     DeployEnvironment: _aio.UnaryUnaryMultiCallable[_service_pb2.DeployEnvironmentRequest, _service_pb2.DeployEnvironmentResponse]  # type: ignore[assignment]
     """Keeps the source of an environment by its digest, once it was loaded here; tasksets then refer to it."""
@@ -124,6 +132,16 @@ class TasksetServiceServicer(metaclass=_abc_1.ABCMeta):
     ) -> _typing.Union[_service_pb2.DeleteTasksetResponse, _abc.Awaitable[_service_pb2.DeleteTasksetResponse]]:
         """FAILED_PRECONDITION, with what refers to it by name, while a run, a gate or a checkpoint does. Which side a task is on
         outlives it: what was held out stays held out.
+        """
+
+    @_abc_1.abstractmethod
+    def RecordTasksetCheck(
+        self,
+        request: _service_pb2.RecordTasksetCheckRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_service_pb2.RecordTasksetCheckResponse, _abc.Awaitable[_service_pb2.RecordTasksetCheckResponse]]:
+        """Keeps what an attack on a taskset's graders found, in place of an earlier one against the same model and source.
+        NOT_FOUND for tasks that are not registered.
         """
 
     @_abc_1.abstractmethod

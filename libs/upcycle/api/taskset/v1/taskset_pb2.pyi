@@ -22,6 +22,31 @@ else:
 
 DESCRIPTOR: _descriptor.FileDescriptor
 
+class _TasksetCheckKind:
+    ValueType = _typing.NewType("ValueType", _builtins.int)
+    V: _TypeAlias = ValueType  # noqa: Y015
+
+class _TasksetCheckKindEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_TasksetCheckKind.ValueType], _builtins.type):
+    DESCRIPTOR: _descriptor.EnumDescriptor
+    TASKSET_CHECK_KIND_UNSPECIFIED: _TasksetCheckKind.ValueType  # 0
+    TASKSET_CHECK_KIND_LEAK_SCAN: _TasksetCheckKind.ValueType  # 1
+    """Prompts, and what tools say to idle arguments, searched for the arguments that hold what the agent has to find. By the planner,
+    after each registration.
+    """
+    TASKSET_CHECK_KIND_ATTACK: _TasksetCheckKind.ValueType  # 2
+    """the cheats of `upcycle check` played against the graders"""
+
+class TasksetCheckKind(_TasksetCheckKind, metaclass=_TasksetCheckKindEnumTypeWrapper): ...
+
+TASKSET_CHECK_KIND_UNSPECIFIED: TasksetCheckKind.ValueType  # 0
+TASKSET_CHECK_KIND_LEAK_SCAN: TasksetCheckKind.ValueType  # 1
+"""Prompts, and what tools say to idle arguments, searched for the arguments that hold what the agent has to find. By the planner,
+after each registration.
+"""
+TASKSET_CHECK_KIND_ATTACK: TasksetCheckKind.ValueType  # 2
+"""the cheats of `upcycle check` played against the graders"""
+Global___TasksetCheckKind: _TypeAlias = TasksetCheckKind  # noqa: Y015
+
 class _RunState:
     ValueType = _typing.NewType("ValueType", _builtins.int)
     V: _TypeAlias = ValueType  # noqa: Y015
@@ -264,6 +289,7 @@ class TasksetSummary(_message.Message):
     SPLITS_FIELD_NUMBER: _builtins.int
     SOURCE_DIGEST_FIELD_NUMBER: _builtins.int
     REGISTERED_AT_FIELD_NUMBER: _builtins.int
+    CHECKS_FIELD_NUMBER: _builtins.int
     name: _builtins.str
     revision: _builtins.int
     digest: _builtins.str
@@ -281,6 +307,10 @@ class TasksetSummary(_message.Message):
 
     @_builtins.property
     def registered_at(self) -> _timestamp_pb2.Timestamp: ...
+    @_builtins.property
+    def checks(self) -> _containers.RepeatedCompositeFieldContainer[Global___TasksetCheck]:
+        """the newest first, those under way before them"""
+
     def __init__(
         self,
         *,
@@ -293,14 +323,79 @@ class TasksetSummary(_message.Message):
         splits: _abc.Mapping[_builtins.str, _builtins.int] | None = ...,
         source_digest: _builtins.str = ...,
         registered_at: _timestamp_pb2.Timestamp | None = ...,
+        checks: _abc.Iterable[Global___TasksetCheck] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["environment", b"environment", "registered_at", b"registered_at"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["digest", b"digest", "environment", b"environment", "name", b"name", "num_tasks", b"num_tasks", "registered_at", b"registered_at", "revision", b"revision", "source_digest", b"source_digest", "split", b"split", "splits", b"splits"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["checks", b"checks", "digest", b"digest", "environment", b"environment", "name", b"name", "num_tasks", b"num_tasks", "registered_at", b"registered_at", "revision", b"revision", "source_digest", b"source_digest", "split", b"split", "splits", b"splits"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___TasksetSummary: _TypeAlias = TasksetSummary  # noqa: Y015
+
+@_typing.final
+class TasksetCheck(_message.Message):
+    """What was found in a revision of a taskset, and in which source of its environment. One for each kind, model and source."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    KIND_FIELD_NUMBER: _builtins.int
+    MODEL_FAMILY_FIELD_NUMBER: _builtins.int
+    CHECKED_BY_FIELD_NUMBER: _builtins.int
+    CHECKED_AT_FIELD_NUMBER: _builtins.int
+    SOURCE_DIGEST_FIELD_NUMBER: _builtins.int
+    NUM_TASKS_FIELD_NUMBER: _builtins.int
+    NUM_LOOKED_FIELD_NUMBER: _builtins.int
+    NUM_PLAYS_FIELD_NUMBER: _builtins.int
+    NUM_FINDINGS_FIELD_NUMBER: _builtins.int
+    FINDINGS_FIELD_NUMBER: _builtins.int
+    STOPPED_FIELD_NUMBER: _builtins.int
+    kind: Global___TasksetCheckKind.ValueType
+    model_family: _builtins.str
+    """name of the model that the attack was run against; empty: cheats that are the same for every model"""
+    checked_by: _builtins.str
+    """whose key the call had; the planner's scan: scenario_runner"""
+    source_digest: _builtins.str
+    """of the environment's source that was looked at; empty: not known"""
+    num_tasks: _builtins.int
+    """that were to be looked at"""
+    num_looked: _builtins.int
+    """of them, those that were"""
+    num_plays: _builtins.int
+    """of an attack: gold answers and cheats"""
+    num_findings: _builtins.int
+    stopped: _builtins.str
+    """why some were not looked at; empty: all were"""
+    @_builtins.property
+    def checked_at(self) -> _timestamp_pb2.Timestamp:
+        """unset: under way"""
+
+    @_builtins.property
+    def findings(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """one sentence each, at most 20 of them; none in ListTasksets, and 200 in GetTaskset, those of the newest checks"""
+
+    def __init__(
+        self,
+        *,
+        kind: Global___TasksetCheckKind.ValueType = ...,
+        model_family: _builtins.str = ...,
+        checked_by: _builtins.str = ...,
+        checked_at: _timestamp_pb2.Timestamp | None = ...,
+        source_digest: _builtins.str = ...,
+        num_tasks: _builtins.int = ...,
+        num_looked: _builtins.int = ...,
+        num_plays: _builtins.int = ...,
+        num_findings: _builtins.int = ...,
+        findings: _abc.Iterable[_builtins.str] | None = ...,
+        stopped: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["checked_at", b"checked_at"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["checked_at", b"checked_at", "checked_by", b"checked_by", "findings", b"findings", "kind", b"kind", "model_family", b"model_family", "num_findings", b"num_findings", "num_looked", b"num_looked", "num_plays", b"num_plays", "num_tasks", b"num_tasks", "source_digest", b"source_digest", "stopped", b"stopped"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___TasksetCheck: _TypeAlias = TasksetCheck  # noqa: Y015
 
 @_typing.final
 class SamplingConfig(_message.Message):
@@ -454,6 +549,14 @@ class TrainingConfig(_message.Message):
     GUIDANCE_FIELD_NUMBER: _builtins.int
     GUIDANCE_MAX_SHARE_FIELD_NUMBER: _builtins.int
     SINGLE_SESSIONS_FIELD_NUMBER: _builtins.int
+    NEW_TASKS_FIELD_NUMBER: _builtins.int
+    NEW_TASKS_SHARE_FIELD_NUMBER: _builtins.int
+    NEW_TASKS_RETIRE_AFTER_FIELD_NUMBER: _builtins.int
+    SELF_PLAY_FIELD_NUMBER: _builtins.int
+    SELF_PLAY_ALPHA_FIELD_NUMBER: _builtins.int
+    CUT_OFF_EPISODES_FIELD_NUMBER: _builtins.int
+    LR_SUCCESS_DECAY_FIELD_NUMBER: _builtins.int
+    KL_SUCCESS_GROWTH_FIELD_NUMBER: _builtins.int
     steps: _builtins.int
     """optimizer steps, default 100; 0: until the run is stopped"""
     prompts_per_step: _builtins.int
@@ -543,6 +646,29 @@ class TrainingConfig(_message.Message):
     """Recorded sessions that form a group of one: "leave_out", or "batch": the baseline is the mean of the other groups of
     the step. Default "leave_out".
     """
+    new_tasks: _builtins.str
+    """New tasks: what the scenario's generator makes of a task whose group settled without spread. "failed": of tasks that all
+    failed, "solved": of tasks that all solved, "off": of none. Default "off".
+    """
+    new_tasks_share: _builtins.float
+    """of the run's groups, those on new tasks at most, default 0.25"""
+    new_tasks_retire_after: _builtins.int
+    """groups in a row without spread after which a new task is played no more, default 2"""
+    self_play: _builtins.str
+    """Self-play, "PROPOSER:SOLVER", two scenarios of one environment: answers to tasks of the first that have success become
+    tasks of the second. Each is played by one group; what proposed it is paid by the share of that group that solved it.
+    Default "".
+    """
+    self_play_alpha: _builtins.float
+    """a proposal of pass rate s is paid 1 - (1 + alpha) * s, of 0 and 1 -alpha, default 0.8"""
+    cut_off_episodes: _builtins.str
+    """Episodes that a limit of tokens or turns ended: "train", or "leave_out": their rewards count in their groups, their
+    tokens do not train. Default "train".
+    """
+    lr_success_decay: _builtins.float
+    """the learning rate is multiplied by 1 - this * the success of the run, default 0"""
+    kl_success_growth: _builtins.float
+    """kl_coefficient is multiplied by 1 + this * the success of the run, default 0"""
     @_builtins.property
     def loss_config(self) -> _containers.ScalarMap[_builtins.str, _builtins.float]:
         """e.g. clip_low 0.2, clip_high 0.28"""
@@ -595,10 +721,18 @@ class TrainingConfig(_message.Message):
         guidance: _builtins.str | None = ...,
         guidance_max_share: _builtins.float | None = ...,
         single_sessions: _builtins.str | None = ...,
+        new_tasks: _builtins.str | None = ...,
+        new_tasks_share: _builtins.float | None = ...,
+        new_tasks_retire_after: _builtins.int | None = ...,
+        self_play: _builtins.str | None = ...,
+        self_play_alpha: _builtins.float | None = ...,
+        cut_off_episodes: _builtins.str | None = ...,
+        lr_success_decay: _builtins.float | None = ...,
+        kl_success_growth: _builtins.float | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_adam_beta1", b"_adam_beta1", "_adam_beta2", b"_adam_beta2", "_advantage", b"_advantage", "_aggregation", b"_aggregation", "_checkpoint_every_steps", b"_checkpoint_every_steps", "_drift_groups", b"_drift_groups", "_epochs", b"_epochs", "_fade_at", b"_fade_at", "_fade_steps", b"_fade_steps", "_guidance", b"_guidance", "_guidance_max_share", b"_guidance_max_share", "_kl_estimator", b"_kl_estimator", "_kl_placement", b"_kl_placement", "_learning_rate", b"_learning_rate", "_lora_alpha", b"_lora_alpha", "_lora_rank", b"_lora_rank", "_lora_targets", b"_lora_targets", "_loss", b"_loss", "_lr_schedule", b"_lr_schedule", "_max_grad_norm", b"_max_grad_norm", "_max_infra_failures", b"_max_infra_failures", "_max_staleness", b"_max_staleness", "_min_lr_fraction", b"_min_lr_fraction", "_min_spread", b"_min_spread", "_no_step_groups", b"_no_step_groups", "_prompts_per_step", b"_prompts_per_step", "_reward_schedule", b"_reward_schedule", "_score_failures", b"_score_failures", "_seed", b"_seed", "_single_sessions", b"_single_sessions", "_solved_groups", b"_solved_groups", "_stale_after", b"_stale_after", "_steps", b"_steps", "_task_sampler", b"_task_sampler", "_turn_credit", b"_turn_credit", "_turn_discount", b"_turn_discount", "_turn_reward_weight", b"_turn_reward_weight", "_warmup_steps", b"_warmup_steps", "_weight_decay", b"_weight_decay", "adam_beta1", b"adam_beta1", "adam_beta2", b"adam_beta2", "advantage", b"advantage", "aggregation", b"aggregation", "checkpoint_every_steps", b"checkpoint_every_steps", "drift_groups", b"drift_groups", "epochs", b"epochs", "fade_at", b"fade_at", "fade_steps", b"fade_steps", "guidance", b"guidance", "guidance_max_share", b"guidance_max_share", "kl_estimator", b"kl_estimator", "kl_placement", b"kl_placement", "learning_rate", b"learning_rate", "lora_alpha", b"lora_alpha", "lora_rank", b"lora_rank", "lora_targets", b"lora_targets", "loss", b"loss", "lr_schedule", b"lr_schedule", "max_grad_norm", b"max_grad_norm", "max_infra_failures", b"max_infra_failures", "max_staleness", b"max_staleness", "min_lr_fraction", b"min_lr_fraction", "min_spread", b"min_spread", "no_step_groups", b"no_step_groups", "prompts_per_step", b"prompts_per_step", "reward_schedule", b"reward_schedule", "score_failures", b"score_failures", "seed", b"seed", "single_sessions", b"single_sessions", "solved_groups", b"solved_groups", "stale_after", b"stale_after", "steps", b"steps", "task_sampler", b"task_sampler", "turn_credit", b"turn_credit", "turn_discount", b"turn_discount", "turn_reward_weight", b"turn_reward_weight", "warmup_steps", b"warmup_steps", "weight_decay", b"weight_decay"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_adam_beta1", b"_adam_beta1", "_adam_beta2", b"_adam_beta2", "_advantage", b"_advantage", "_aggregation", b"_aggregation", "_checkpoint_every_steps", b"_checkpoint_every_steps", "_cut_off_episodes", b"_cut_off_episodes", "_drift_groups", b"_drift_groups", "_epochs", b"_epochs", "_fade_at", b"_fade_at", "_fade_steps", b"_fade_steps", "_guidance", b"_guidance", "_guidance_max_share", b"_guidance_max_share", "_kl_estimator", b"_kl_estimator", "_kl_placement", b"_kl_placement", "_kl_success_growth", b"_kl_success_growth", "_learning_rate", b"_learning_rate", "_lora_alpha", b"_lora_alpha", "_lora_rank", b"_lora_rank", "_lora_targets", b"_lora_targets", "_loss", b"_loss", "_lr_schedule", b"_lr_schedule", "_lr_success_decay", b"_lr_success_decay", "_max_grad_norm", b"_max_grad_norm", "_max_infra_failures", b"_max_infra_failures", "_max_staleness", b"_max_staleness", "_min_lr_fraction", b"_min_lr_fraction", "_min_spread", b"_min_spread", "_new_tasks", b"_new_tasks", "_new_tasks_retire_after", b"_new_tasks_retire_after", "_new_tasks_share", b"_new_tasks_share", "_no_step_groups", b"_no_step_groups", "_prompts_per_step", b"_prompts_per_step", "_reward_schedule", b"_reward_schedule", "_score_failures", b"_score_failures", "_seed", b"_seed", "_self_play", b"_self_play", "_self_play_alpha", b"_self_play_alpha", "_single_sessions", b"_single_sessions", "_solved_groups", b"_solved_groups", "_stale_after", b"_stale_after", "_steps", b"_steps", "_task_sampler", b"_task_sampler", "_turn_credit", b"_turn_credit", "_turn_discount", b"_turn_discount", "_turn_reward_weight", b"_turn_reward_weight", "_warmup_steps", b"_warmup_steps", "_weight_decay", b"_weight_decay", "adam_beta1", b"adam_beta1", "adam_beta2", b"adam_beta2", "advantage", b"advantage", "aggregation", b"aggregation", "checkpoint_every_steps", b"checkpoint_every_steps", "cut_off_episodes", b"cut_off_episodes", "drift_groups", b"drift_groups", "epochs", b"epochs", "fade_at", b"fade_at", "fade_steps", b"fade_steps", "guidance", b"guidance", "guidance_max_share", b"guidance_max_share", "kl_estimator", b"kl_estimator", "kl_placement", b"kl_placement", "kl_success_growth", b"kl_success_growth", "learning_rate", b"learning_rate", "lora_alpha", b"lora_alpha", "lora_rank", b"lora_rank", "lora_targets", b"lora_targets", "loss", b"loss", "lr_schedule", b"lr_schedule", "lr_success_decay", b"lr_success_decay", "max_grad_norm", b"max_grad_norm", "max_infra_failures", b"max_infra_failures", "max_staleness", b"max_staleness", "min_lr_fraction", b"min_lr_fraction", "min_spread", b"min_spread", "new_tasks", b"new_tasks", "new_tasks_retire_after", b"new_tasks_retire_after", "new_tasks_share", b"new_tasks_share", "no_step_groups", b"no_step_groups", "prompts_per_step", b"prompts_per_step", "reward_schedule", b"reward_schedule", "score_failures", b"score_failures", "seed", b"seed", "self_play", b"self_play", "self_play_alpha", b"self_play_alpha", "single_sessions", b"single_sessions", "solved_groups", b"solved_groups", "stale_after", b"stale_after", "steps", b"steps", "task_sampler", b"task_sampler", "turn_credit", b"turn_credit", "turn_discount", b"turn_discount", "turn_reward_weight", b"turn_reward_weight", "warmup_steps", b"warmup_steps", "weight_decay", b"weight_decay"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_adam_beta1", b"_adam_beta1", "_adam_beta2", b"_adam_beta2", "_advantage", b"_advantage", "_aggregation", b"_aggregation", "_checkpoint_every_steps", b"_checkpoint_every_steps", "_drift_groups", b"_drift_groups", "_epochs", b"_epochs", "_fade_at", b"_fade_at", "_fade_steps", b"_fade_steps", "_guidance", b"_guidance", "_guidance_max_share", b"_guidance_max_share", "_kl_estimator", b"_kl_estimator", "_kl_placement", b"_kl_placement", "_learning_rate", b"_learning_rate", "_lora_alpha", b"_lora_alpha", "_lora_rank", b"_lora_rank", "_lora_targets", b"_lora_targets", "_loss", b"_loss", "_lr_schedule", b"_lr_schedule", "_max_grad_norm", b"_max_grad_norm", "_max_infra_failures", b"_max_infra_failures", "_max_staleness", b"_max_staleness", "_min_lr_fraction", b"_min_lr_fraction", "_min_spread", b"_min_spread", "_no_step_groups", b"_no_step_groups", "_prompts_per_step", b"_prompts_per_step", "_reward_schedule", b"_reward_schedule", "_score_failures", b"_score_failures", "_seed", b"_seed", "_single_sessions", b"_single_sessions", "_solved_groups", b"_solved_groups", "_stale_after", b"_stale_after", "_steps", b"_steps", "_task_sampler", b"_task_sampler", "_turn_credit", b"_turn_credit", "_turn_discount", b"_turn_discount", "_turn_reward_weight", b"_turn_reward_weight", "_warmup_steps", b"_warmup_steps", "_weight_decay", b"_weight_decay", "adam_beta1", b"adam_beta1", "adam_beta2", b"adam_beta2", "advantage", b"advantage", "aggregation", b"aggregation", "checkpoint_every_steps", b"checkpoint_every_steps", "drift_groups", b"drift_groups", "epochs", b"epochs", "fade_at", b"fade_at", "fade_steps", b"fade_steps", "guidance", b"guidance", "guidance_max_share", b"guidance_max_share", "kl_estimator", b"kl_estimator", "kl_placement", b"kl_placement", "learning_rate", b"learning_rate", "lora_alpha", b"lora_alpha", "lora_rank", b"lora_rank", "lora_targets", b"lora_targets", "loss", b"loss", "loss_config", b"loss_config", "lr_schedule", b"lr_schedule", "max_grad_norm", b"max_grad_norm", "max_infra_failures", b"max_infra_failures", "max_staleness", b"max_staleness", "min_lr_fraction", b"min_lr_fraction", "min_spread", b"min_spread", "no_step_groups", b"no_step_groups", "process_rewards", b"process_rewards", "prompts_per_step", b"prompts_per_step", "reward_schedule", b"reward_schedule", "score_failures", b"score_failures", "seed", b"seed", "single_sessions", b"single_sessions", "solved_groups", b"solved_groups", "stale_after", b"stale_after", "steps", b"steps", "task_sampler", b"task_sampler", "turn_credit", b"turn_credit", "turn_discount", b"turn_discount", "turn_reward_weight", b"turn_reward_weight", "warmup_steps", b"warmup_steps", "weight_decay", b"weight_decay"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_adam_beta1", b"_adam_beta1", "_adam_beta2", b"_adam_beta2", "_advantage", b"_advantage", "_aggregation", b"_aggregation", "_checkpoint_every_steps", b"_checkpoint_every_steps", "_cut_off_episodes", b"_cut_off_episodes", "_drift_groups", b"_drift_groups", "_epochs", b"_epochs", "_fade_at", b"_fade_at", "_fade_steps", b"_fade_steps", "_guidance", b"_guidance", "_guidance_max_share", b"_guidance_max_share", "_kl_estimator", b"_kl_estimator", "_kl_placement", b"_kl_placement", "_kl_success_growth", b"_kl_success_growth", "_learning_rate", b"_learning_rate", "_lora_alpha", b"_lora_alpha", "_lora_rank", b"_lora_rank", "_lora_targets", b"_lora_targets", "_loss", b"_loss", "_lr_schedule", b"_lr_schedule", "_lr_success_decay", b"_lr_success_decay", "_max_grad_norm", b"_max_grad_norm", "_max_infra_failures", b"_max_infra_failures", "_max_staleness", b"_max_staleness", "_min_lr_fraction", b"_min_lr_fraction", "_min_spread", b"_min_spread", "_new_tasks", b"_new_tasks", "_new_tasks_retire_after", b"_new_tasks_retire_after", "_new_tasks_share", b"_new_tasks_share", "_no_step_groups", b"_no_step_groups", "_prompts_per_step", b"_prompts_per_step", "_reward_schedule", b"_reward_schedule", "_score_failures", b"_score_failures", "_seed", b"_seed", "_self_play", b"_self_play", "_self_play_alpha", b"_self_play_alpha", "_single_sessions", b"_single_sessions", "_solved_groups", b"_solved_groups", "_stale_after", b"_stale_after", "_steps", b"_steps", "_task_sampler", b"_task_sampler", "_turn_credit", b"_turn_credit", "_turn_discount", b"_turn_discount", "_turn_reward_weight", b"_turn_reward_weight", "_warmup_steps", b"_warmup_steps", "_weight_decay", b"_weight_decay", "adam_beta1", b"adam_beta1", "adam_beta2", b"adam_beta2", "advantage", b"advantage", "aggregation", b"aggregation", "checkpoint_every_steps", b"checkpoint_every_steps", "cut_off_episodes", b"cut_off_episodes", "drift_groups", b"drift_groups", "epochs", b"epochs", "fade_at", b"fade_at", "fade_steps", b"fade_steps", "guidance", b"guidance", "guidance_max_share", b"guidance_max_share", "kl_estimator", b"kl_estimator", "kl_placement", b"kl_placement", "kl_success_growth", b"kl_success_growth", "learning_rate", b"learning_rate", "lora_alpha", b"lora_alpha", "lora_rank", b"lora_rank", "lora_targets", b"lora_targets", "loss", b"loss", "loss_config", b"loss_config", "lr_schedule", b"lr_schedule", "lr_success_decay", b"lr_success_decay", "max_grad_norm", b"max_grad_norm", "max_infra_failures", b"max_infra_failures", "max_staleness", b"max_staleness", "min_lr_fraction", b"min_lr_fraction", "min_spread", b"min_spread", "new_tasks", b"new_tasks", "new_tasks_retire_after", b"new_tasks_retire_after", "new_tasks_share", b"new_tasks_share", "no_step_groups", b"no_step_groups", "process_rewards", b"process_rewards", "prompts_per_step", b"prompts_per_step", "reward_schedule", b"reward_schedule", "score_failures", b"score_failures", "seed", b"seed", "self_play", b"self_play", "self_play_alpha", b"self_play_alpha", "single_sessions", b"single_sessions", "solved_groups", b"solved_groups", "stale_after", b"stale_after", "steps", b"steps", "task_sampler", b"task_sampler", "turn_credit", b"turn_credit", "turn_discount", b"turn_discount", "turn_reward_weight", b"turn_reward_weight", "warmup_steps", b"warmup_steps", "weight_decay", b"weight_decay"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__adam_beta1: _TypeAlias = _typing.Literal["adam_beta1"]  # noqa: Y015
     _WhichOneofArgType__adam_beta1: _TypeAlias = _typing.Literal["_adam_beta1", b"_adam_beta1"]  # noqa: Y015
@@ -610,6 +744,8 @@ class TrainingConfig(_message.Message):
     _WhichOneofArgType__aggregation: _TypeAlias = _typing.Literal["_aggregation", b"_aggregation"]  # noqa: Y015
     _WhichOneofReturnType__checkpoint_every_steps: _TypeAlias = _typing.Literal["checkpoint_every_steps"]  # noqa: Y015
     _WhichOneofArgType__checkpoint_every_steps: _TypeAlias = _typing.Literal["_checkpoint_every_steps", b"_checkpoint_every_steps"]  # noqa: Y015
+    _WhichOneofReturnType__cut_off_episodes: _TypeAlias = _typing.Literal["cut_off_episodes"]  # noqa: Y015
+    _WhichOneofArgType__cut_off_episodes: _TypeAlias = _typing.Literal["_cut_off_episodes", b"_cut_off_episodes"]  # noqa: Y015
     _WhichOneofReturnType__drift_groups: _TypeAlias = _typing.Literal["drift_groups"]  # noqa: Y015
     _WhichOneofArgType__drift_groups: _TypeAlias = _typing.Literal["_drift_groups", b"_drift_groups"]  # noqa: Y015
     _WhichOneofReturnType__epochs: _TypeAlias = _typing.Literal["epochs"]  # noqa: Y015
@@ -626,6 +762,8 @@ class TrainingConfig(_message.Message):
     _WhichOneofArgType__kl_estimator: _TypeAlias = _typing.Literal["_kl_estimator", b"_kl_estimator"]  # noqa: Y015
     _WhichOneofReturnType__kl_placement: _TypeAlias = _typing.Literal["kl_placement"]  # noqa: Y015
     _WhichOneofArgType__kl_placement: _TypeAlias = _typing.Literal["_kl_placement", b"_kl_placement"]  # noqa: Y015
+    _WhichOneofReturnType__kl_success_growth: _TypeAlias = _typing.Literal["kl_success_growth"]  # noqa: Y015
+    _WhichOneofArgType__kl_success_growth: _TypeAlias = _typing.Literal["_kl_success_growth", b"_kl_success_growth"]  # noqa: Y015
     _WhichOneofReturnType__learning_rate: _TypeAlias = _typing.Literal["learning_rate"]  # noqa: Y015
     _WhichOneofArgType__learning_rate: _TypeAlias = _typing.Literal["_learning_rate", b"_learning_rate"]  # noqa: Y015
     _WhichOneofReturnType__lora_alpha: _TypeAlias = _typing.Literal["lora_alpha"]  # noqa: Y015
@@ -638,6 +776,8 @@ class TrainingConfig(_message.Message):
     _WhichOneofArgType__loss: _TypeAlias = _typing.Literal["_loss", b"_loss"]  # noqa: Y015
     _WhichOneofReturnType__lr_schedule: _TypeAlias = _typing.Literal["lr_schedule"]  # noqa: Y015
     _WhichOneofArgType__lr_schedule: _TypeAlias = _typing.Literal["_lr_schedule", b"_lr_schedule"]  # noqa: Y015
+    _WhichOneofReturnType__lr_success_decay: _TypeAlias = _typing.Literal["lr_success_decay"]  # noqa: Y015
+    _WhichOneofArgType__lr_success_decay: _TypeAlias = _typing.Literal["_lr_success_decay", b"_lr_success_decay"]  # noqa: Y015
     _WhichOneofReturnType__max_grad_norm: _TypeAlias = _typing.Literal["max_grad_norm"]  # noqa: Y015
     _WhichOneofArgType__max_grad_norm: _TypeAlias = _typing.Literal["_max_grad_norm", b"_max_grad_norm"]  # noqa: Y015
     _WhichOneofReturnType__max_infra_failures: _TypeAlias = _typing.Literal["max_infra_failures"]  # noqa: Y015
@@ -648,6 +788,12 @@ class TrainingConfig(_message.Message):
     _WhichOneofArgType__min_lr_fraction: _TypeAlias = _typing.Literal["_min_lr_fraction", b"_min_lr_fraction"]  # noqa: Y015
     _WhichOneofReturnType__min_spread: _TypeAlias = _typing.Literal["min_spread"]  # noqa: Y015
     _WhichOneofArgType__min_spread: _TypeAlias = _typing.Literal["_min_spread", b"_min_spread"]  # noqa: Y015
+    _WhichOneofReturnType__new_tasks: _TypeAlias = _typing.Literal["new_tasks"]  # noqa: Y015
+    _WhichOneofArgType__new_tasks: _TypeAlias = _typing.Literal["_new_tasks", b"_new_tasks"]  # noqa: Y015
+    _WhichOneofReturnType__new_tasks_retire_after: _TypeAlias = _typing.Literal["new_tasks_retire_after"]  # noqa: Y015
+    _WhichOneofArgType__new_tasks_retire_after: _TypeAlias = _typing.Literal["_new_tasks_retire_after", b"_new_tasks_retire_after"]  # noqa: Y015
+    _WhichOneofReturnType__new_tasks_share: _TypeAlias = _typing.Literal["new_tasks_share"]  # noqa: Y015
+    _WhichOneofArgType__new_tasks_share: _TypeAlias = _typing.Literal["_new_tasks_share", b"_new_tasks_share"]  # noqa: Y015
     _WhichOneofReturnType__no_step_groups: _TypeAlias = _typing.Literal["no_step_groups"]  # noqa: Y015
     _WhichOneofArgType__no_step_groups: _TypeAlias = _typing.Literal["_no_step_groups", b"_no_step_groups"]  # noqa: Y015
     _WhichOneofReturnType__prompts_per_step: _TypeAlias = _typing.Literal["prompts_per_step"]  # noqa: Y015
@@ -658,6 +804,10 @@ class TrainingConfig(_message.Message):
     _WhichOneofArgType__score_failures: _TypeAlias = _typing.Literal["_score_failures", b"_score_failures"]  # noqa: Y015
     _WhichOneofReturnType__seed: _TypeAlias = _typing.Literal["seed"]  # noqa: Y015
     _WhichOneofArgType__seed: _TypeAlias = _typing.Literal["_seed", b"_seed"]  # noqa: Y015
+    _WhichOneofReturnType__self_play: _TypeAlias = _typing.Literal["self_play"]  # noqa: Y015
+    _WhichOneofArgType__self_play: _TypeAlias = _typing.Literal["_self_play", b"_self_play"]  # noqa: Y015
+    _WhichOneofReturnType__self_play_alpha: _TypeAlias = _typing.Literal["self_play_alpha"]  # noqa: Y015
+    _WhichOneofArgType__self_play_alpha: _TypeAlias = _typing.Literal["_self_play_alpha", b"_self_play_alpha"]  # noqa: Y015
     _WhichOneofReturnType__single_sessions: _TypeAlias = _typing.Literal["single_sessions"]  # noqa: Y015
     _WhichOneofArgType__single_sessions: _TypeAlias = _typing.Literal["_single_sessions", b"_single_sessions"]  # noqa: Y015
     _WhichOneofReturnType__solved_groups: _TypeAlias = _typing.Literal["solved_groups"]  # noqa: Y015
@@ -689,6 +839,8 @@ class TrainingConfig(_message.Message):
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__checkpoint_every_steps) -> _WhichOneofReturnType__checkpoint_every_steps | None: ...
     @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__cut_off_episodes) -> _WhichOneofReturnType__cut_off_episodes | None: ...
+    @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__drift_groups) -> _WhichOneofReturnType__drift_groups | None: ...
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__epochs) -> _WhichOneofReturnType__epochs | None: ...
@@ -705,6 +857,8 @@ class TrainingConfig(_message.Message):
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__kl_placement) -> _WhichOneofReturnType__kl_placement | None: ...
     @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__kl_success_growth) -> _WhichOneofReturnType__kl_success_growth | None: ...
+    @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__learning_rate) -> _WhichOneofReturnType__learning_rate | None: ...
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__lora_alpha) -> _WhichOneofReturnType__lora_alpha | None: ...
@@ -717,6 +871,8 @@ class TrainingConfig(_message.Message):
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__lr_schedule) -> _WhichOneofReturnType__lr_schedule | None: ...
     @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__lr_success_decay) -> _WhichOneofReturnType__lr_success_decay | None: ...
+    @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__max_grad_norm) -> _WhichOneofReturnType__max_grad_norm | None: ...
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__max_infra_failures) -> _WhichOneofReturnType__max_infra_failures | None: ...
@@ -727,6 +883,12 @@ class TrainingConfig(_message.Message):
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__min_spread) -> _WhichOneofReturnType__min_spread | None: ...
     @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__new_tasks) -> _WhichOneofReturnType__new_tasks | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__new_tasks_retire_after) -> _WhichOneofReturnType__new_tasks_retire_after | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__new_tasks_share) -> _WhichOneofReturnType__new_tasks_share | None: ...
+    @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__no_step_groups) -> _WhichOneofReturnType__no_step_groups | None: ...
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__prompts_per_step) -> _WhichOneofReturnType__prompts_per_step | None: ...
@@ -736,6 +898,10 @@ class TrainingConfig(_message.Message):
     def WhichOneof(self, oneof_group: _WhichOneofArgType__score_failures) -> _WhichOneofReturnType__score_failures | None: ...
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__seed) -> _WhichOneofReturnType__seed | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__self_play) -> _WhichOneofReturnType__self_play | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__self_play_alpha) -> _WhichOneofReturnType__self_play_alpha | None: ...
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__single_sessions) -> _WhichOneofReturnType__single_sessions | None: ...
     @_typing.overload
@@ -772,6 +938,7 @@ class GateConfig(_message.Message):
     MIN_GAIN_FIELD_NUMBER: _builtins.int
     CRITICAL_FIELD_NUMBER: _builtins.int
     REQUIRE_REVIEW_FIELD_NUMBER: _builtins.int
+    BY_SHADOW_FIELD_NUMBER: _builtins.int
     taskset: _builtins.str
     """name of a held-out taskset"""
     attempts: _builtins.int
@@ -784,6 +951,8 @@ class GateConfig(_message.Message):
     """pooled lower bound must exceed it, default 0"""
     require_review: _builtins.int
     """so many of the run's highest-rewarded trajectories a person must have confirmed before a promotion, default 0"""
+    by_shadow: _builtins.bool
+    """an attempt is a success where its shadow graders say so, whatever the reward's grader says, default false"""
     @_builtins.property
     def critical(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """FAMILY, FAMILY:MARGIN or FAMILY:MARGIN:ATTEMPTS: must be proven to keep its margin"""
@@ -798,13 +967,16 @@ class GateConfig(_message.Message):
         min_gain: _builtins.float | None = ...,
         critical: _abc.Iterable[_builtins.str] | None = ...,
         require_review: _builtins.int | None = ...,
+        by_shadow: _builtins.bool | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_attempts", b"_attempts", "_confidence", b"_confidence", "_min_gain", b"_min_gain", "_regression_margin", b"_regression_margin", "_require_review", b"_require_review", "attempts", b"attempts", "confidence", b"confidence", "min_gain", b"min_gain", "regression_margin", b"regression_margin", "require_review", b"require_review"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_attempts", b"_attempts", "_by_shadow", b"_by_shadow", "_confidence", b"_confidence", "_min_gain", b"_min_gain", "_regression_margin", b"_regression_margin", "_require_review", b"_require_review", "attempts", b"attempts", "by_shadow", b"by_shadow", "confidence", b"confidence", "min_gain", b"min_gain", "regression_margin", b"regression_margin", "require_review", b"require_review"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_attempts", b"_attempts", "_confidence", b"_confidence", "_min_gain", b"_min_gain", "_regression_margin", b"_regression_margin", "_require_review", b"_require_review", "attempts", b"attempts", "confidence", b"confidence", "critical", b"critical", "min_gain", b"min_gain", "regression_margin", b"regression_margin", "require_review", b"require_review", "taskset", b"taskset"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_attempts", b"_attempts", "_by_shadow", b"_by_shadow", "_confidence", b"_confidence", "_min_gain", b"_min_gain", "_regression_margin", b"_regression_margin", "_require_review", b"_require_review", "attempts", b"attempts", "by_shadow", b"by_shadow", "confidence", b"confidence", "critical", b"critical", "min_gain", b"min_gain", "regression_margin", b"regression_margin", "require_review", b"require_review", "taskset", b"taskset"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__attempts: _TypeAlias = _typing.Literal["attempts"]  # noqa: Y015
     _WhichOneofArgType__attempts: _TypeAlias = _typing.Literal["_attempts", b"_attempts"]  # noqa: Y015
+    _WhichOneofReturnType__by_shadow: _TypeAlias = _typing.Literal["by_shadow"]  # noqa: Y015
+    _WhichOneofArgType__by_shadow: _TypeAlias = _typing.Literal["_by_shadow", b"_by_shadow"]  # noqa: Y015
     _WhichOneofReturnType__confidence: _TypeAlias = _typing.Literal["confidence"]  # noqa: Y015
     _WhichOneofArgType__confidence: _TypeAlias = _typing.Literal["_confidence", b"_confidence"]  # noqa: Y015
     _WhichOneofReturnType__min_gain: _TypeAlias = _typing.Literal["min_gain"]  # noqa: Y015
@@ -815,6 +987,8 @@ class GateConfig(_message.Message):
     _WhichOneofArgType__require_review: _TypeAlias = _typing.Literal["_require_review", b"_require_review"]  # noqa: Y015
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__attempts) -> _WhichOneofReturnType__attempts | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__by_shadow) -> _WhichOneofReturnType__by_shadow | None: ...
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__confidence) -> _WhichOneofReturnType__confidence | None: ...
     @_typing.overload
@@ -852,7 +1026,7 @@ class RunSpec(_message.Message):
     SESSIONS_FIELD_NUMBER: _builtins.int
     SESSIONS_IDLE_S_FIELD_NUMBER: _builtins.int
     taskset: _builtins.str
-    """name of a registered taskset"""
+    """name of a registered taskset; empty: a training run of recorded sessions alone (sessions, no_sampling)"""
     purpose: _common_pb2.Purpose.ValueType
     group_size: _builtins.int
     """rollouts per task (attempts of an evaluation)"""
@@ -876,7 +1050,7 @@ class RunSpec(_message.Message):
     """purpose TRAIN only: two_drops ends the run after two sure drops in a row of a tracked set"""
     sessions: _builtins.str
     """Purpose TRAIN only: graded recorded sessions of the model that are its first batches, `all` or key=KEY,group=NAME,since=7d,
-    before=2026-11-01, each part optional. Sessions of equal group and equal first prompt are a group.
+    label=NAME:VALUE,before=2026-11-01, each part optional, label repeated: all must hold. Sessions of equal group and equal first prompt are a group.
     """
     sessions_idle_s: _builtins.int
     """With `sessions`: sessions that are graded later are taken too, until none that may train came for so many seconds. 0: those
@@ -1074,6 +1248,7 @@ class Run(_message.Message):
     MIX_FIELD_NUMBER: _builtins.int
     GROUPS_FIELD_NUMBER: _builtins.int
     GUIDED_GROUPS_FIELD_NUMBER: _builtins.int
+    NEW_TASKS_FIELD_NUMBER: _builtins.int
     run_id: _builtins.str
     state: Global___RunState.ValueType
     taskset_digest: _builtins.str
@@ -1137,6 +1312,10 @@ class Run(_message.Message):
     def mix(self) -> _containers.RepeatedCompositeFieldContainer[Global___MixedTaskset]:
         """runs on several tasksets (spec.mix): each of them, the run's own one first"""
 
+    @_builtins.property
+    def new_tasks(self) -> Global___NewTasks:
+        """runs with spec.training.new_tasks: what their environments' generators made"""
+
     def __init__(
         self,
         *,
@@ -1165,14 +1344,151 @@ class Run(_message.Message):
         mix: _abc.Iterable[Global___MixedTaskset] | None = ...,
         groups: _builtins.int = ...,
         guided_groups: _builtins.int = ...,
+        new_tasks: Global___NewTasks | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["counts", b"counts", "finished_at", b"finished_at", "removed_at", b"removed_at", "spec", b"spec", "submitted_at", b"submitted_at", "usage", b"usage"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["counts", b"counts", "finished_at", b"finished_at", "new_tasks", b"new_tasks", "removed_at", b"removed_at", "spec", b"spec", "submitted_at", b"submitted_at", "usage", b"usage"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["counts", b"counts", "ended_by_drops", b"ended_by_drops", "failure", b"failure", "finished_at", b"finished_at", "groups", b"groups", "guided_groups", b"guided_groups", "mix", b"mix", "notice", b"notice", "policy_version", b"policy_version", "removed_at", b"removed_at", "reward_mean", b"reward_mean", "run_id", b"run_id", "source_digest", b"source_digest", "sources", b"sources", "spec", b"spec", "state", b"state", "step", b"step", "submitted_at", b"submitted_at", "success_rate", b"success_rate", "taskset_digest", b"taskset_digest", "taskset_revision", b"taskset_revision", "trace_id", b"trace_id", "tracked", b"tracked", "tracking_alarms", b"tracking_alarms", "usage", b"usage"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["counts", b"counts", "ended_by_drops", b"ended_by_drops", "failure", b"failure", "finished_at", b"finished_at", "groups", b"groups", "guided_groups", b"guided_groups", "mix", b"mix", "new_tasks", b"new_tasks", "notice", b"notice", "policy_version", b"policy_version", "removed_at", b"removed_at", "reward_mean", b"reward_mean", "run_id", b"run_id", "source_digest", b"source_digest", "sources", b"sources", "spec", b"spec", "state", b"state", "step", b"step", "submitted_at", b"submitted_at", "success_rate", b"success_rate", "taskset_digest", b"taskset_digest", "taskset_revision", b"taskset_revision", "trace_id", b"trace_id", "tracked", b"tracked", "tracking_alarms", b"tracking_alarms", "usage", b"usage"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___Run: _TypeAlias = Run  # noqa: Y015
+
+@_typing.final
+class NewTasks(_message.Message):
+    """The tasks that a training run had made while it ran. They are training data of this run, and of no taskset."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    ORDERED_FIELD_NUMBER: _builtins.int
+    PLAYING_FIELD_NUMBER: _builtins.int
+    RETIRED_FIELD_NUMBER: _builtins.int
+    DUPLICATE_FIELD_NUMBER: _builtins.int
+    HELD_OUT_FIELD_NUMBER: _builtins.int
+    FAILED_FIELD_NUMBER: _builtins.int
+    GROUPS_FIELD_NUMBER: _builtins.int
+    TRAINED_FIELD_NUMBER: _builtins.int
+    LEFT_OUT_FIELD_NUMBER: _builtins.int
+    EPISODES_FIELD_NUMBER: _builtins.int
+    SUCCESS_RATE_FIELD_NUMBER: _builtins.int
+    LAST_FAILURE_FIELD_NUMBER: _builtins.int
+    NEWEST_FIELD_NUMBER: _builtins.int
+    ordered: _builtins.int
+    """of generators, all told"""
+    playing: _builtins.int
+    """of them, those that groups are drawn of"""
+    retired: _builtins.int
+    """played no more: too many groups in a row without spread"""
+    duplicate: _builtins.int
+    """not played: the run has the task already"""
+    held_out: _builtins.int
+    """not played: the task is held out, or for audits"""
+    failed: _builtins.int
+    """none came: the generator raised, took too long, or made arguments that do not fit"""
+    groups: _builtins.int
+    """of the run, those on new tasks"""
+    trained: _builtins.int
+    """of them, those that trained"""
+    left_out: _builtins.int
+    """of them, those that ended without training"""
+    episodes: _builtins.int
+    """graded on new tasks, which the run's own reward_mean and success_rate leave out"""
+    success_rate: _builtins.float
+    """over these episodes"""
+    last_failure: _builtins.str
+    """what the newest one says of which none came"""
+    @_builtins.property
+    def newest(self) -> _containers.RepeatedCompositeFieldContainer[Global___NewTask]:
+        """the last 10 that were ordered, newest first"""
+
+    def __init__(
+        self,
+        *,
+        ordered: _builtins.int = ...,
+        playing: _builtins.int = ...,
+        retired: _builtins.int = ...,
+        duplicate: _builtins.int = ...,
+        held_out: _builtins.int = ...,
+        failed: _builtins.int = ...,
+        groups: _builtins.int = ...,
+        trained: _builtins.int = ...,
+        left_out: _builtins.int = ...,
+        episodes: _builtins.int = ...,
+        success_rate: _builtins.float = ...,
+        last_failure: _builtins.str = ...,
+        newest: _abc.Iterable[Global___NewTask] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["duplicate", b"duplicate", "episodes", b"episodes", "failed", b"failed", "groups", b"groups", "held_out", b"held_out", "last_failure", b"last_failure", "left_out", b"left_out", "newest", b"newest", "ordered", b"ordered", "playing", b"playing", "retired", b"retired", "success_rate", b"success_rate", "trained", b"trained"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___NewTasks: _TypeAlias = NewTasks  # noqa: Y015
+
+@_typing.final
+class NewTask(_message.Message):
+    """One new task, and the task that it was made of."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    SLUG_FIELD_NUMBER: _builtins.int
+    DIGEST_FIELD_NUMBER: _builtins.int
+    SCENARIO_FIELD_NUMBER: _builtins.int
+    ARGS_JSON_FIELD_NUMBER: _builtins.int
+    TASKSET_FIELD_NUMBER: _builtins.int
+    PARENT_SLUG_FIELD_NUMBER: _builtins.int
+    PARENT_DIGEST_FIELD_NUMBER: _builtins.int
+    SEED_FIELD_NUMBER: _builtins.int
+    STATE_FIELD_NUMBER: _builtins.int
+    DETAIL_FIELD_NUMBER: _builtins.int
+    GROUPS_FIELD_NUMBER: _builtins.int
+    TRAINED_FIELD_NUMBER: _builtins.int
+    PROPOSED_BY_FIELD_NUMBER: _builtins.int
+    slug: _builtins.str
+    """empty while it is being made, and where none came"""
+    digest: _builtins.str
+    scenario: _builtins.str
+    args_json: _builtins.str
+    """empty where it has more than 1,000 characters"""
+    taskset: _builtins.str
+    """whose task it descends from: `name`, or `name@2`"""
+    parent_slug: _builtins.str
+    parent_digest: _builtins.str
+    seed: _builtins.int
+    """that the generator was given"""
+    state: _builtins.str
+    """wanted, playing, retired, duplicate, held_out, failed"""
+    detail: _builtins.str
+    """why it is not played"""
+    groups: _builtins.int
+    trained: _builtins.int
+    proposed_by: _builtins.str
+    """the episode whose answer it is, in a run that plays against itself; empty: a generator made it"""
+    def __init__(
+        self,
+        *,
+        slug: _builtins.str = ...,
+        digest: _builtins.str = ...,
+        scenario: _builtins.str = ...,
+        args_json: _builtins.str = ...,
+        taskset: _builtins.str = ...,
+        parent_slug: _builtins.str = ...,
+        parent_digest: _builtins.str = ...,
+        seed: _builtins.int = ...,
+        state: _builtins.str = ...,
+        detail: _builtins.str = ...,
+        groups: _builtins.int = ...,
+        trained: _builtins.int = ...,
+        proposed_by: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["args_json", b"args_json", "detail", b"detail", "digest", b"digest", "groups", b"groups", "parent_digest", b"parent_digest", "parent_slug", b"parent_slug", "proposed_by", b"proposed_by", "scenario", b"scenario", "seed", b"seed", "slug", b"slug", "state", b"state", "taskset", b"taskset", "trained", b"trained"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___NewTask: _TypeAlias = NewTask  # noqa: Y015
 
 @_typing.final
 class MixedTaskset(_message.Message):
@@ -1191,6 +1507,7 @@ class MixedTaskset(_message.Message):
     REWARD_MEAN_FIELD_NUMBER: _builtins.int
     SUCCESS_RATE_FIELD_NUMBER: _builtins.int
     GUIDED_GROUPS_FIELD_NUMBER: _builtins.int
+    NEW_TASK_GROUPS_FIELD_NUMBER: _builtins.int
     taskset: _builtins.str
     """the revision that new groups are drawn from: `name`, or `name@2`"""
     share: _builtins.float
@@ -1213,6 +1530,8 @@ class MixedTaskset(_message.Message):
     """over these episodes"""
     guided_groups: _builtins.int
     """of the groups, those with guidance in their prompt"""
+    new_task_groups: _builtins.int
+    """of the groups, those on new tasks that descend from its tasks"""
     def __init__(
         self,
         *,
@@ -1227,10 +1546,11 @@ class MixedTaskset(_message.Message):
         reward_mean: _builtins.float = ...,
         success_rate: _builtins.float = ...,
         guided_groups: _builtins.int = ...,
+        new_task_groups: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["episodes", b"episodes", "groups", b"groups", "guided_groups", b"guided_groups", "left_out", b"left_out", "left_out_in_a_row", b"left_out_in_a_row", "reward_mean", b"reward_mean", "share", b"share", "source_digest", b"source_digest", "success_rate", b"success_rate", "taskset", b"taskset", "trained", b"trained"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["episodes", b"episodes", "groups", b"groups", "guided_groups", b"guided_groups", "left_out", b"left_out", "left_out_in_a_row", b"left_out_in_a_row", "new_task_groups", b"new_task_groups", "reward_mean", b"reward_mean", "share", b"share", "source_digest", b"source_digest", "success_rate", b"success_rate", "taskset", b"taskset", "trained", b"trained"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1408,6 +1728,7 @@ class EpisodeResult(_message.Message):
     FAILURE_DETAIL_FIELD_NUMBER: _builtins.int
     GUIDED_AFTER_FIELD_NUMBER: _builtins.int
     TASKSET_FIELD_NUMBER: _builtins.int
+    SHADOW_FIELD_NUMBER: _builtins.int
     episode_id: _builtins.str
     task_slug: _builtins.str
     family: _builtins.str
@@ -1427,6 +1748,8 @@ class EpisodeResult(_message.Message):
     """the failed episode after which it was guided; empty: not guided"""
     taskset: _builtins.str
     """that its task is of, with the revision: `name`, or `name@2`"""
+    shadow: _builtins.bool
+    """whether all shadow graders, of weight 0, confirm success; absent: it has none, or was not graded"""
     @_builtins.property
     def sampled_by(self) -> _common_pb2.VersionSpan: ...
     @_builtins.property
@@ -1451,12 +1774,15 @@ class EpisodeResult(_message.Message):
         failure_detail: _builtins.str = ...,
         guided_after: _builtins.str = ...,
         taskset: _builtins.str = ...,
+        shadow: _builtins.bool | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["sampled_by", b"sampled_by", "usage", b"usage"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_shadow", b"_shadow", "sampled_by", b"sampled_by", "shadow", b"shadow", "usage", b"usage"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["episode_id", b"episode_id", "failure_detail", b"failure_detail", "failure_kind", b"failure_kind", "family", b"family", "guided_after", b"guided_after", "member", b"member", "num_turns", b"num_turns", "reward", b"reward", "sampled_by", b"sampled_by", "status", b"status", "success", b"success", "task_slug", b"task_slug", "taskset", b"taskset", "trajectory_id", b"trajectory_id", "usage", b"usage"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_shadow", b"_shadow", "episode_id", b"episode_id", "failure_detail", b"failure_detail", "failure_kind", b"failure_kind", "family", b"family", "guided_after", b"guided_after", "member", b"member", "num_turns", b"num_turns", "reward", b"reward", "sampled_by", b"sampled_by", "shadow", b"shadow", "status", b"status", "success", b"success", "task_slug", b"task_slug", "taskset", b"taskset", "trajectory_id", b"trajectory_id", "usage", b"usage"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
+    _WhichOneofReturnType__shadow: _TypeAlias = _typing.Literal["shadow"]  # noqa: Y015
+    _WhichOneofArgType__shadow: _TypeAlias = _typing.Literal["_shadow", b"_shadow"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__shadow) -> _WhichOneofReturnType__shadow | None: ...
 
 Global___EpisodeResult: _TypeAlias = EpisodeResult  # noqa: Y015
 

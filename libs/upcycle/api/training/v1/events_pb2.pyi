@@ -35,6 +35,7 @@ class PolicyPublished(_message.Message):
     STEP_FIELD_NUMBER: _builtins.int
     TARGET_STEPS_FIELD_NUMBER: _builtins.int
     PUBLISHED_AT_FIELD_NUMBER: _builtins.int
+    TRAINING_STATE_FIELD_NUMBER: _builtins.int
     model: _builtins.str
     version: _builtins.int
     digest: _builtins.str
@@ -45,6 +46,10 @@ class PolicyPublished(_message.Message):
     def manifest(self) -> _common_pb2.BlobRef: ...
     @_builtins.property
     def published_at(self) -> _timestamp_pb2.Timestamp: ...
+    @_builtins.property
+    def training_state(self) -> _common_pb2.BlobRef:
+        """marker of the durable state; unset: none was saved with the version"""
+
     def __init__(
         self,
         *,
@@ -56,10 +61,11 @@ class PolicyPublished(_message.Message):
         step: _builtins.int = ...,
         target_steps: _builtins.int = ...,
         published_at: _timestamp_pb2.Timestamp | None = ...,
+        training_state: _common_pb2.BlobRef | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["manifest", b"manifest", "published_at", b"published_at"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["manifest", b"manifest", "published_at", b"published_at", "training_state", b"training_state"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["digest", b"digest", "manifest", b"manifest", "model", b"model", "published_at", b"published_at", "run_id", b"run_id", "step", b"step", "target_steps", b"target_steps", "version", b"version"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["digest", b"digest", "manifest", b"manifest", "model", b"model", "published_at", b"published_at", "run_id", b"run_id", "step", b"step", "target_steps", b"target_steps", "training_state", b"training_state", "version", b"version"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -39,6 +39,7 @@ class TrajectoryRecorded(_message.Message):
     ENGINE_ID_FIELD_NUMBER: _builtins.int
     USAGE_FIELD_NUMBER: _builtins.int
     FAILURE_FIELD_NUMBER: _builtins.int
+    GUIDANCE_KINDS_FIELD_NUMBER: _builtins.int
     stop_reason: _trajectory_pb2.StopReason.ValueType
     num_turns: _builtins.int
     num_sampled_tokens: _builtins.int
@@ -64,6 +65,10 @@ class TrajectoryRecorded(_message.Message):
     def failure(self) -> _trajectory_pb2.PolicyFailure:
         """the policy ended the episode by it: reward 0, nothing to grade"""
 
+    @_builtins.property
+    def guidance_kinds(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """of a guided episode: which parts its guidance has"""
+
     def __init__(
         self,
         *,
@@ -79,10 +84,11 @@ class TrajectoryRecorded(_message.Message):
         engine_id: _builtins.str = ...,
         usage: _common_pb2.Usage | None = ...,
         failure: _trajectory_pb2.PolicyFailure | None = ...,
+        guidance_kinds: _abc.Iterable[_builtins.str] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["body", b"body", "episode", b"episode", "failure", b"failure", "recorded_at", b"recorded_at", "sampled_by", b"sampled_by", "usage", b"usage"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["body", b"body", "engine_id", b"engine_id", "environment_address", b"environment_address", "episode", b"episode", "failure", b"failure", "lease_id", b"lease_id", "num_sampled_tokens", b"num_sampled_tokens", "num_turns", b"num_turns", "recorded_at", b"recorded_at", "sampled_by", b"sampled_by", "stop_reason", b"stop_reason", "usage", b"usage"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["body", b"body", "engine_id", b"engine_id", "environment_address", b"environment_address", "episode", b"episode", "failure", b"failure", "guidance_kinds", b"guidance_kinds", "lease_id", b"lease_id", "num_sampled_tokens", b"num_sampled_tokens", "num_turns", b"num_turns", "recorded_at", b"recorded_at", "sampled_by", b"sampled_by", "stop_reason", b"stop_reason", "usage", b"usage"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -107,6 +113,7 @@ class TrajectoryGraded(_message.Message):
     USAGE_FIELD_NUMBER: _builtins.int
     FAILURE_FIELD_NUMBER: _builtins.int
     TURN_REWARDS_FIELD_NUMBER: _builtins.int
+    GUIDANCE_KINDS_FIELD_NUMBER: _builtins.int
     stop_reason: _trajectory_pb2.StopReason.ValueType
     reward: _builtins.float
     """finite"""
@@ -137,6 +144,10 @@ class TrajectoryGraded(_message.Message):
         announced the grade again. The reward is not their sum.
         """
 
+    @_builtins.property
+    def guidance_kinds(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """as trajectory.recorded has them"""
+
     def __init__(
         self,
         *,
@@ -153,10 +164,11 @@ class TrajectoryGraded(_message.Message):
         usage: _common_pb2.Usage | None = ...,
         failure: _trajectory_pb2.PolicyFailure | None = ...,
         turn_rewards: _abc.Iterable[_builtins.float] | None = ...,
+        guidance_kinds: _abc.Iterable[_builtins.str] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["body", b"body", "episode", b"episode", "failure", b"failure", "graded_at", b"graded_at", "sampled_by", b"sampled_by", "usage", b"usage"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["body", b"body", "episode", b"episode", "failure", b"failure", "graded_at", b"graded_at", "num_sampled_tokens", b"num_sampled_tokens", "num_turns", b"num_turns", "reward", b"reward", "sampled_by", b"sampled_by", "stop_reason", b"stop_reason", "subscores", b"subscores", "success", b"success", "turn_rewards", b"turn_rewards", "usage", b"usage"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["body", b"body", "episode", b"episode", "failure", b"failure", "graded_at", b"graded_at", "guidance_kinds", b"guidance_kinds", "num_sampled_tokens", b"num_sampled_tokens", "num_turns", b"num_turns", "reward", b"reward", "sampled_by", b"sampled_by", "stop_reason", b"stop_reason", "subscores", b"subscores", "success", b"success", "turn_rewards", b"turn_rewards", "usage", b"usage"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

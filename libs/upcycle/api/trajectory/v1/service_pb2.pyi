@@ -30,7 +30,7 @@ class _ExportFormatEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_ExportFo
     DESCRIPTOR: _descriptor.EnumDescriptor
     EXPORT_FORMAT_UNSPECIFIED: _ExportFormat.ValueType  # 0
     EXPORT_FORMAT_TRIPLES: _ExportFormat.ValueType  # 1
-    """{"prompt", "completion", "reward", "task"} per line; task: the digest"""
+    """{"prompt", "completion", "reward", "task"} per line; task: the digest; guided ones: guided_after; sessions: labels"""
     EXPORT_FORMAT_RECORDS: _ExportFormat.ValueType  # 2
     """the whole record per line"""
 
@@ -38,7 +38,7 @@ class ExportFormat(_ExportFormat, metaclass=_ExportFormatEnumTypeWrapper): ...
 
 EXPORT_FORMAT_UNSPECIFIED: ExportFormat.ValueType  # 0
 EXPORT_FORMAT_TRIPLES: ExportFormat.ValueType  # 1
-"""{"prompt", "completion", "reward", "task"} per line; task: the digest"""
+"""{"prompt", "completion", "reward", "task"} per line; task: the digest; guided ones: guided_after; sessions: labels"""
 EXPORT_FORMAT_RECORDS: ExportFormat.ValueType  # 2
 """the whole record per line"""
 Global___ExportFormat: _TypeAlias = ExportFormat  # noqa: Y015
@@ -52,7 +52,7 @@ class _ReviewVerdictEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_ReviewV
     REVIEW_VERDICT_UNSPECIFIED: _ReviewVerdict.ValueType  # 0
     REVIEW_VERDICT_SOLVED: _ReviewVerdict.ValueType  # 1
     REVIEW_VERDICT_HACKED: _ReviewVerdict.ValueType  # 2
-    """the trajectory, and those of its run with its signature, are quarantined"""
+    """The trajectory, and those of its run with its signature, are quarantined, also those that come later."""
     REVIEW_VERDICT_UNCLEAR: _ReviewVerdict.ValueType  # 3
 
 class ReviewVerdict(_ReviewVerdict, metaclass=_ReviewVerdictEnumTypeWrapper): ...
@@ -60,7 +60,7 @@ class ReviewVerdict(_ReviewVerdict, metaclass=_ReviewVerdictEnumTypeWrapper): ..
 REVIEW_VERDICT_UNSPECIFIED: ReviewVerdict.ValueType  # 0
 REVIEW_VERDICT_SOLVED: ReviewVerdict.ValueType  # 1
 REVIEW_VERDICT_HACKED: ReviewVerdict.ValueType  # 2
-"""the trajectory, and those of its run with its signature, are quarantined"""
+"""The trajectory, and those of its run with its signature, are quarantined, also those that come later."""
 REVIEW_VERDICT_UNCLEAR: ReviewVerdict.ValueType  # 3
 Global___ReviewVerdict: _TypeAlias = ReviewVerdict  # noqa: Y015
 
@@ -208,6 +208,7 @@ class TrajectoryFilter(_message.Message):
     SESSION_GROUP_FIELD_NUMBER: _builtins.int
     GRADED_SINCE_FIELD_NUMBER: _builtins.int
     GRADED_BEFORE_FIELD_NUMBER: _builtins.int
+    LABELS_FIELD_NUMBER: _builtins.int
     run_id: _builtins.str
     model: _builtins.str
     group_id: _builtins.str
@@ -233,6 +234,10 @@ class TrajectoryFilter(_message.Message):
 
     @_builtins.property
     def graded_before(self) -> _timestamp_pb2.Timestamp: ...
+    @_builtins.property
+    def labels(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """recorded sessions that have all of these, each name:value"""
+
     def __init__(
         self,
         *,
@@ -252,10 +257,11 @@ class TrajectoryFilter(_message.Message):
         session_group: _builtins.str = ...,
         graded_since: _timestamp_pb2.Timestamp | None = ...,
         graded_before: _timestamp_pb2.Timestamp | None = ...,
+        labels: _abc.Iterable[_builtins.str] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_max_reward", b"_max_reward", "_min_reward", b"_min_reward", "_success", b"_success", "_version", b"_version", "graded_before", b"graded_before", "graded_since", b"graded_since", "max_reward", b"max_reward", "min_reward", b"min_reward", "success", b"success", "version", b"version"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_max_reward", b"_max_reward", "_min_reward", b"_min_reward", "_success", b"_success", "_version", b"_version", "failure_kind", b"failure_kind", "family", b"family", "graded_before", b"graded_before", "graded_since", b"graded_since", "group_id", b"group_id", "max_reward", b"max_reward", "min_reward", b"min_reward", "model", b"model", "purpose", b"purpose", "recorded_sessions", b"recorded_sessions", "run_id", b"run_id", "session_group", b"session_group", "state", b"state", "success", b"success", "task_slug", b"task_slug", "version", b"version"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_max_reward", b"_max_reward", "_min_reward", b"_min_reward", "_success", b"_success", "_version", b"_version", "failure_kind", b"failure_kind", "family", b"family", "graded_before", b"graded_before", "graded_since", b"graded_since", "group_id", b"group_id", "labels", b"labels", "max_reward", b"max_reward", "min_reward", b"min_reward", "model", b"model", "purpose", b"purpose", "recorded_sessions", b"recorded_sessions", "run_id", b"run_id", "session_group", b"session_group", "state", b"state", "success", b"success", "task_slug", b"task_slug", "version", b"version"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__max_reward: _TypeAlias = _typing.Literal["max_reward"]  # noqa: Y015
     _WhichOneofArgType__max_reward: _TypeAlias = _typing.Literal["_max_reward", b"_max_reward"]  # noqa: Y015
@@ -736,21 +742,27 @@ class ListAlarmsRequest(_message.Message):
 
     RUN_IDS_FIELD_NUMBER: _builtins.int
     ONLY_OPEN_FIELD_NUMBER: _builtins.int
+    SEEN_UNTIL_FIELD_NUMBER: _builtins.int
     only_open: _builtins.bool
     """neither cleared nor dismissed: those block promotions of their run"""
     @_builtins.property
     def run_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """at most 100; empty: all runs, newest first, at most 1000 alarms"""
 
+    @_builtins.property
+    def seen_until(self) -> _timestamp_pb2.Timestamp:
+        """With run_ids: `unseen` says if the monitors saw all that their episodes said before this moment."""
+
     def __init__(
         self,
         *,
         run_ids: _abc.Iterable[_builtins.str] | None = ...,
         only_open: _builtins.bool = ...,
+        seen_until: _timestamp_pb2.Timestamp | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["seen_until", b"seen_until"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["only_open", b"only_open", "run_ids", b"run_ids"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["only_open", b"only_open", "run_ids", b"run_ids", "seen_until", b"seen_until"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -761,6 +773,11 @@ class ListAlarmsResponse(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     ALARMS_FIELD_NUMBER: _builtins.int
+    UNSEEN_FIELD_NUMBER: _builtins.int
+    unseen: _builtins.str
+    """Why alarms about what was said before `seen_until` may still come, in a sentence. Empty: none will, it was not asked, or
+    monitors are turned off.
+    """
     @_builtins.property
     def alarms(self) -> _containers.RepeatedCompositeFieldContainer[Global___RewardAlarm]:
         """newest first"""
@@ -769,10 +786,11 @@ class ListAlarmsResponse(_message.Message):
         self,
         *,
         alarms: _abc.Iterable[Global___RewardAlarm] | None = ...,
+        unseen: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["alarms", b"alarms"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["alarms", b"alarms", "unseen", b"unseen"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -974,3 +992,86 @@ class ListReviewsResponse(_message.Message):
     def WhichOneof(self, oneof_group: _WhichOneofArgType__confirmed) -> _WhichOneofReturnType__confirmed | None: ...
 
 Global___ListReviewsResponse: _TypeAlias = ListReviewsResponse  # noqa: Y015
+
+@_typing.final
+class ListSignaturesRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    RUN_ID_FIELD_NUMBER: _builtins.int
+    run_id: _builtins.str
+    def __init__(
+        self,
+        *,
+        run_id: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["run_id", b"run_id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ListSignaturesRequest: _TypeAlias = ListSignaturesRequest  # noqa: Y015
+
+@_typing.final
+class SignatureBatch(_message.Message):
+    """Graded trajectories of a run with one signature, of which one verdict of hacked quarantines all."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    SIGNATURE_FIELD_NUMBER: _builtins.int
+    MONITORS_FIELD_NUMBER: _builtins.int
+    NUM_TRAJECTORIES_FIELD_NUMBER: _builtins.int
+    HIGHEST_REWARD_FIELD_NUMBER: _builtins.int
+    MEAN_REWARD_FIELD_NUMBER: _builtins.int
+    TRAJECTORY_ID_FIELD_NUMBER: _builtins.int
+    signature: _builtins.str
+    """of the monitors that they show and their tools; where no monitor is, of tools and very answer"""
+    num_trajectories: _builtins.int
+    """that are not quarantined"""
+    highest_reward: _builtins.float
+    mean_reward: _builtins.float
+    trajectory_id: _builtins.str
+    """one with the highest reward"""
+    @_builtins.property
+    def monitors(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """kinds of alarms for which they are exhibits"""
+
+    def __init__(
+        self,
+        *,
+        signature: _builtins.str = ...,
+        monitors: _abc.Iterable[_builtins.str] | None = ...,
+        num_trajectories: _builtins.int = ...,
+        highest_reward: _builtins.float = ...,
+        mean_reward: _builtins.float = ...,
+        trajectory_id: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["highest_reward", b"highest_reward", "mean_reward", b"mean_reward", "monitors", b"monitors", "num_trajectories", b"num_trajectories", "signature", b"signature", "trajectory_id", b"trajectory_id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___SignatureBatch: _TypeAlias = SignatureBatch  # noqa: Y015
+
+@_typing.final
+class ListSignaturesResponse(_message.Message):
+    """The largest sums of rewards first, at most 200: what pays most in this run."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    BATCHES_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def batches(self) -> _containers.RepeatedCompositeFieldContainer[Global___SignatureBatch]: ...
+    def __init__(
+        self,
+        *,
+        batches: _abc.Iterable[Global___SignatureBatch] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["batches", b"batches"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ListSignaturesResponse: _TypeAlias = ListSignaturesResponse  # noqa: Y015

@@ -85,6 +85,11 @@ class TrajectoryServiceStub:
                 request_serializer=upcycle_dot_api_dot_trajectory_dot_v1_dot_service__pb2.ListReviewsRequest.SerializeToString,
                 response_deserializer=upcycle_dot_api_dot_trajectory_dot_v1_dot_service__pb2.ListReviewsResponse.FromString,
                 _registered_method=True)
+        self.ListSignatures = channel.unary_unary(
+                '/upcycle.api.trajectory.v1.TrajectoryService/ListSignatures',
+                request_serializer=upcycle_dot_api_dot_trajectory_dot_v1_dot_service__pb2.ListSignaturesRequest.SerializeToString,
+                response_deserializer=upcycle_dot_api_dot_trajectory_dot_v1_dot_service__pb2.ListSignaturesResponse.FromString,
+                _registered_method=True)
 
 
 class TrajectoryServiceServicer:
@@ -151,6 +156,12 @@ class TrajectoryServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def ListSignatures(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_TrajectoryServiceServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -203,6 +214,11 @@ def add_TrajectoryServiceServicer_to_server(servicer, server):
                     servicer.ListReviews,
                     request_deserializer=upcycle_dot_api_dot_trajectory_dot_v1_dot_service__pb2.ListReviewsRequest.FromString,
                     response_serializer=upcycle_dot_api_dot_trajectory_dot_v1_dot_service__pb2.ListReviewsResponse.SerializeToString,
+            ),
+            'ListSignatures': grpc.unary_unary_rpc_method_handler(
+                    servicer.ListSignatures,
+                    request_deserializer=upcycle_dot_api_dot_trajectory_dot_v1_dot_service__pb2.ListSignaturesRequest.FromString,
+                    response_serializer=upcycle_dot_api_dot_trajectory_dot_v1_dot_service__pb2.ListSignaturesResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -476,6 +492,33 @@ class TrajectoryService:
             '/upcycle.api.trajectory.v1.TrajectoryService/ListReviews',
             upcycle_dot_api_dot_trajectory_dot_v1_dot_service__pb2.ListReviewsRequest.SerializeToString,
             upcycle_dot_api_dot_trajectory_dot_v1_dot_service__pb2.ListReviewsResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ListSignatures(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/upcycle.api.trajectory.v1.TrajectoryService/ListSignatures',
+            upcycle_dot_api_dot_trajectory_dot_v1_dot_service__pb2.ListSignaturesRequest.SerializeToString,
+            upcycle_dot_api_dot_trajectory_dot_v1_dot_service__pb2.ListSignaturesResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -43,6 +43,7 @@ class TrajectoryServiceStub:
     DismissAlarm: _grpc.UnaryUnaryMultiCallable[_service_pb2.DismissAlarmRequest, _service_pb2.DismissAlarmResponse]
     ReviewTrajectory: _grpc.UnaryUnaryMultiCallable[_service_pb2.ReviewTrajectoryRequest, _service_pb2.ReviewTrajectoryResponse]
     ListReviews: _grpc.UnaryUnaryMultiCallable[_service_pb2.ListReviewsRequest, _service_pb2.ListReviewsResponse]
+    ListSignatures: _grpc.UnaryUnaryMultiCallable[_service_pb2.ListSignaturesRequest, _service_pb2.ListSignaturesResponse]
 
 @_typing.type_check_only
 class TrajectoryServiceAsyncStub(TrajectoryServiceStub):
@@ -59,6 +60,7 @@ class TrajectoryServiceAsyncStub(TrajectoryServiceStub):
     DismissAlarm: _aio.UnaryUnaryMultiCallable[_service_pb2.DismissAlarmRequest, _service_pb2.DismissAlarmResponse]  # type: ignore[assignment]
     ReviewTrajectory: _aio.UnaryUnaryMultiCallable[_service_pb2.ReviewTrajectoryRequest, _service_pb2.ReviewTrajectoryResponse]  # type: ignore[assignment]
     ListReviews: _aio.UnaryUnaryMultiCallable[_service_pb2.ListReviewsRequest, _service_pb2.ListReviewsResponse]  # type: ignore[assignment]
+    ListSignatures: _aio.UnaryUnaryMultiCallable[_service_pb2.ListSignaturesRequest, _service_pb2.ListSignaturesResponse]  # type: ignore[assignment]
 
 class TrajectoryServiceServicer(metaclass=_abc_1.ABCMeta):
     """Public: everything that was ever sampled, and the ledger of where each episode ended."""
@@ -132,6 +134,13 @@ class TrajectoryServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _service_pb2.ListReviewsRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_service_pb2.ListReviewsResponse, _abc.Awaitable[_service_pb2.ListReviewsResponse]]: ...
+
+    @_abc_1.abstractmethod
+    def ListSignatures(
+        self,
+        request: _service_pb2.ListSignaturesRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_service_pb2.ListSignaturesResponse, _abc.Awaitable[_service_pb2.ListSignaturesResponse]]: ...
 
 def add_TrajectoryServiceServicer_to_server(servicer: TrajectoryServiceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...
 

@@ -431,6 +431,7 @@ class TrajectoryBody(_message.Message):
     FIRST_STATE_FIELD_NUMBER: _builtins.int
     LAST_STATE_FIELD_NUMBER: _builtins.int
     GUIDANCE_FIELD_NUMBER: _builtins.int
+    GUIDANCE_PARTS_FIELD_NUMBER: _builtins.int
     UNRECORDED_CALLS_FIELD_NUMBER: _builtins.int
     stop_reason: Global___StopReason.ValueType
     answer: _builtins.str
@@ -478,6 +479,10 @@ class TrajectoryBody(_message.Message):
     def last_state(self) -> Global___StateSnapshot:
         """the same before the grade"""
 
+    @_builtins.property
+    def guidance_parts(self) -> _containers.RepeatedCompositeFieldContainer[Global___GuidancePart]:
+        """the same guidance, in its order, each part with its kind"""
+
     def __init__(
         self,
         *,
@@ -501,15 +506,41 @@ class TrajectoryBody(_message.Message):
         first_state: Global___StateSnapshot | None = ...,
         last_state: Global___StateSnapshot | None = ...,
         guidance: _builtins.str = ...,
+        guidance_parts: _abc.Iterable[Global___GuidancePart] | None = ...,
         unrecorded_calls: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["ended_at", b"ended_at", "episode", b"episode", "failure", b"failure", "first_state", b"first_state", "last_state", b"last_state", "sampled_by", b"sampled_by", "started_at", b"started_at", "usage", b"usage"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["answer", b"answer", "ended_at", b"ended_at", "engine_id", b"engine_id", "environment_address", b"environment_address", "episode", b"episode", "failure", b"failure", "first_state", b"first_state", "guidance", b"guidance", "last_state", b"last_state", "lease_id", b"lease_id", "prompt", b"prompt", "sampled_by", b"sampled_by", "source_digest", b"source_digest", "started_at", b"started_at", "stop_reason", b"stop_reason", "temperature", b"temperature", "tools_json", b"tools_json", "traceparent", b"traceparent", "turns", b"turns", "unrecorded_calls", b"unrecorded_calls", "usage", b"usage"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["answer", b"answer", "ended_at", b"ended_at", "engine_id", b"engine_id", "environment_address", b"environment_address", "episode", b"episode", "failure", b"failure", "first_state", b"first_state", "guidance", b"guidance", "guidance_parts", b"guidance_parts", "last_state", b"last_state", "lease_id", b"lease_id", "prompt", b"prompt", "sampled_by", b"sampled_by", "source_digest", b"source_digest", "started_at", b"started_at", "stop_reason", b"stop_reason", "temperature", b"temperature", "tools_json", b"tools_json", "traceparent", b"traceparent", "turns", b"turns", "unrecorded_calls", b"unrecorded_calls", "usage", b"usage"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___TrajectoryBody: _TypeAlias = TrajectoryBody  # noqa: Y015
+
+@_typing.final
+class GuidancePart(_message.Message):
+    """A part of what a scenario says after a failed attempt."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    KIND_FIELD_NUMBER: _builtins.int
+    TEXT_FIELD_NUMBER: _builtins.int
+    kind: _builtins.str
+    """plan, feedback (on the failed attempt), hint (about the environment); text: its author said no kind"""
+    text: _builtins.str
+    def __init__(
+        self,
+        *,
+        kind: _builtins.str = ...,
+        text: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["kind", b"kind", "text", b"text"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___GuidancePart: _TypeAlias = GuidancePart  # noqa: Y015
 
 @_typing.final
 class Subscore(_message.Message):

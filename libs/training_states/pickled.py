@@ -1,21 +1,29 @@
-"""Reads the index of a stored training state, which torch.distributed.checkpoint pickles, without running
-anything: whoever can write to the object store would run code in the trainer.
+"""Reads states of earlier trainers: files of torch.distributed.checkpoint, whose index is a pickle.
+Only the command that converts them does; no trainer imports this.
 
-Tensors themselves are read with `weights_only=True`, by torch.
+The index is read through a list of what an index holds, and runs nothing: else a writer to the
+object store would run code as the operator. Tensors are read with `weights_only=True`, by torch.
 """
 
 from __future__ import annotations
 
 import enum
 import pickle
+import warnings
 from pathlib import Path, PurePath
 from typing import Any, Final, cast
 
 import torch
+from torch import Tensor
 from torch.distributed.checkpoint import filesystem, metadata
+from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.metadata import Metadata, StorageMeta, TensorStorageMetadata
+from torch.distributed.checkpoint.state_dict_loader import load
 
-_INDEX: Final = ".metadata"
+from training_states.converted import PICKLED_INDEX
+from training_states.errors import InvalidStateFiles
+
+_ALONE: Final = "torch.distributed is disabled, unavailable or uninitialized"
 _ALLOWED: Final = frozenset({
     *((metadata.__name__, one) for one in (
         "BytesStorageMetadata", "ChunkStorageMetadata", "Metadata", "MetadataIndex", "StorageMeta",
@@ -29,7 +37,25 @@ _ALLOWED: Final = frozenset({
 """Beside the types of tensors, all that torch's writer puts into an index. Each holds what it is given."""
 
 
-class StateReader(filesystem.FileSystemReader):
+def read_pickled(directory: Path) -> dict[str, Tensor]:
+    """All tensors of a state, on the host. Raises InvalidStateFiles."""
+    try:
+        reader = _StateReader(directory)
+        stored = reader.read_metadata().state_dict_metadata
+        tensors = {
+            name: torch.empty(one.size, dtype=one.properties.dtype)
+            for name, one in stored.items()
+            if isinstance(one, TensorStorageMetadata)
+        }
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", message=_ALONE)
+            load(tensors, storage_reader=reader, no_dist=True)
+    except (OSError, EOFError, pickle.UnpicklingError, CheckpointException) as error:
+        raise InvalidStateFiles(f"{directory.name} holds no training state: {error}") from error
+    return tensors
+
+
+class _StateReader(filesystem.FileSystemReader):
     """Of the files in one folder. `read_metadata` raises UnpicklingError for an index that names anything
     else, a file elsewhere, or more bytes than its files have."""
 
@@ -39,7 +65,7 @@ class StateReader(filesystem.FileSystemReader):
 
     def read_metadata(self, *args: Any, **kwargs: Any) -> Metadata:
         """As torch's, but allow-listed."""
-        with (self._directory / _INDEX).open("rb") as file:
+        with (self._directory / PICKLED_INDEX).open("rb") as file:
             try:
                 found = _AllowListed(file).load()
                 self._check(found)

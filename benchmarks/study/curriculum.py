@@ -1,0 +1,62 @@
+"""New tasks in the corridor, as the planner has them made: a generator shortens what was failed and lengthens
+what was solved. Which groups order one, which turns they take and when they retire is the shipped code."""
+
+from __future__ import annotations
+
+import json
+
+from benchmarks.study.corridor import Group, Kinds
+from grpo_trainer.domain.spec import TrainingSpec
+from scenario_runner.domain.new_tasks import (
+    FLAT,
+    NewTaskRow,
+    NewTaskState,
+    most_open,
+    order_seed,
+    orders_one,
+    turns_of_new,
+)
+from scenario_runner.domain.task_sampler import draw_tasks
+from upcycle.run_config.names import SPREAD
+
+
+def turns_of(row: NewTaskRow) -> int:
+    """How long a new task is."""
+    return int(json.loads(row.args_json)["turns"])
+
+
+class Curriculum:
+    """The new tasks of one run."""
+
+    def __init__(self, kinds: Kinds, spec: TrainingSpec, seed: int) -> None:
+        self._kinds = kinds
+        self._spec = spec
+        self._seed = seed
+        self.rows: list[NewTaskRow] = []
+
+    def drawn(self, at: int) -> NewTaskRow | None:
+        """The new task of the group at this position; None: it plays one of the taskset."""
+        playing = [row for row in self.rows if row.state is NewTaskState.PLAYING]
+        if not playing or not turns_of_new(self._spec.new_tasks_share, [at]):
+            return None
+        (index,) = draw_tasks(SPREAD, self._seed, [row.past for row in playing], [at])
+        return playing[index]
+
+    def ended(self, group: Group, played: NewTaskRow | None, at: int, *, has_signal: bool) -> None:
+        """Count a group of this new task, or of the taskset, and order another task of it."""
+        outcome = "trained" if has_signal else FLAT
+        if played is not None:
+            closed = played.planned(at).closed(outcome, self._spec.new_tasks_retire_after)
+            self.rows[played.number] = closed
+        num_open = sum(row.state is NewTaskState.PLAYING for row in self.rows)
+        if orders_one(self._spec, outcome, group.successes) and num_open < most_open(self._spec):
+            self._make(group.kind, group.actions.shape[1], solved=all(group.successes))
+
+    def _make(self, kind: int, turns: int, *, solved: bool) -> None:
+        number = len(self.rows)
+        seed = order_seed(self._seed, number)
+        step = 1 + seed % 3
+        made = min(self._kinds.turns[kind], turns + step) if solved else max(1, turns - step)
+        args = json.dumps({"turns": made, "seed": seed})
+        row = NewTaskRow("run-study", number, "corridor", kind, "walk", "", seed, "", "", "{}", solved=solved)
+        self.rows.append(row.made(args, f"{number:064d}"))

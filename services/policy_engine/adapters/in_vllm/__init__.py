@@ -1,0 +1,1 @@
+"""What runs inside vLLM's process, and so needs none of our packages: vLLM gets this folder as PYTHONPATH."""

@@ -1,0 +1,1 @@
+"""In the place of vLLM, for tests that have none."""

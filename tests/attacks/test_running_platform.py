@@ -2,6 +2,7 @@
 
 import stat
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
 from tests.attacks.conftest import Attacked
@@ -15,13 +16,21 @@ CHILDREN = {"nats-server": 1, "weed": 1, "embedded_engine": 2, "zygote_program":
 
 
 def test_nothing_that_a_running_platform_writes_is_open_to_others(attacked: Attacked) -> None:
-    found = (attacked.data_dir, *attacked.data_dir.rglob("*"))
-    modes = {str(path): stat.S_IMODE(path.lstat().st_mode) for path in found if not path.is_symlink()}
+    modes = dict(modes_of(attacked.data_dir, *attacked.data_dir.rglob("*")))
     # SeaweedFS gives the sizes of its volumes a mode of its own; the folder above is closed.
     is_open = {path: oct(mode) for path, mode in modes.items() if mode & 0o077 and not path.endswith(".vif")}
 
     assert any(path.endswith(".sqlite") for path in modes)
     assert is_open == {}
+
+
+def modes_of(*paths: Path) -> Iterator[tuple[str, int]]:
+    """The mode of each file and folder. One that is renamed or removed while it is looked at is left out."""
+    for path in paths:
+        with suppress(FileNotFoundError):
+            found = path.lstat().st_mode
+            if not stat.S_ISLNK(found):
+                yield str(path), stat.S_IMODE(found)
 
 
 @as_stranger

@@ -27,8 +27,8 @@ class Measured:
     environments_started_per_s: float = 260.0
     episodes_per_s: float = 50.5
     """Of the whole platform, with an engine and environments that do nothing."""
-    engine_gflops: float = 18.3
-    """Of one core: (10,395 new + 2,599 prompt tokens)/s × 2 × 703,232 parameters, 128 sequences at once."""
+    engine_gflops: float = 17.9
+    """Of one core: (10,197 new + 2,549 prompt tokens)/s × 2 × 703,232 parameters, 128 sequences at once."""
     trainer_gflops: float = 31.5
     """Of one core: 16,384 tokens in 0.973 s × 6 × 624,512 parameters, two cores, without shared prompts."""
 

@@ -20,7 +20,7 @@ from engine_client.labels import (
 )
 from engine_client.load import EngineLoad, parse_load
 from engine_client.states import SERVING_STATES, STATE_NUMBERS, EngineState, state_from_wire
-from engine_client.types import Completion, FinishReason, SamplingParams, TokenSpan, continued
+from engine_client.types import Completion, FinishReason, SamplingParams, StagedScores, TokenSpan, continued
 
 __all__ = [
     "SERVING_STATES",
@@ -37,6 +37,7 @@ __all__ = [
     "GenerationAborted",
     "MalformedReply",
     "SamplingParams",
+    "StagedScores",
     "TokenSpan",
     "WeightLabel",
     "continued",

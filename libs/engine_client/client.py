@@ -16,7 +16,7 @@ from engine_client.errors import EngineRejected, EngineUnavailable
 from engine_client.labels import parse_label, pinned_version
 from engine_client.load import EngineLoad, parse_load
 from engine_client.transport import Transport
-from engine_client.types import Completion, SamplingParams
+from engine_client.types import Completion, SamplingParams, StagedScores
 
 _ADMIN_S: Final = 120.0
 _PROOF_S: Final = 15.0
@@ -44,6 +44,7 @@ class EngineClient:
         self._http = Transport(base_url, admin_key, only_https=only_https)
         self._new_seed = new_seed or (lambda: secrets.randbelow(_MAX_SEED))
         self._has_generate = True
+        self._known_kind: str | None = None
 
     async def __aenter__(self) -> Self:
         return self
@@ -141,6 +142,31 @@ class EngineClient:
         """
         await self._rpc("reload_weights", {"weights_path": str(directory)}, timeout_s)
 
+    async def stage_weights(
+        self, directory: Path, rows: Sequence[Sequence[int]], *, timeout_s: float = _ADMIN_S
+    ) -> StagedScores | None:
+        """Have the weights of a HF directory (on the engine's disk) kept ready for `swap_weights`, and `rows`
+        scored by them and by those that serve; sampling goes on meanwhile.
+
+        None where the engine has no such method (vLLM has memory for one set of weights).
+        """
+        if await self._kind() != "embedded":
+            return None
+        kwargs = {"weights_path": str(directory), "rows": [list(row) for row in rows]}
+        return replies.staged_scores(await self._rpc("stage_weights", kwargs, timeout_s), rows)
+
+    async def swap_weights(
+        self, directory: Path, label: str, *, recompute_running: bool, timeout_s: float = _ADMIN_S
+    ) -> float:
+        """Serve what was staged from a directory, under its label, between two tokens; forgets prefixes as
+        `reset_prefix_cache` does. Returns the seconds for which sampling stood still."""
+        kwargs = {"weights_path": str(directory), "label": label, "recompute_running": recompute_running}
+        return replies.swap_seconds(await self._rpc("swap_weights", kwargs, timeout_s))
+
+    async def forget_staged_weights(self, *, timeout_s: float = 30.0) -> None:
+        """Free what was staged."""
+        await self._rpc("forget_staged_weights", {}, timeout_s)
+
     async def update_weight_version(self, label: str, *, timeout_s: float = 30.0) -> None:
         """Stamp tokens that are sampled from now on with `label` (see `labels`)."""
         await self._http.order("/update_weight_version", {"new_version": label}, timeout_s=timeout_s)
@@ -179,8 +205,11 @@ class EngineClient:
         return await self._http.post("/collective_rpc", body, timeout_s=timeout_s)
 
     async def _kind(self) -> str:
-        reply = replies.mapping(await self._http.get("/version", timeout_s=10.0), "/version")
-        return str(reply.get("engine", "vllm"))
+        """Asked once: another kind does not take an engine's place under its address."""
+        if self._known_kind is None:
+            reply = replies.mapping(await self._http.get("/version", timeout_s=10.0), "/version")
+            self._known_kind = str(reply.get("engine", "vllm"))
+        return self._known_kind
 
     async def _generate_exactly(
         self, model: str, prompt_ids: Sequence[int], sampling: SamplingParams, timeout_s: float

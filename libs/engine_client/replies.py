@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 from engine_client.errors import GenerationAborted, MalformedReply
-from engine_client.types import Completion, FinishReason, TokenSpan
+from engine_client.types import Completion, FinishReason, StagedScores, TokenSpan
 
 _GENERATE: Final = "/inference/v1/generate"
 _COMPLETIONS: Final = "/v1/completions"
@@ -116,13 +116,30 @@ def prompt_logprobs(reply: Any, token_ids: Sequence[int]) -> list[float]:
 
 def scored_rows(reply: Any, rows: Sequence[Sequence[int]]) -> list[list[float]]:
     """Result of the embedded engine's `prompt_logprobs` method."""
+    return _rows_named(reply, "logprobs", rows)
+
+
+def staged_scores(reply: Any, rows: Sequence[Sequence[int]]) -> StagedScores:
+    """Result of the embedded engine's `stage_weights` method."""
+    return StagedScores(_rows_named(reply, "logprobs", rows), _rows_named(reply, "before", rows))
+
+
+def _rows_named(reply: Any, name: str, rows: Sequence[Sequence[int]]) -> list[list[float]]:
     try:
-        scored = [[float(value) for value in row] for row in reply["results"][0]["logprobs"]]
+        scored = [[float(value) for value in row] for row in reply["results"][0][name]]
     except (KeyError, TypeError, ValueError, OverflowError, IndexError) as error:
-        raise MalformedReply(f"/collective_rpc prompt_logprobs answered no rows: {error}") from error
+        raise MalformedReply(f"/collective_rpc answered no rows {name!r}: {error}") from error
     if [len(row) for row in scored] != [len(row) - 1 for row in rows]:
-        raise MalformedReply("/collective_rpc prompt_logprobs answered rows of other lengths")
+        raise MalformedReply(f"/collective_rpc answered rows {name!r} of other lengths")
     return scored
+
+
+def swap_seconds(reply: Any) -> float:
+    """Result of the embedded engine's `swap_weights` method."""
+    try:
+        return float(reply["results"][0]["wall_s"])
+    except (KeyError, TypeError, ValueError, OverflowError, IndexError) as error:
+        raise MalformedReply(f"/collective_rpc swap_weights answered no seconds: {error}") from error
 
 
 def weight_label(reply: Any) -> str:

@@ -82,3 +82,12 @@ def continued(first: Completion, inserted: Sequence[int], second: Completion) ->
         spans_are_exact=first.spans_are_exact and second.spans_are_exact,
         weights_digests={**first.weights_digests, **second.weights_digests},
     )
+
+
+@dataclass(frozen=True, slots=True)
+class StagedScores:
+    """Log-probabilities (temperature 1, in nats) of row[1:] for each row: by weights that an engine keeps ready,
+    and by those that serve."""
+
+    staged: Sequence[Sequence[float]]
+    serving: Sequence[Sequence[float]]

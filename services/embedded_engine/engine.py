@@ -9,15 +9,18 @@ import asyncio
 import logging
 import sys
 import threading
+import time
 from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future
 from enum import Enum
+from pathlib import Path
 from typing import TypeVar
 
 import torch
 
-from embedded_engine.errors import EngineDead, NameTaken, UnknownModel
+from embedded_engine.decoder import DecoderModel
+from embedded_engine.errors import BadWeights, EngineDead, NameTaken, UnknownModel
 from embedded_engine.model_runner import ModelRunner, RunnerLimits
 from embedded_engine.sequences import ERROR, Progress, Sequence
 from embedded_engine.weights import ModelWeights
@@ -51,6 +54,8 @@ class EmbeddedEngine:
         self.dead: str | None = None
         self._decode_text = decode_text
         self._runners: dict[str, ModelRunner] = {main: ModelRunner(weights, limits, decode_text)}
+        self._staged: tuple[Path, DecoderModel] | None = None
+        """Weights that are proven beside the main ones, and the directory that they are of."""
         self._leaving: set[str] = set()
         self._pause = Pause.NOTHING
         self._inbox: deque[Callable[[], None]] = deque()
@@ -148,6 +153,36 @@ class EmbeddedEngine:
     async def reload(self, weights: ModelWeights) -> None:
         """Swap the main policy's weights at a token boundary. Raises BadWeights when the shapes differ."""
         await self.call(lambda: self._runners[self.main].reload(weights))
+
+    async def stage(self, directory: Path, weights: ModelWeights) -> DecoderModel:
+        """Keep weights for `swap`, beside those that sample on. What was kept before is dropped."""
+        self._staged = None
+        model = await asyncio.to_thread(DecoderModel, weights, self.limits.max_len)
+        self._staged = (directory, model)
+        return model
+
+    def forget_staged(self) -> None:
+        """Free what is kept for a swap."""
+        self._staged = None
+
+    async def swap(self, directory: Path, label: str, *, recompute_running: bool) -> float:
+        """Between two steps: sample by the weights that were staged from a directory, stamp their tokens, forget
+        prefixes of the old ones. Returns the seconds that it took. Raises BadWeights where others are kept."""
+        if self._staged is None or self._staged[0] != directory:
+            kept = "no weights" if self._staged is None else str(self._staged[0])
+            raise BadWeights(f"{directory} is not what was staged ({kept}): stage it first")
+        model, main = self._staged[1], self._runners[self.main]
+
+        def change() -> float:
+            began_s = time.perf_counter()
+            main.use(model)
+            main.label = label
+            main.reset_prefix_cache(recompute_running=recompute_running)
+            return time.perf_counter() - began_s
+
+        took_s = await self.call(change)
+        self._staged = None
+        return took_s
 
     async def set_label(self, label: str) -> None:
         """Stamp the main policy's tokens with `label` from now on."""

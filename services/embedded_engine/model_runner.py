@@ -13,10 +13,11 @@ from operator import attrgetter
 import numpy as np
 import torch
 
-from embedded_engine.decoder import Batch, DecoderModel, KeyValueCache, PrefillAttention, decode_attention
+from embedded_engine.decoder import Batch, DecoderModel, KeyValueCache, decode_attention
 from embedded_engine.errors import BadRequest
 from embedded_engine.kv_slots import KvSlots
 from embedded_engine.sampling import SamplingTable, TopLogprobs
+from embedded_engine.scoring import pass_over, score
 from embedded_engine.sequences import ABORT, ERROR, LENGTH, STOP, Sequence
 from embedded_engine.weights import ModelWeights
 
@@ -93,7 +94,11 @@ class ModelRunner:
 
     def reload(self, weights: ModelWeights) -> None:
         """Other weights from the next step on. Running sequences keep the keys and values that they have."""
-        self.model = DecoderModel(weights, self.limits.max_len)
+        self.use(DecoderModel(weights, self.limits.max_len))
+
+    def use(self, model: DecoderModel) -> None:
+        """As `reload`, with weights that are ready to run."""
+        self.model = model
         self._epoch += 1
         self._kv_slots.mark_mixed(self._epoch)
 
@@ -130,16 +135,7 @@ class ModelRunner:
 
     def score(self, rows: list[list[int]]) -> list[list[float]]:
         """Log-probabilities (temperature 1) of row[1:] given their prefixes; uses no slot of the cache."""
-        width = max(len(row) for row in rows)
-        cache = KeyValueCache(self.model.config, len(rows), width, self._cache.device)
-        counts = [len(row) for row in rows]
-        hidden = self._pass(cache, list(range(len(rows))), [0] * len(rows), [list(row) for row in rows])
-        scored: list[list[float]] = []
-        for row, states in zip(rows, torch.split(hidden, counts), strict=True):
-            distribution = torch.log_softmax(self.model.logits(states[:-1]), dim=-1)
-            taken = torch.tensor(row[1:], device=distribution.device).unsqueeze(1)
-            scored.append(distribution.gather(1, taken).squeeze(1).tolist())
-        return scored
+        return score(self.model, rows)
 
     def _admit(self) -> None:
         """Give slots to waiting sequences in order; one that is deferred does not hold up those behind it."""
@@ -179,7 +175,7 @@ class ModelRunner:
                 break
         slots = [sequence.slot for sequence in chosen]
         starts = [sequence.computed for sequence in chosen]
-        hidden = self._pass(self._cache, slots, starts, chunks)
+        hidden = pass_over(self.model, self._cache, slots, starts, chunks)
         ends = np.cumsum([len(chunk) for chunk in chunks])
         for sequence, start, chunk, end in zip(chosen, starts, chunks, ends, strict=True):
             done = sequence.computed = start + len(chunk)
@@ -210,23 +206,6 @@ class ModelRunner:
         for sequence in sequences:
             sequence.computed += 1
         self._draw(sequences, hidden)
-
-    def _pass(
-        self, cache: KeyValueCache, slots: list[int], starts: list[int], chunks: list[list[int]]
-    ) -> torch.Tensor:
-        """Run chunks[p] from position starts[p] in slots[p]; hidden states of all tokens, row after row."""
-        counts = [len(chunk) for chunk in chunks]
-        positions = np.concatenate(
-            [np.arange(start, start + n) for start, n in zip(starts, counts, strict=True)]
-        )
-        groups = self.model.config.num_heads // self.model.config.num_kv_heads
-        batch = Batch(
-            torch.tensor([token for chunk in chunks for token in chunk], device=cache.device),
-            cache.tensor(positions),
-            cache.write_index(np.repeat(slots, counts), positions),
-            PrefillAttention.over(slots, starts, counts, groups, cache.device),
-        )
-        return self.model.hidden(batch, cache)
 
     def _draw(self, sequences: list[Sequence], hidden: torch.Tensor) -> None:
         slots = np.fromiter((s.slot for s in sequences), dtype=np.int64, count=len(sequences))

@@ -50,7 +50,9 @@ def build_app(settings: PolicyEngineSettings) -> Service:
     )
     announcer = PlatformAnnouncer(who, bus, stub, now=utc_now)
     host = build_host(settings)
-    policies = PolicyDownloads(signed_store(store, settings.signing, NAME), settings.versions_dir)
+    policies = PolicyDownloads(
+        signed_store(store, settings.signing, NAME), settings.versions_dir, settings.objects_dir
+    )
     protocol = ReloadProtocol(
         host,
         settings.model,

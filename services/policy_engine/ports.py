@@ -5,6 +5,7 @@ from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Literal, Protocol
 
+from engine_client import StagedScores
 from identities.objects import PolicyFolder
 from policy_engine.domain import EngineTarget, LeaseFacts, Policy, Reloaded, ServedPolicy, VersionRefused
 
@@ -20,6 +21,14 @@ class EngineControl(Protocol):
     async def resume(self) -> None: ...
 
     async def reload_weights(self, directory: Path) -> None: ...
+
+    async def stage_weights(
+        self, directory: Path, rows: Sequence[Sequence[int]]
+    ) -> StagedScores | None: ...
+
+    async def swap_weights(self, directory: Path, label: str, *, recompute_running: bool) -> float: ...
+
+    async def forget_staged_weights(self) -> None: ...
 
     async def update_weight_version(self, label: str) -> None: ...
 

@@ -93,6 +93,11 @@ class PolicyEngineSettings(ServiceSettings):
         return self.cache_dir / f"{slug_file_name(self.model)}-{self.channel}"
 
     @property
+    def objects_dir(self) -> Path:
+        """Files of versions, once for all supervisors of this host."""
+        return self.cache_dir / "objects"
+
+    @property
     def log_path(self) -> Path:
         """What the engine prints."""
         return self.cache_dir / "logs" / f"{slug_file_name(self.model)}-{self.channel}.log"

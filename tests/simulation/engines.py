@@ -17,7 +17,15 @@ from tests.simulation.invariants import Broken
 from tests.simulation.services import ENGINE, ENGINES_PER_MODEL, PLANNER, REGISTRY, Infrastructure, forever
 from tests.simulation.virtual_time import SimulatedProcess
 
-from engine_client import Completion, EngineUnavailable, FinishReason, SamplingParams, TokenSpan, parse_label
+from engine_client import (
+    Completion,
+    EngineUnavailable,
+    FinishReason,
+    SamplingParams,
+    StagedScores,
+    TokenSpan,
+    parse_label,
+)
 from episodes import Channel
 from identities import objects
 from planned_runs import PlannedRuns
@@ -49,7 +57,8 @@ _ANSWER_S: Final = 10.0
 
 
 class SimulatedEngine:
-    """One engine process: EngineControl for its supervisor, an address for samplers."""
+    """One engine process: EngineControl for its supervisor, an address for samplers. Every other one has room for
+    weights beside those that serve, as the embedded engine has; the others are as vLLM."""
 
     def __init__(self, given: Infrastructure, model: str, process: SimulatedProcess) -> None:
         self.model = model
@@ -57,6 +66,8 @@ class SimulatedEngine:
         self.label = "default"
         self._given = given
         self._weights = b""
+        self._staged: bytes | None = None
+        self._has_room = given.rng.random() < 0.5
         self._paused = False
 
     async def _called(self) -> None:
@@ -82,6 +93,25 @@ class SimulatedEngine:
     def load(self, directory: Path) -> None:
         """Its weights are those of the folder from now on."""
         self._weights = (directory / WEIGHTS).read_bytes()
+
+    async def stage_weights(self, directory: Path, rows: Sequence[Sequence[int]]) -> StagedScores | None:
+        await self._called()
+        if not self._has_room:
+            return None
+        self._staged = (directory / WEIGHTS).read_bytes()
+        return StagedScores(*([stubs.scores(one, row) for row in rows] for one in (self._staged, self._weights)))
+
+    async def swap_weights(self, directory: Path, label: str, *, recompute_running: bool) -> float:
+        """It may fail before or after it swapped them."""
+        await self._called()
+        assert self._staged is not None
+        self._weights, self.label, self._staged = self._staged, label, None
+        await self._called()
+        return 0.0
+
+    async def forget_staged_weights(self) -> None:
+        await self._called()
+        self._staged = None
 
     async def update_weight_version(self, label: str) -> None:
         await self._called()

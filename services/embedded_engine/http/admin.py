@@ -2,16 +2,19 @@
 
 import asyncio
 import time
+from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
 from aiohttp import web
 
+from embedded_engine.engine import EmbeddedEngine
 from embedded_engine.errors import BadRequest, BadWeights, UnsupportedModel
 from embedded_engine.http.bodies import AdapterBody, DetokenizeBody, RpcBody, TokenizeBody, WeightVersionBody
 from embedded_engine.http.errors import error_reply, json_reply
 from embedded_engine.http.replies import beside, read_body
 from embedded_engine.http.serving import Serving
+from embedded_engine.scoring import score
 from embedded_engine.weights import ModelWeights, load_weights
 from engine_client.labels import pinned_version, proven_label
 
@@ -95,7 +98,8 @@ async def reset_prefix_cache(request: web.Request) -> web.Response:
 
 
 async def collective_rpc(request: web.Request) -> web.Response:
-    """POST /collective_rpc: `reload_weights` as in vLLM; our own `prompt_logprobs`, also while paused."""
+    """POST /collective_rpc: `reload_weights` as in vLLM; our own, also while paused: `prompt_logprobs`, and new
+    weights in two calls, `stage_weights` and `swap_weights`, between which the old ones sample on."""
     body = RpcBody.model_validate(await read_body(request))
     if body.method is None:
         return error_reply(400, "Bad Request", "Missing 'method' in request body")
@@ -174,23 +178,60 @@ def _rpc_failed(why: str) -> web.Response:
 async def _reload_weights(serving: Serving, kwargs: dict[str, Any]) -> None:
     engine = serving.engine
     directory = Path(str(kwargs.get("weights_path") or serving.resolve(engine.main).root))
-    weights: ModelWeights = await asyncio.to_thread(load_weights, directory, engine.device)
+    await engine.reload(await _weights_of(engine, directory))
+
+
+async def _stage_weights(serving: Serving, kwargs: dict[str, Any]) -> dict[str, Any]:
+    """Scores of rows by the weights of a directory, which are kept for a swap, and by those that serve."""
+    engine, rows = serving.engine, _rows_in(serving, kwargs)
+    directory = Path(str(kwargs.get("weights_path")))
+    served = engine.runner_of(engine.main).model
+    staged = await engine.stage(directory, await _weights_of(engine, directory))
+    scored = await asyncio.to_thread(score, staged, rows)
+    return {"logprobs": scored, "before": await asyncio.to_thread(score, served, rows)}
+
+
+async def _swap_weights(serving: Serving, kwargs: dict[str, Any]) -> dict[str, float]:
+    directory, label = Path(str(kwargs.get("weights_path"))), str(kwargs.get("label"))
+    recompute = kwargs.get("recompute_running") is True
+    return {"wall_s": await serving.engine.swap(directory, label, recompute_running=recompute)}
+
+
+async def _forget_staged_weights(serving: Serving, kwargs: dict[str, Any]) -> None:
+    serving.engine.forget_staged()
+
+
+async def _weights_of(engine: EmbeddedEngine, directory: Path) -> ModelWeights:
+    """Raises UnsupportedModel, BadWeights, also for a model of another shape than the one that serves."""
+    weights = await asyncio.to_thread(load_weights, directory, engine.device)
     served = engine.runner_of(engine.main).model.config
     if weights.config != served:
         raise BadWeights(f"{directory} is a model of another shape: {weights.config} is not {served}")
-    await engine.reload(weights)
+    return weights
 
 
 async def _prompt_logprobs(serving: Serving, kwargs: dict[str, Any]) -> dict[str, Any]:
+    rows = _rows_in(serving, kwargs)
+    runner = serving.engine.runner_of(str(kwargs.get("model") or serving.engine.main))
+    started_s = time.perf_counter()
+    logprobs = await serving.engine.call(lambda: runner.score(rows))
+    return {"logprobs": logprobs, "weight_version": runner.label, "wall_s": time.perf_counter() - started_s}
+
+
+def _rows_in(serving: Serving, kwargs: dict[str, Any]) -> list[list[int]]:
+    """Raises BadRequest for rows that cannot be scored."""
     rows = [[int(token) for token in row] for row in kwargs.get("rows", ())]
     for row in rows:
         serving.check_prompt(row)
         if len(row) < 2:
             raise BadRequest("a row needs at least two token ids", param="rows")
-    runner = serving.engine.runner_of(str(kwargs.get("model") or serving.engine.main))
-    started_s = time.perf_counter()
-    logprobs = await serving.engine.call(lambda: runner.score(rows)) if rows else []
-    return {"logprobs": logprobs, "weight_version": runner.label, "wall_s": time.perf_counter() - started_s}
+    return rows
 
 
-_METHODS = {"reload_weights": _reload_weights, "prompt_logprobs": _prompt_logprobs}
+_METHODS: dict[str, Callable[[Serving, dict[str, Any]], Awaitable[Any]]] = {
+    "reload_weights": _reload_weights,
+    "stage_weights": _stage_weights,
+    "swap_weights": _swap_weights,
+    "forget_staged_weights": _forget_staged_weights,
+    "prompt_logprobs": _prompt_logprobs,
+}

@@ -20,9 +20,11 @@ _KEPT_FOR_A_QUICK_RETURN = 4
 class PolicyDownloads:
     """Fetches by manifest; every digest is checked on the way in."""
 
-    def __init__(self, store: BlobStore, cache_dir: Path) -> None:
+    def __init__(self, store: BlobStore, cache_dir: Path, objects_dir: Path | None = None) -> None:
+        """cache_dir: of this supervisor alone. objects_dir: of the files of all supervisors of this host."""
         self._store = store
         self._cache_dir = cache_dir
+        self._objects_dir = objects_dir
         self._is_pruned = False
         """Nothing was fetched since. False at first: an earlier process may have left versions."""
 
@@ -34,7 +36,7 @@ class PolicyDownloads:
             manifest = manifest_from_bytes(await self._store.get(target.manifest))
             if manifest.digest != target.digest:
                 raise _mismatch(f"{what}: announced as {target.digest}, its manifest says {manifest.digest}")
-            directory = await fetch(self._store, manifest, self._cache_dir)
+            directory = await fetch(self._store, manifest, self._cache_dir, objects=self._objects_dir)
         except (CorruptBlob, CorruptPolicy) as error:
             # The bytes may have been corrupted on the way, and the stored copy may be repaired.
             raise VersionRefused(
@@ -53,7 +55,9 @@ class PolicyDownloads:
             return
         digests = {policy.target.digest for policy in keep}
         try:
-            await prune(self._cache_dir, keep=digests, newest=_KEPT_FOR_A_QUICK_RETURN)
+            await prune(
+                self._cache_dir, keep=digests, newest=_KEPT_FOR_A_QUICK_RETURN, objects=self._objects_dir
+            )
             self._is_pruned = True
         except OSError as error:
             log.warning("cache_not_pruned", extra={"why": str(error)})

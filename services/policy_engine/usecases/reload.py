@@ -1,17 +1,29 @@
 """The reload protocol: load, check the canary, then name. A version is never named before its canary agreed.
 
-    embedded: pause(keep) -> reload -> score -> name it -> forget prefixes -> resume
+    embedded: stage (load beside what serves, score by both) -> swap (weights, name, prefixes, between two tokens)
     vLLM:     pause(keep) -> reload -> name it unproven -> forget prefixes -> resume -> score -> name it
 
-vLLM answers nothing while it is paused, so there the canary is scored after `resume`; tokens of those few
-milliseconds carry an unproven label, which engine_client turns into a version only once the canary agreed.
-If any call fails, the old weights are loaded again, and the old version is served under its name.
+vLLM has memory for one set of weights and answers nothing while it is paused, so there the canary is scored
+after `resume`; tokens of those few milliseconds carry an unproven label, which engine_client turns into a
+version only once the canary agreed. If any call fails, the old weights are loaded again, and the old version
+is served under its name.
 """
 
+import contextlib
 import logging
 from collections.abc import Sequence
+from pathlib import Path
+from typing import Literal
 
-from engine_client import EngineError, EngineRejected, pinned_name, proven_label, unproven_label
+from engine_client import (
+    EngineError,
+    EngineRejected,
+    MalformedReply,
+    StagedScores,
+    pinned_name,
+    proven_label,
+    unproven_label,
+)
 from policy_engine.domain import EngineBroken, FailureKind, Policy, ServedPolicy, VersionRefused, judge_canary
 from policy_engine.ports import Clock, EngineControl, EngineHost
 
@@ -52,20 +64,67 @@ class ReloadProtocol:
         Raises VersionRefused: `old` serves on, untouched as seen from outside. EngineBroken: it does not.
         """
         directory = self._host.prepare(new)
-        others = new.weights_digest != old.policy.weights_digest
         try:
-            before = await self._score(engine, new) if others else None
+            staged = await engine.stage_weights(directory, _rows(new))
+        except (EngineRejected, MalformedReply) as error:  # such as scores that are not finite
+            raise _as_refusal(error, new) from error
+        except EngineError as error:
+            raise EngineBroken(f"the engine cannot load v{new.target.version}: {error}") from error
+        if staged is None:
+            return await self._reload_in_place(engine, old, new, directory)
+        return await self._swap(engine, old, new, directory, staged)
+
+    async def _swap(
+        self, engine: EngineControl, old: ServedPolicy, new: Policy, directory: Path, staged: StagedScores
+    ) -> tuple[ServedPolicy, float]:
+        try:
+            before = staged.serving if _are_others(old, new) else None
+            worst = judge_canary(new, staged.staged, before, self._dtype)
+        except VersionRefused:
+            with contextlib.suppress(EngineError):  # then the next stage replaces them
+                await engine.forget_staged_weights()
+            raise
+        label = proven_label(new.target.version)
+        try:
+            paused_s = await engine.swap_weights(
+                directory, label, recompute_running=self._recompute_running
+            )
+        except EngineError as error:
+            # It may have swapped all the same. What it sampled since then is stamped with what sampled it.
+            await self._go_back(engine, old, pause="keep")
+            raise _as_refusal(error, new) from error
+        return ServedPolicy(new, worst), paused_s
+
+    async def _reload_in_place(
+        self, engine: EngineControl, old: ServedPolicy, new: Policy, directory: Path
+    ) -> tuple[ServedPolicy, float]:
+        try:
+            before = await self._score(engine, new) if _are_others(old, new) else None
             started_s = self._clock()
             await engine.pause("keep")
         except EngineError as error:
             raise EngineBroken(f"the engine cannot be paused: {error}") from error
         try:
             await engine.reload_weights(directory)
-            worst, paused_s = await self._check_canary(engine, old, new, before, started_s)
+            await engine.update_weight_version(unproven_label(new.target.version, after=old.version))
+            await engine.reset_prefix_cache(recompute_running=self._recompute_running)
+            await engine.resume()
+            paused_s = self._clock() - started_s
+            worst = await self._prove_resumed(engine, new, before)
         except (VersionRefused, EngineError) as error:
-            await self._go_back(engine, old, proven_while_paused=not isinstance(error, _RefusedAfterResume))
+            await self._go_back(engine, old, pause="abort" if isinstance(error, _RefusedAfterResume) else None)
             raise _as_refusal(error, new) from error
         return ServedPolicy(new, worst), paused_s
+
+    async def _prove_resumed(self, engine: EngineControl, new: Policy, before: Scores | None) -> float:
+        """The worst difference of what samples already, under an unproven label; then names it. before: scores by
+        the old weights, where those are others."""
+        try:
+            worst = judge_canary(new, await self._score(engine, new), before, self._dtype)
+        except VersionRefused as error:
+            raise _RefusedAfterResume(error) from error
+        await engine.update_weight_version(proven_label(new.target.version))
+        return worst
 
     async def hold(self, engine: EngineControl, policy: Policy, model: str, serving: ServedPolicy) -> None:
         """Serve a version beside the main one, under the name of its model. Raises VersionRefused; the engine
@@ -81,33 +140,6 @@ class ReloadProtocol:
         except EngineError as error:
             raise _as_refusal(error, policy) from error
 
-    async def _check_canary(
-        self, engine: EngineControl, old: ServedPolicy, new: Policy, before: Scores | None, started_s: float
-    ) -> tuple[float, float]:
-        """The worst difference, and how long sampling stood still since `started_s`.
-
-        before: the scores under the old weights, where those were others.
-        """
-        measured = await engine.score_while_paused(_rows(new))
-        if measured is not None:
-            worst = judge_canary(new, measured, before, self._dtype)
-            await engine.update_weight_version(proven_label(new.target.version))
-            await self._resume(engine)
-            return worst, self._clock() - started_s
-        await engine.update_weight_version(unproven_label(new.target.version, after=old.version))
-        await self._resume(engine)
-        paused_s = self._clock() - started_s
-        try:
-            worst = judge_canary(new, await self._score(engine, new), before, self._dtype)
-        except VersionRefused as error:
-            raise _RefusedAfterResume(error) from error
-        await engine.update_weight_version(proven_label(new.target.version))
-        return worst, paused_s
-
-    async def _resume(self, engine: EngineControl) -> None:
-        await engine.reset_prefix_cache(recompute_running=self._recompute_running)
-        await engine.resume()
-
     async def _score(self, engine: EngineControl, policy: Policy, held: str | None = None) -> Scores:
         """The canary's rows by the main weights, or by those that are held under a name."""
         rows = _rows(policy)
@@ -116,12 +148,14 @@ class ReloadProtocol:
             return scored
         return [await engine.prompt_logprobs(held or self._model, row) for row in rows]
 
-    async def _go_back(self, engine: EngineControl, old: ServedPolicy, *, proven_while_paused: bool) -> None:
-        """Load the old weights again. Raises EngineBroken."""
+    async def _go_back(
+        self, engine: EngineControl, old: ServedPolicy, *, pause: Literal["keep", "abort"] | None
+    ) -> None:
+        """Load the old weights again. Raises EngineBroken. pause: of an engine that samples; abort where it runs
+        on weights that were refused: none of those completions may be returned."""
         try:
-            if not proven_while_paused:
-                # What ran since then ran on refused weights: none of their completions may be returned.
-                await engine.pause("abort")
+            if pause is not None:
+                await engine.pause(pause)
             await engine.reload_weights(self._host.prepare(old.policy))
             await engine.update_weight_version(proven_label(old.version))
             await engine.reset_prefix_cache(recompute_running=True)
@@ -135,6 +169,11 @@ class _RefusedAfterResume(VersionRefused):
 
     def __init__(self, why: VersionRefused) -> None:
         super().__init__(why.kind, why.detail, may_pass_later=why.may_pass_later)
+
+
+def _are_others(old: ServedPolicy, new: Policy) -> bool:
+    """Whether scores must differ: equal ones would mean that the engine kept its weights."""
+    return new.weights_digest != old.policy.weights_digest
 
 
 def _rows(policy: Policy) -> Sequence[Sequence[int]]:

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from blob_store import BlobRef
+from engine_client import StagedScores
 from identities.objects import PolicyFolder
 from policy_engine.domain import (
     CanaryRow,
@@ -36,14 +37,16 @@ def policy(version: int, *, logprobs: Sequence[float] = TRAINER_LOGPROBS, dtype:
 class EngineDouble:
     """Scores `TRAINER_LOGPROBS` plus what its weights are off; writes down every order."""
 
-    def __init__(self, *, answers_while_paused: bool = True) -> None:
+    def __init__(self, *, is_embedded: bool = True) -> None:
+        """is_embedded: it answers while it is paused, and keeps other weights ready beside those that serve."""
         self.orders: list[str] = []
         self.off = {version: version * 1e-6 for version in range(20)}
         self.loaded = 0
         self.fails: dict[str, Exception] = {}
         self.busy: set[str] = set()
         """Pinned policies that still answer requests."""
-        self._answers_while_paused = answers_while_paused
+        self._is_embedded = is_embedded
+        self._staged = 0
 
     def _note(self, order: str) -> None:
         self.orders.append(order)
@@ -61,6 +64,21 @@ class EngineDouble:
         self._note(f"reload {directory.name}")
         self.loaded = int(directory.name)
 
+    async def stage_weights(self, directory: Path, rows: Sequence[Sequence[int]]) -> StagedScores | None:
+        if not self._is_embedded:
+            return None
+        self._note(f"stage {directory.name}")
+        self._staged = int(directory.name)
+        return StagedScores(self._scores(self._staged, rows), self._scores(self.loaded, rows))
+
+    async def swap_weights(self, directory: Path, label: str, *, recompute_running: bool) -> float:
+        self._note(f"swap {directory.name} as {label}" + (", all" if recompute_running else ""))
+        self.loaded = self._staged
+        return 0.001
+
+    async def forget_staged_weights(self) -> None:
+        self._note("forget")
+
     async def update_weight_version(self, label: str) -> None:
         self._note(f"label {label}")
 
@@ -70,9 +88,12 @@ class EngineDouble:
     async def score_while_paused(
         self, rows: Sequence[Sequence[int]], *, model: str | None = None
     ) -> list[list[float]] | None:
-        if not self._answers_while_paused:
+        if not self._is_embedded:
             return None
         version = self.loaded if model is None else int(model.rpartition("v")[2])
+        return self._scores(version, rows)
+
+    def _scores(self, version: int, rows: Sequence[Sequence[int]]) -> list[list[float]]:
         return [[value + self.off[version] for value in TRAINER_LOGPROBS] for _ in rows]
 
     async def prompt_logprobs(self, model: str, token_ids: Sequence[int]) -> list[float]:

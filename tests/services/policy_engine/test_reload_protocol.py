@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 from tests.services.policy_engine.doubles import EngineDouble, HostDouble, policy, target
 
-from engine_client import EngineRejected
+from engine_client import EngineRejected, EngineUnavailable, MalformedReply
 from policy_engine.domain import EngineBroken, Policy, ServedPolicy, VersionRefused, judge_canary
 from policy_engine.settings import PolicyEngineSettings
 from policy_engine.usecases.reload import ReloadProtocol
@@ -16,22 +16,74 @@ def _protocol(engine: EngineDouble) -> ReloadProtocol:
     return ReloadProtocol(HostDouble(engine), "m", recompute_running=False, clock=lambda: 0.0)
 
 
-async def test_an_engine_that_answers_while_paused_proves_before_anything_is_sampled() -> None:
+async def test_an_engine_with_room_proves_before_anything_is_sampled_and_is_not_paused() -> None:
     engine = EngineDouble()
-    await _protocol(engine).reload(engine, ServedPolicy(policy(0), 0.0), policy(1))
-    assert engine.orders == ["pause keep", "reload 1", "label 1", "reset", "resume"]
+    served, paused_s = await _protocol(engine).reload(engine, ServedPolicy(policy(0), 0.0), policy(1))
+    assert engine.orders == ["stage 1", "swap 1 as 1"]
+    assert (served.version, engine.loaded, paused_s) == (1, 1, 0.001)
 
 
-async def test_an_engine_that_does_not_gets_an_unproven_label_until_it_is_proven() -> None:
-    engine = EngineDouble(answers_while_paused=False)
+async def test_requests_in_flight_compute_anew_where_that_is_asked_for() -> None:
+    engine = EngineDouble()
+    protocol = ReloadProtocol(HostDouble(engine), "m", recompute_running=True, clock=lambda: 0.0)
+    await protocol.reload(engine, ServedPolicy(policy(0), 0.0), policy(1))
+    assert engine.orders[-1] == "swap 1 as 1, all"
+
+
+async def test_an_engine_without_room_gets_an_unproven_label_until_it_is_proven() -> None:
+    engine = EngineDouble(is_embedded=False)
     await _protocol(engine).reload(engine, ServedPolicy(policy(0), 0.0), policy(1))
     assert engine.orders == [
         "pause keep", "reload 1", "label unproven-1-after-0", "reset", "resume", "label 1",
     ]  # fmt: skip
 
 
+async def test_weights_that_are_refused_before_they_serve_touch_nothing() -> None:
+    engine = EngineDouble()
+    with pytest.raises(VersionRefused, match="canary_mismatch"):
+        await _protocol(engine).reload(engine, ServedPolicy(policy(0), 0.0), policy(1, logprobs=(-7.0, -7.0)))
+    assert engine.orders == ["stage 1", "forget"]
+
+
+async def test_weights_that_were_not_loaded_are_refused() -> None:
+    engine = EngineDouble()
+    engine.off[1] = engine.off[0]
+    with pytest.raises(VersionRefused, match="kept its old weights"):
+        await _protocol(engine).reload(engine, ServedPolicy(policy(0), 0.0), policy(1))
+
+
+@pytest.mark.parametrize(
+    ("error", "may_pass_later"),
+    [(EngineRejected(500, "no such tensor"), False), (MalformedReply("no numbers"), True)],
+)
+async def test_weights_that_cannot_be_staged_are_refused_and_touch_nothing(
+    error: Exception, may_pass_later: bool
+) -> None:
+    engine = EngineDouble()
+    engine.fails["stage"] = error
+    with pytest.raises(VersionRefused, match="engine_error") as caught:
+        await _protocol(engine).reload(engine, ServedPolicy(policy(0), 0.0), policy(1))
+    assert caught.value.may_pass_later is may_pass_later
+    assert engine.orders == ["stage 1"]
+
+
+async def test_an_engine_that_does_not_answer_is_broken() -> None:
+    engine = EngineDouble()
+    engine.fails["stage"] = EngineUnavailable("no answer")
+    with pytest.raises(EngineBroken):
+        await _protocol(engine).reload(engine, ServedPolicy(policy(0), 0.0), policy(1))
+
+
+async def test_after_a_swap_without_an_answer_the_old_weights_come_back() -> None:
+    engine = EngineDouble()
+    engine.fails["swap"] = EngineUnavailable("no answer")
+    with pytest.raises(VersionRefused, match="engine_error"):
+        await _protocol(engine).reload(engine, ServedPolicy(policy(0), 0.0), policy(1))
+    assert engine.orders[2:] == ["pause keep", "reload 0", "label 0", "reset all", "resume"]
+
+
 async def test_refused_weights_that_already_sampled_take_their_requests_with_them() -> None:
-    engine = EngineDouble(answers_while_paused=False)
+    engine = EngineDouble(is_embedded=False)
     with pytest.raises(VersionRefused, match="canary_mismatch"):
         await _protocol(engine).reload(engine, ServedPolicy(policy(0), 0.0), policy(1, logprobs=(-7.0, -7.0)))
     assert engine.orders[-5:] == ["pause abort", "reload 0", "label 0", "reset all", "resume"]
@@ -39,7 +91,7 @@ async def test_refused_weights_that_already_sampled_take_their_requests_with_the
 
 @pytest.mark.parametrize("order", ["reload 1", "label 1", "reset", "resume"])
 async def test_whatever_fails_the_old_weights_come_back(order: str) -> None:
-    engine = EngineDouble()
+    engine = EngineDouble(is_embedded=False)
     engine.fails[order] = EngineRejected(500, "no")
     protocol = _protocol(engine)
     if order in ("reset", "resume"):

@@ -87,6 +87,11 @@ class SessionState:
         return self.opened_at if self.last_step is None else self.last_step.completed_at
 
     @property
+    def metrics(self) -> Mapping[str, float]:
+        """Of the newest step; none before the first."""
+        return {} if self.last_step is None else self.last_step.metrics
+
+    @property
     def lineage(self) -> Lineage:
         """Where the run's weights came from."""
         return Lineage(self.base.version, self.first_version, self.ancestors)

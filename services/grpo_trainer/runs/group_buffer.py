@@ -15,12 +15,14 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Final
 
+from grpo_trainer.domain.ended import EndedEpisodes
 from grpo_trainer.domain.errors import Untrainable, UnusableTrajectory
 from grpo_trainer.domain.lengths import Drawn, Lengths
-from grpo_trainer.domain.offers import Completion, Lineage, OfferedGroup
+from grpo_trainer.domain.offers import Completion, OfferedGroup
 from grpo_trainer.domain.settled import SettledGroups
 from grpo_trainer.domain.signal import leaves_out
 from grpo_trainer.domain.spec import TrainingSpec
+from grpo_trainer.domain.states import SessionState
 from grpo_trainer.domain.steps import StepRecord
 from grpo_trainer.domain.token_rows import EpisodeTokens
 from grpo_trainer.domain.trajectories import CompleteGroup, GradedTrajectory, Settlement
@@ -103,15 +105,17 @@ class GroupBuffer:
         self._quarantined: dict[str, MemberQuarantined] = {}
         self._published: dict[str, Settlement] = {}
         self._replayed = 0
-        self._ended = self._successes = 0
+        self.ended = EndedEpisodes({})
         self._fetches: dict[str, list[asyncio.Task[EpisodeTokens | UnusableTrajectory]]] = {}
         self._fetching = asyncio.Semaphore(32)
 
-    def begin(self, held_out_tasks: tuple[str, ...], lineage: Lineage, *, replayed: int = 0) -> None:
-        """Digests of tasks that must never train, and where the weights came from; before the first fact is
-        handled. replayed: up to this sequence the facts were handled before, by an earlier process."""
-        self.assembler = GroupAssembler(self.spec, self.settled, frozenset(held_out_tasks), lineage)
-        self._replayed = replayed
+    def begin(self, state: SessionState) -> None:
+        """Go on from a state, before the first fact is handled: from which tasks must never train, where the
+        weights came from, and which facts an earlier process handled."""
+        held_out = frozenset(state.held_out_tasks)
+        self.assembler = GroupAssembler(self.spec, self.settled, held_out, state.lineage)
+        self.ended = EndedEpisodes(state.metrics)
+        self._replayed, self.seen = state.seen, state.cursor
 
     def put(self, fact: Fact) -> None:
         """A fact about this run, in stream order. Where a run plays itself a proposal's grade trains
@@ -147,15 +151,10 @@ class GroupBuffer:
         waiting = (group for group in self.held() if group.group_id not in trained)
         return Drawn(Lengths.of(waiting), self.cutter.stale)
 
-    @property
-    def success(self) -> float | None:
-        """Share of the run's own unguided episodes that succeeded, of those that ended since `step_taken`."""
-        return self._successes / self._ended if self._ended else None
-
     def step_taken(self) -> None:
         """A step has counted what is counted from step to step."""
         self.cutter.forget_stale()
-        self._ended = self._successes = 0
+        self.ended.step_taken()
 
     @property
     def is_drained(self) -> bool:
@@ -193,8 +192,7 @@ class GroupBuffer:
     def _assembled(self, fact: GradedTrajectory | GroupShortened | OfferedGroup) -> Completion | None:
         match fact:
             case GradedTrajectory():
-                self._ended += not fact.guided
-                self._successes += fact.success and not fact.guided
+                self.ended.add(fact)
                 return self.assembler.add(fact)
             case GroupShortened(group_id, expected_members, sequence):
                 return self.assembler.shorten(group_id, expected_members, sequence)

@@ -176,8 +176,7 @@ class TrainingSession:
         else:
             await load_state(self.state, self._deps, self._learner, self._retry)
         self._watermark.opened(self.spec.run_id)
-        self.buffer.begin(self.state.held_out_tasks, self.state.lineage, replayed=self.state.seen)
-        self.buffer.seen = self.state.cursor
+        self.buffer.begin(self.state)
         log.info("session_begun", extra={"run_id": self.spec.run_id, "step": self.state.step})
         try:
             await confirm(self.state, self._deps, self._retry)
@@ -329,6 +328,7 @@ class TrainingSession:
             await self._landed()
             snapshot = await self._learner.snapshot()
             counted = row_counts(rollout for group in batch.contents for rollout in group.rollouts)
+            counted |= self.buffer.ended.remembered()
             learned = {**numbers.values, **counted, "stall_s": time.monotonic() - stalled}
             record = plan.record(learned, at=self._deps.now(), traceparent=traceparent)
             following = self._following(state, record, snapshot.canary)
@@ -346,10 +346,10 @@ class TrainingSession:
             groups=batch.groups,
             idle_s=batch.idle_s,
             parent_checkpoint_id=state.parent_checkpoint_id,
-            before={} if state.last_step is None else state.last_step.metrics,
+            before=state.metrics,
             limits=self._deps.alarm_limits,
             drawn=self.buffer.drawn(batch.groups),
-            success=self.buffer.success,
+            success=self.buffer.ended.begin_step(),
         )
 
     async def _leave_out(self, state: SessionState, batch: _Batch, step: int, error: Diverged) -> None:

@@ -24,5 +24,5 @@ async def test_the_share_of_successes_is_of_unguided_episodes() -> None:
     while not buffer.is_drained:
         await asyncio.sleep(0)
     handling.cancel()
-    assert buffer.success == 1 / 3
+    assert buffer.ended.success == 1 / 3
     assert buffer.assembler.num_open == 2, "guided ones make groups like others"

@@ -66,7 +66,7 @@ async def test_the_grade_of_a_proposal_makes_no_group() -> None:
         await asyncio.sleep(0)
     handling.cancel()
     assert buffer.assembler.num_open == 1
-    assert buffer.success == 0.0, "a proposal is no success at a task"
+    assert buffer.ended.success == 0.0, "a proposal is no success at a task"
 
 
 def test_a_graded_episode_that_was_asked_for_as_an_evaluation_is_known_by_its_identity() -> None:

@@ -141,6 +141,16 @@ def _sampler(spec: RunSpec, say: Say) -> Iterator[str]:
             f"{say('training.new_tasks')} is {spec.training.new_tasks!r} and {say('no_sampling')} is set: "
             "the run plays no task itself; leave one of them out"
         )
+    yield from _follows_no_episode(spec, say)
+
+
+def _follows_no_episode(spec: RunSpec, say: Say) -> Iterator[str]:
+    for name in ("lr_success_decay", "kl_success_growth"):
+        if spec.training is not None and spec.no_sampling and getattr(spec.training, name):
+            yield (
+                f"{say(f'training.{name}')} is {getattr(spec.training, name):g} and {say('no_sampling')} is "
+                "set: it follows the success of episodes that the run plays itself; leave one of them out"
+            )
 
 
 def _self_play(spec: RunSpec, say: Say) -> Iterator[str]:

@@ -1,7 +1,7 @@
 """What head and its predecessor did side by side since head moved. Pure."""
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from typing import Final
 
@@ -71,11 +71,14 @@ class WatchState:
         return self.whole if self.changed is None else self.changed
 
 
-def pairs_of(results: Iterable[EpisodeOutcome], traps: Iterable[EpisodeOutcome] = ()) -> tuple[Pair, ...]:
+def pairs_of(
+    results: Iterable[EpisodeOutcome], traps: Iterable[EpisodeOutcome] = (), *, by_shadow: bool = False
+) -> tuple[Pair, ...]:
     """In the order of the groups. Member 0 is head's, member 1 its predecessor's. A pair of which a side was
-    lost to infrastructure is left out. Of traps, tasks without a solution, it counts alone who passed
-    them."""
-    played = [Pair(head.family, _play(head), _play(before)) for head, before in _paired(results)]
+    lost to infrastructure is left out. Of traps, tasks without a solution, it counts alone who passed them.
+    by_shadow: the shadow graders say what a success is, and what they did not grade is lost."""
+    seen = [_by_shadow(one) for one in results] if by_shadow else results
+    played = [Pair(head.family, _play(head), _play(before)) for head, before in _paired(seen)]
     return (*played, *(Pair("", _at_trap(head), _at_trap(before)) for head, before in _paired(traps)))
 
 
@@ -156,6 +159,12 @@ def is_within(now: datetime, begun_at: datetime, pause: timedelta) -> bool:
 def newcomers(run: WatchRun, trainings: Iterable[TrainingLoad]) -> list[str]:
     """Training runs that did not sample when this run of a watch was ordered: they do not wait behind it."""
     return [one.run_id for one in trainings if one.run_id not in run.beside]
+
+
+def _by_shadow(result: EpisodeOutcome) -> EpisodeOutcome:
+    if not result.graded or result.failure_kind:
+        return result
+    return replace(result, graded=result.shadow is not None, success=bool(result.shadow))
 
 
 def _at_trap(result: EpisodeOutcome) -> Play:

@@ -62,6 +62,8 @@ class WatchHead:
         job = await self._store.job(model.head_checkpoint_id)
         if job is None or promotion.actor != GATE_ACTOR or not promotion.is_forward:
             return None
+        if job.gate is not None and job.gate.by_shadow:
+            return None  # evaluations count what the reward's grader pays for, and this gate does not
         now, before = await self._both_sides(promotion, job)
         if not now.run_ids or self._judged.get(model_name) == now.run_ids:
             return None

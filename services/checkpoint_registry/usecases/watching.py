@@ -161,7 +161,7 @@ class WatchHeads:
             await self._store.give_up(run.run_id, "the planner does not know it", self._now())
         elif found.outcome is RunOutcome.COMPLETED:
             found = await self._tasksets.run(run.run_id, include_results=True) or found
-            await self._finish(run.run_id, found)
+            await self._finish(run, found)
         elif found.outcome is RunOutcome.CANCELLED:
             await self._read_cancelled(run, found)
         elif found.outcome is not RunOutcome.UNFINISHED:
@@ -177,11 +177,17 @@ class WatchHeads:
             why = found.failure or found.outcome.value
             await self._store.give_up(run.run_id, why, self._now(), engine_s=engine_s)
 
-    async def _finish(self, run_id: str, found: EvaluationRun) -> None:
+    async def _finish(self, run: WatchRun, found: EvaluationRun) -> None:
         """Does not wait for alarms about the run: they may come much later, and none of them moves head."""
-        pairs = pairs_of(found.results, found.traps)
+        job = await self._store.gate_of(run.model)
+        by_shadow = job is not None and job.gate is not None and job.gate.by_shadow
+        pairs = pairs_of(found.results, found.traps, by_shadow=by_shadow)
+        if by_shadow and not pairs:
+            why = "no pair of it has shadow grades on both sides"
+            await self._store.give_up(run.run_id, why, self._now(), engine_s=found.engine_s)
+            return
         source = found.source_digest
-        await self._store.finish(run_id, pairs, found.engine_s, self._now(), source_digest=source)
+        await self._store.finish(run.run_id, pairs, found.engine_s, self._now(), source_digest=source)
 
     async def _look_for_alarms(self, watched: WatchedHead, runs: Sequence[WatchRun]) -> None:
         """Keeps with each run what the monitors of reward hacks say of it by now."""

@@ -328,7 +328,8 @@ def _fail(unit: PlanUnit, run: RunRecord, episode: EpisodeRow, failure: str, det
         case plan.Shorten():
             shortened = replace(group, expected_members=group.expected_members - 1)
             unit.update_group(shortened)
-            unit.announce_shortened(run, shortened, failure)
+            if not self_play.is_proposer(unit, run, shortened):  # the trainer gets it whole, as an offer
+                unit.announce_shortened(run, shortened, failure)
             _close_if_empty(unit, run.run_id, group.group_id)
         case None:
             _close_if_empty(unit, run.run_id, group.group_id)

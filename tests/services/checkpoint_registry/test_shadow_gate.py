@@ -5,11 +5,14 @@ from dataclasses import replace
 
 import pytest
 from tests.services.checkpoint_registry.conftest import MODEL, RegistryHarness
-from tests.services.checkpoint_registry.planner_double import GATE, PROFILE
+from tests.services.checkpoint_registry.planner_double import GATE, PROFILE, evaluation_run
+from tests.services.checkpoint_registry.watch_recipes import BATCH, played, watched
 
+from checkpoint_registry.adapters.sql_watches import SqlWatchStore
+from checkpoint_registry.domain.jobs import RequestState
 from checkpoint_registry.domain.models import CheckpointState
 from checkpoint_registry.domain.pairs import by_task, evidence_key
-from checkpoint_registry.domain.runs import EpisodeOutcome
+from checkpoint_registry.domain.runs import EpisodeOutcome, RunOutcome
 
 Shadow = Callable[[EpisodeOutcome], bool | None]
 
@@ -97,3 +100,67 @@ def test_evidence_by_other_graders_is_kept_apart() -> None:
     keys = {evidence_key(PROFILE, GATE), evidence_key(PROFILE, replace(GATE, by_shadow=True))}
     assert len(keys) == 2
     assert PROFILE.key() in keys
+
+
+async def watched_head(harness: RegistryHarness) -> RegistryHarness:
+    """By shadow a candidate became head, and its watch plays."""
+    watched(harness)
+    await judged(harness, lambda one: one.success)
+    assert await harness.head() == 1
+    return harness
+
+
+async def finish(harness: RegistryHarness, lost: int, lost_by_shadow: int | None) -> None:
+    """The newest run of a watch: head alone fails in so many pairs by the reward's grader, and in so many by
+    the shadow graders; None: these graded nothing."""
+    harness.clock.forward(1)
+    run_id, order = list(harness.planner.orders.items())[-1]
+    results = []
+    for at in range(BATCH):
+        said = None if lost_by_shadow is None else at >= lost_by_shadow
+        head, before = played(order.version, 0, at, success=at >= lost), played(0, 1, at, success=True)
+        results += [replace(head, shadow=said), replace(before, shadow=None if said is None else True)]
+    run = harness.planner.runs[run_id]
+    harness.planner.runs[run_id] = replace(
+        run, outcome=RunOutcome.COMPLETED, finished_at=harness.clock(), results=tuple(results)
+    )
+    assert await harness.watching.collect(run_id)
+    await harness.drive()
+
+
+async def test_the_watch_takes_no_head_back_that_only_the_rewards_grader_calls_worse(
+    harness: RegistryHarness,
+) -> None:
+    await finish(await watched_head(harness), BATCH, 0)
+    assert await harness.head() == 1
+
+
+async def test_the_watch_takes_back_what_the_shadow_graders_call_worse(harness: RegistryHarness) -> None:
+    await finish(await watched_head(harness), 0, BATCH)
+    assert await harness.head() == 0
+
+
+async def test_a_watch_without_shadow_grades_is_tried_again_later_and_not_at_once(
+    harness: RegistryHarness,
+) -> None:
+    await finish(await watched_head(harness), BATCH, None)
+    num_orders = len(harness.planner.orders)
+    await harness.drive()
+    assert (await harness.head(), len(harness.planner.orders)) == (1, num_orders)
+    (run,) = await SqlWatchStore(harness.database).runs(MODEL, 2)
+    assert (run.state, run.detail) == (RequestState.FAILED, "no pair of it has shadow grades on both sides")
+    harness.clock.forward(61)
+    await harness.drive()
+    assert len(harness.planner.orders) == num_orders + 1
+
+
+async def test_a_later_evaluation_which_counts_rewards_takes_no_such_head_back(
+    harness: RegistryHarness,
+) -> None:
+    await judged(harness, lambda one: one.success)
+    for run_id, version, rate in (("run-before", 0, 0.9), ("run-later", 1, 0.0)):
+        harness.clock.forward(60)
+        harness.planner.runs[run_id] = evaluation_run(run_id, MODEL, version, PROFILE)
+        harness.planner.finish(run_id, rate, harness.clock())
+        await harness.report(run_id)
+    assert await harness.head() == 1

@@ -247,6 +247,17 @@ async def test_attempts_that_fail_for_good_do_not_hold_up_the_proposer(played: P
     await check_conservation(played.planner)
 
 
+async def test_a_proposer_that_fails_for_good_makes_no_group_of_the_trainer_wait(played: Played) -> None:
+    """The trainer knows the group as an offer alone, and gets none where too few are left."""
+    await played.begin()
+    left, failing = played.planner.members(0)
+    await played.planner.apply(played.planner.graded(left))
+    for attempt in range(3):
+        await played.planner.apply(played.planner.failed(f"{failing[:-1]}{attempt}"))
+    assert await played.payloads("group.shortened/%") == []
+    await check_conservation(played.planner)
+
+
 async def test_an_environment_that_is_gone_is_asked_until_the_deadline_of_an_episode(played: Played) -> None:
     await played.begin()
     played.generator.answers = [EnvironmentLost("it hung up")] * 2

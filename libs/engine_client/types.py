@@ -86,8 +86,8 @@ def continued(first: Completion, inserted: Sequence[int], second: Completion) ->
 
 @dataclass(frozen=True, slots=True)
 class StagedScores:
-    """Log-probabilities (temperature 1, in nats) of row[1:] for each row: by weights that an engine keeps ready,
-    and by those that serve."""
+    """Log-probabilities (temperature 1, in nats) of row[1:] for each row: by weights that an engine keeps
+    ready, and by those that serve."""
 
     staged: Sequence[Sequence[float]]
     serving: Sequence[Sequence[float]]

@@ -2,8 +2,8 @@
 
 `objects/<sha256>` holds files once; `policies/<digest>/` is a directory of hard links to them that appears by
 one rename, after every byte was checked. Several processes may fetch into one cache; one that prunes it needs
-its `policies` for itself, as it does not know what the others use. `objects` may be one folder for all caches of a
-host: a file comes to the host once, whoever asks first, and stays while any cache links to it.
+its `policies` for itself, as it does not know what the others use. `objects` may be one folder for all
+caches of a host: a file comes to the host once, whoever asks first, and stays while any cache links to it.
 """
 
 import asyncio
@@ -36,7 +36,8 @@ async def fetch(
 ) -> Path:
     """The directory with exactly the manifest's files, every digest checked, also when it was cached before.
 
-    objects: where files lie once, `cache_dir / "objects"` by default; on the file system of cache_dir. Raises InvalidManifest, CorruptPolicy, and the store's MissingBlob, CorruptBlob, Unavailable.
+    objects: where files lie once, `cache_dir / "objects"` by default; on the file system of cache_dir.
+    Raises InvalidManifest, CorruptPolicy, and the store's MissingBlob, CorruptBlob, Unavailable.
     """
     check_manifest(manifest)
     target = cache_dir / "policies" / manifest.digest
@@ -69,8 +70,8 @@ async def prune(
     cache_dir: Path, *, keep: Collection[str], newest: int, objects: Path | None = None
 ) -> list[str]:
     """Remove policies except digests in `keep` and the `newest` used last, and what fetches that were killed
-    left behind an hour ago; returns the removed digests. Files in `objects` that no cache links to go, too, unless
-    somebody fetches just now: then the next call removes them."""
+    left behind an hour ago; returns the removed digests. Files in `objects` that no cache links to go, too,
+    unless somebody fetches just now: then the next call removes them."""
     own = cache_dir / "objects"
     return await asyncio.to_thread(_prune, cache_dir, {own, objects or own}, frozenset(keep), newest)
 
@@ -92,8 +93,8 @@ async def _fetch_file(store: BlobStore, file: PolicyFile, objects: Path, limit: 
 @contextlib.asynccontextmanager
 async def _locked(path: Path, kind: int) -> AsyncIterator[None]:
     """Hold the lock of a file, which ends with its process. Of one that stands still with it, and after
-    `_FETCHED_BY_ANOTHER_S`, it goes on without: then a file may be fetched twice, and appears by a rename all the
-    same."""
+    `_FETCHED_BY_ANOTHER_S`, it goes on without: then a file may be fetched twice, and appears by a rename
+    all the same."""
     handle = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
     try:
         until_s = time.monotonic() + _FETCHED_BY_ANOTHER_S

@@ -166,8 +166,9 @@ class EmbeddedEngine:
         self._staged = None
 
     async def swap(self, directory: Path, label: str, *, recompute_running: bool) -> float:
-        """Between two steps: sample by the weights that were staged from a directory, stamp their tokens, forget
-        prefixes of the old ones. Returns the seconds that it took. Raises BadWeights where others are kept."""
+        """Between two steps: sample by the weights that were staged from a directory, stamp their tokens,
+        forget prefixes of the old ones. Returns the seconds that it took. Raises BadWeights where others
+        are kept."""
         if self._staged is None or self._staged[0] != directory:
             kept = "no weights" if self._staged is None else str(self._staged[0])
             raise BadWeights(f"{directory} is not what was staged ({kept}): stage it first")

@@ -15,7 +15,8 @@ def pass_over(
     starts: Sequence[int],
     chunks: Sequence[Sequence[int]],
 ) -> torch.Tensor:
-    """Run chunks[p] from position starts[p] in slots[p]; hidden states of all tokens, row after row: [T, H]."""
+    """Run chunks[p] from position starts[p] in slots[p]; hidden states of all tokens, row after row: [T,
+    H]."""
     counts = [len(chunk) for chunk in chunks]
     positions = np.concatenate([np.arange(start, start + n) for start, n in zip(starts, counts, strict=True)])
     groups = model.config.num_heads // model.config.num_kv_heads
@@ -29,8 +30,8 @@ def pass_over(
 
 
 def score(model: DecoderModel, rows: Sequence[Sequence[int]]) -> list[list[float]]:
-    """Log-probabilities (temperature 1) of row[1:] given their prefixes. It has keys and values of its own, so any
-    thread may call it while the model samples."""
+    """Log-probabilities (temperature 1) of row[1:] given their prefixes. It has keys and values of its own,
+    so any thread may call it while the model samples."""
     if not rows:
         return []
     counts = [len(row) for row in rows]

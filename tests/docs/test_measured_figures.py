@@ -1,4 +1,4 @@
-"""What `upcycle size` says was measured is what the benchmarks stored: whoever measures again changes both."""
+"""What `upcycle size` says was measured is what the benchmarks stored."""
 
 import json
 from pathlib import Path

@@ -57,8 +57,8 @@ _ANSWER_S: Final = 10.0
 
 
 class SimulatedEngine:
-    """One engine process: EngineControl for its supervisor, an address for samplers. Every other one has room for
-    weights beside those that serve, as the embedded engine has; the others are as vLLM."""
+    """One engine process: EngineControl for its supervisor, an address for samplers. Every other one has
+    room for weights beside those that serve, as the embedded engine has; the others are as vLLM."""
 
     def __init__(self, given: Infrastructure, model: str, process: SimulatedProcess) -> None:
         self.model = model
@@ -99,7 +99,9 @@ class SimulatedEngine:
         if not self._has_room:
             return None
         self._staged = (directory / WEIGHTS).read_bytes()
-        return StagedScores(*([stubs.scores(one, row) for row in rows] for one in (self._staged, self._weights)))
+        return StagedScores(
+            *([stubs.scores(one, row) for row in rows] for one in (self._staged, self._weights))
+        )
 
     async def swap_weights(self, directory: Path, label: str, *, recompute_running: bool) -> float:
         """It may fail before or after it swapped them."""

@@ -10,6 +10,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Final
 
+from blob_store import BlobRef
 from engine_client import SamplingParams
 from episodes import EpisodeBroken, EpisodeFailure
 from grpo_trainer.adapters.policies import HeldOutTasks, PolicyCache, RegistryPolicies
@@ -270,6 +271,10 @@ class StubPolicies(RegistryPolicies):
 
     async def head(self, model: str) -> BasePolicy:
         return self._heads[model]
+
+    async def recorded_state(self, model: str, version: int) -> BlobRef | None:
+        """None was recorded."""
+        return None
 
 
 class NothingHeldOut(HeldOutTasks):

@@ -2,7 +2,8 @@
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -98,8 +99,8 @@ async def reset_prefix_cache(request: web.Request) -> web.Response:
 
 
 async def collective_rpc(request: web.Request) -> web.Response:
-    """POST /collective_rpc: `reload_weights` as in vLLM; our own, also while paused: `prompt_logprobs`, and new
-    weights in two calls, `stage_weights` and `swap_weights`, between which the old ones sample on."""
+    """POST /collective_rpc: `reload_weights` as in vLLM; our own, also while paused: `prompt_logprobs`, and
+    new weights in two calls, `stage_weights` and `swap_weights`, between which the old ones sample on."""
     body = RpcBody.model_validate(await read_body(request))
     if body.method is None:
         return error_reply(400, "Bad Request", "Missing 'method' in request body")
@@ -186,7 +187,8 @@ async def _stage_weights(serving: Serving, kwargs: dict[str, Any]) -> dict[str, 
     engine, rows = serving.engine, _rows_in(serving, kwargs)
     directory = Path(str(kwargs.get("weights_path")))
     served = engine.runner_of(engine.main).model
-    staged = await engine.stage(directory, await _weights_of(engine, directory))
+    with _refused_by_name():
+        staged = await engine.stage(directory, await _weights_of(engine, directory))
     scored = await asyncio.to_thread(score, staged, rows)
     return {"logprobs": scored, "before": await asyncio.to_thread(score, served, rows)}
 
@@ -194,7 +196,17 @@ async def _stage_weights(serving: Serving, kwargs: dict[str, Any]) -> dict[str, 
 async def _swap_weights(serving: Serving, kwargs: dict[str, Any]) -> dict[str, float]:
     directory, label = Path(str(kwargs.get("weights_path"))), str(kwargs.get("label"))
     recompute = kwargs.get("recompute_running") is True
-    return {"wall_s": await serving.engine.swap(directory, label, recompute_running=recompute)}
+    with _refused_by_name():
+        return {"wall_s": await serving.engine.swap(directory, label, recompute_running=recompute)}
+
+
+@contextmanager
+def _refused_by_name() -> Iterator[None]:
+    """Where vLLM has no word for it: bad weights are the caller's error, they stay bad at the next try."""
+    try:
+        yield
+    except (BadWeights, UnsupportedModel) as error:
+        raise BadRequest(str(error), param="weights_path") from error
 
 
 async def _forget_staged_weights(serving: Serving, kwargs: dict[str, Any]) -> None:

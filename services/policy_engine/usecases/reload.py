@@ -1,6 +1,6 @@
 """The reload protocol: load, check the canary, then name. A version is never named before its canary agreed.
 
-    embedded: stage (load beside what serves, score by both) -> swap (weights, name, prefixes, between two tokens)
+    embedded: stage (load beside what serves, score by both) -> swap (weights, name, prefixes, at once)
     vLLM:     pause(keep) -> reload -> name it unproven -> forget prefixes -> resume -> score -> name it
 
 vLLM has memory for one set of weights and answers nothing while it is paused, so there the canary is scored
@@ -15,15 +15,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Literal
 
-from engine_client import (
-    EngineError,
-    EngineRejected,
-    MalformedReply,
-    StagedScores,
-    pinned_name,
-    proven_label,
-    unproven_label,
-)
+from engine_client import EngineError, EngineRejected, StagedScores, pinned_name, proven_label, unproven_label
 from policy_engine.domain import EngineBroken, FailureKind, Policy, ServedPolicy, VersionRefused, judge_canary
 from policy_engine.ports import Clock, EngineControl, EngineHost
 
@@ -66,10 +58,9 @@ class ReloadProtocol:
         directory = self._host.prepare(new)
         try:
             staged = await engine.stage_weights(directory, _rows(new))
-        except (EngineRejected, MalformedReply) as error:  # such as scores that are not finite
-            raise _as_refusal(error, new) from error
         except EngineError as error:
-            raise EngineBroken(f"the engine cannot load v{new.target.version}: {error}") from error
+            # It serves what it served. Whether it lives at all, who watches it says.
+            raise _as_refusal(error, new) from error
         if staged is None:
             return await self._reload_in_place(engine, old, new, directory)
         return await self._swap(engine, old, new, directory, staged)
@@ -86,9 +77,7 @@ class ReloadProtocol:
             raise
         label = proven_label(new.target.version)
         try:
-            paused_s = await engine.swap_weights(
-                directory, label, recompute_running=self._recompute_running
-            )
+            paused_s = await engine.swap_weights(directory, label, recompute_running=self._recompute_running)
         except EngineError as error:
             # It may have swapped all the same. What it sampled since then is stamped with what sampled it.
             await self._go_back(engine, old, pause="keep")
@@ -112,13 +101,14 @@ class ReloadProtocol:
             paused_s = self._clock() - started_s
             worst = await self._prove_resumed(engine, new, before)
         except (VersionRefused, EngineError) as error:
-            await self._go_back(engine, old, pause="abort" if isinstance(error, _RefusedAfterResume) else None)
+            has_sampled = isinstance(error, _RefusedAfterResume)
+            await self._go_back(engine, old, pause="abort" if has_sampled else None)
             raise _as_refusal(error, new) from error
         return ServedPolicy(new, worst), paused_s
 
     async def _prove_resumed(self, engine: EngineControl, new: Policy, before: Scores | None) -> float:
-        """The worst difference of what samples already, under an unproven label; then names it. before: scores by
-        the old weights, where those are others."""
+        """The worst difference of what samples already, under an unproven label; then names it. before:
+        scores by the old weights, where those are others."""
         try:
             worst = judge_canary(new, await self._score(engine, new), before, self._dtype)
         except VersionRefused as error:
@@ -151,8 +141,8 @@ class ReloadProtocol:
     async def _go_back(
         self, engine: EngineControl, old: ServedPolicy, *, pause: Literal["keep", "abort"] | None
     ) -> None:
-        """Load the old weights again. Raises EngineBroken. pause: of an engine that samples; abort where it runs
-        on weights that were refused: none of those completions may be returned."""
+        """Load the old weights again. Raises EngineBroken. pause: of an engine that samples; abort where it
+        runs on weights that were refused: none of those completions may be returned."""
         try:
             if pause is not None:
                 await engine.pause(pause)

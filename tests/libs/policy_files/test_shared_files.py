@@ -1,4 +1,4 @@
-"""Caches of one host that share a folder of files: a file comes once, and stays while any of them needs it."""
+"""Caches of one host that share files: each comes once, and stays while any cache needs it."""
 
 import asyncio
 import fcntl
@@ -79,7 +79,7 @@ async def test_nothing_is_pruned_from_under_a_fetch(tmp_path: Path) -> None:
     await verify(await fetching, manifest)
 
 
-async def test_a_process_that_stands_still_keeps_nobody_waiting(
+async def test_a_process_that_stands_still_keeps_no_other_waiting(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(cache, "_FETCHED_BY_ANOTHER_S", 0.05)

@@ -1,4 +1,4 @@
-"""How large: every figure worked out on paper. That measured ones are those of the stored benchmarks: tests/docs."""
+"""How large: every figure worked out on paper."""
 
 import json
 

@@ -1,4 +1,4 @@
-"""Weights that wait beside those that serve, and take their place between two tokens. A real engine process."""
+"""Weights that wait beside those that serve, and take their place between two tokens."""
 
 import asyncio
 from collections.abc import AsyncIterator

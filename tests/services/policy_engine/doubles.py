@@ -38,7 +38,8 @@ class EngineDouble:
     """Scores `TRAINER_LOGPROBS` plus what its weights are off; writes down every order."""
 
     def __init__(self, *, is_embedded: bool = True) -> None:
-        """is_embedded: it answers while it is paused, and keeps other weights ready beside those that serve."""
+        """is_embedded: it answers while it is paused, and keeps other weights ready beside those that
+        serve."""
         self.orders: list[str] = []
         self.off = {version: version * 1e-6 for version in range(20)}
         self.loaded = 0

@@ -115,7 +115,7 @@ async def test_nothing_is_sent_to_an_engine_that_died() -> None:
 async def test_an_engine_that_can_go_neither_forth_nor_back_is_restarted() -> None:
     async with SupervisorBench() as bench:
         await bench.until("ready 0")
-        bench.host.engine.fails["reload"] = EngineUnavailable("it hangs")
+        bench.host.engine.fails |= dict.fromkeys(("swap", "reload"), EngineUnavailable("it hangs"))
         bench.platform.wanted = [1, 0]
         await until(lambda: len(bench.host.started) > 1, "a second start")
         bench.host.engine.fails.clear()
@@ -127,7 +127,7 @@ async def test_a_version_that_kills_the_engine_is_not_tried_again_at_once() -> N
     bench = SupervisorBench(refused_s=60.0)
     async with bench:
         await bench.until("ready 0")
-        bench.host.engine.fails["reload"] = EngineUnavailable("it died")
+        bench.host.engine.fails |= dict.fromkeys(("swap", "reload"), EngineUnavailable("it died"))
         bench.platform.wanted = [1, 0]
         await bench.until("failed 1 engine_error")
         bench.host.engine.fails.clear()

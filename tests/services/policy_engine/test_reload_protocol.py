@@ -54,7 +54,11 @@ async def test_weights_that_were_not_loaded_are_refused() -> None:
 
 @pytest.mark.parametrize(
     ("error", "may_pass_later"),
-    [(EngineRejected(500, "no such tensor"), False), (MalformedReply("no numbers"), True)],
+    [
+        (EngineRejected(400, "no such tensor"), False),
+        (MalformedReply("no numbers"), True),
+        (EngineUnavailable("no answer"), True),
+    ],
 )
 async def test_weights_that_cannot_be_staged_are_refused_and_touch_nothing(
     error: Exception, may_pass_later: bool
@@ -65,13 +69,6 @@ async def test_weights_that_cannot_be_staged_are_refused_and_touch_nothing(
         await _protocol(engine).reload(engine, ServedPolicy(policy(0), 0.0), policy(1))
     assert caught.value.may_pass_later is may_pass_later
     assert engine.orders == ["stage 1"]
-
-
-async def test_an_engine_that_does_not_answer_is_broken() -> None:
-    engine = EngineDouble()
-    engine.fails["stage"] = EngineUnavailable("no answer")
-    with pytest.raises(EngineBroken):
-        await _protocol(engine).reload(engine, ServedPolicy(policy(0), 0.0), policy(1))
 
 
 async def test_after_a_swap_without_an_answer_the_old_weights_come_back() -> None:

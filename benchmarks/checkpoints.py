@@ -36,7 +36,7 @@ _KNOWN_S = 60.0
 
 async def two_checkpoints(running: Bench, scratch: Path) -> list[Checkpoint]:
     """Version 0 and a version 1 that the registry knows and nothing judges."""
-    proofs = await asyncio.to_thread(_write, scratch / "noisy")
+    proofs = await asyncio.to_thread(noisy_copy, POLICY_DIR, scratch / "noisy")
     bucket = S3BlobStore(running.stack.s3)
     store = signed_store(bucket, operator_settings(running.stack.settings.data_dir), "benchmark")
     await bucket.start()
@@ -61,15 +61,15 @@ async def set_head(running: Bench, target: Checkpoint) -> None:
     await running.platform.registry.SetHead(request, timeout=10)
 
 
-def _write(directory: Path) -> list[CanaryRow]:
-    """A policy directory with other weights, and what they make of some tokens."""
+def noisy_copy(policy: Path, directory: Path, *, seed: int = 1) -> list[CanaryRow]:
+    """Writes a policy directory with other weights; what they make of some tokens."""
     torch.set_num_threads(1)
-    torch.manual_seed(1)
-    model = load_model(POLICY_DIR, device="cpu")
+    torch.manual_seed(seed)
+    model = load_model(policy, device="cpu")
     with torch.no_grad():
         for parameter in model.module.parameters():
             parameter.add_(torch.randn_like(parameter) * parameter.std() * _NOISE)
-    export_policy(model.module, POLICY_DIR, directory)
+    export_policy(model.module, policy, directory)
     proofs = canary(model, _rows(model))
     return [CanaryRow(token_ids=ids, logprobs=logprobs) for ids, logprobs in proofs]
 

@@ -69,13 +69,13 @@ async def _train(pairs: int, steps: int, seed: int) -> Beside:
             await _until(lambda: _is_watching(running), "the first pairs of the watch")
         played = pairs_played(await _watches(running))
         began = time.monotonic()
-        await running.complete(_run(steps, seed, gate=None))
+        await running.complete(recipe_run(steps, seed))
         return Beside(time.monotonic() - began, pairs_played(await _watches(running)) - played)
 
 
 async def _new_head(running: Bench, seed: int) -> None:
     """A checkpoint of two steps, whatever the gate thinks of it."""
-    await running.complete(_run(2, seed, gate=Gate(held_out.name, attempts=2, regression_margin=1.0)))
+    await running.complete(recipe_run(2, seed, gate=Gate(held_out.name, attempts=2, regression_margin=1.0)))
     await _until(lambda: _is_idle(running), "the gate's verdict")
     registry = running.platform.registry
     model = (await registry.GetModel(GetModelRequest(model=MODEL), timeout=10)).model
@@ -89,8 +89,8 @@ async def _new_head(running: Bench, seed: int) -> None:
     await registry.SetHead(head, timeout=10)
 
 
-def _run(steps: int, seed: int, gate: Gate | None) -> RunSpec:
-    """The recipe's run."""
+def recipe_run(steps: int, seed: int, gate: Gate | None = None) -> RunSpec:
+    """The recipe's run on `practice`."""
     training = replace(RECIPE.training, steps=steps, checkpoint_every_steps=steps, seed=seed)
     run = replace(RECIPE.run.run, taskset=practice.name, training=training, gate=gate)
     return spec_to_wire(replace(run, sampling=replace(RECIPE.run.sampling, seed=seed)))

@@ -1,9 +1,9 @@
 """A program with a loop and tools of its own as the agent of an evaluation, beside our harness.
 
 `upcycle eval --agent "cmd: …"` against `upcycle eval --gateway`: the same incidents, environments, gateway,
-engine, budgets and episodes at once, both greedy, so that both should say the same. They differ in who plays: a
-process for each episode, whose calls are recorded as a session, or the harness in the command's own process.
-In turns.
+engine, budgets and episodes at once, both greedy, so that both should say the same. They differ in who plays:
+a process for each episode, whose calls are recorded as a session, or the harness in the command's process. In
+turns.
 """
 
 import asyncio

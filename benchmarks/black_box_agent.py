@@ -59,10 +59,7 @@ def called(world: World, function: Mapping[str, Any]) -> str:
 def _http() -> Ask:
     where = urlsplit(os.environ["OPENAI_BASE_URL"])
     connection = http.client.HTTPConnection(where.netloc, timeout=_LIMIT_S)
-    headers = {
-        "authorization": f"Bearer {os.environ['OPENAI_API_KEY']}",
-        "content-type": "application/json",
-    }
+    headers = {"authorization": f"Bearer {os.environ['OPENAI_API_KEY']}", "content-type": "application/json"}
 
     def ask(body: dict[str, Any]) -> Mapping[str, Any]:
         asked = json.dumps({**body, "model": os.environ["UPCYCLE_MODEL"]})

@@ -6,6 +6,7 @@ from typing import Final
 
 from examples.incident import tasks as incident
 from examples.incident.world import draw_incident
+
 from upcycle import Task, Taskset
 
 COUNT: Final = 96

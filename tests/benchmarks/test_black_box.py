@@ -1,11 +1,21 @@
-"""The black-box agent plays an incident with its own tools, and its evaluation is held against the harness's."""
+"""The black-box agent plays an incident with its own tools; its evaluation is held against the harness's."""
 
 import json
 from collections.abc import Iterator, Mapping
 from typing import Any
 
 import pytest
-from benchmarks.black_box import HARNESS, OPENAI, PLATFORM, PROGRAM, Outcome, figures_of, job_of, noise, outcome_of
+from benchmarks.black_box import (
+    HARNESS,
+    OPENAI,
+    PLATFORM,
+    PROGRAM,
+    Outcome,
+    figures_of,
+    job_of,
+    noise,
+    outcome_of,
+)
 from benchmarks.black_box_agent import MAX_TURNS, TOOLS, answered, called
 from benchmarks.black_box_tasks import COUNT
 from benchmarks.stacks import BenchmarkFailed

@@ -80,5 +80,7 @@ def test_the_ratio_is_that_of_tokens_per_second_and_the_whole_run_is_in_the_note
     episodes = ((RawTurn((1,), 60), RawTurn((2,), 40)),)
     figure = figure_of(16, [Played(episodes, 2.0, 4.0), Played(episodes, 2.0, 4.0)], [1.0, 1.0])
     assert (figure.value, figure.met, figure.peer and figure.peer.ratio) == (50.0, False, 0.5)
-    assert figure.note == "2 turns an episode, 50 tokens a turn; from SubmitRun to the completed run 25 tokens/s"
+    assert (
+        figure.note == "2 turns an episode, 50 tokens a turn; from SubmitRun to the completed run 25 tokens/s"
+    )
     assert figure_of(16, [Played(episodes, 1.0, 1.0)], [0.9]).met is True

@@ -202,7 +202,7 @@ async def _large_step(directory: Path) -> Step:
         thread.close()
     size = f"{batch} groups of {RECIPE.run.group_size}"
     what = f"the optimizer step alone on {size}, from such steps on one group and on two"
-    return Step(batch_seconds(*seconds, batch), what)
+    return Step(batch_seconds(seconds[0], seconds[1], batch), what)
 
 
 async def _published(

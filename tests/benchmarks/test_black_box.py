@@ -86,7 +86,7 @@ def test_an_agent_whose_budget_is_spent_answers_nothing(world: World, choices: l
         ("search_logs", "{", "search_logs: "),
     ],
 )
-def test_a_wrong_call_is_told_to_the_model(world: World, name: str, arguments: str, said: str) -> None:
+def test_the_model_reads_why_a_call_is_wrong(world: World, name: str, arguments: str, said: str) -> None:
     assert said in called(world, {"name": name, "arguments": arguments})
 
 

@@ -219,6 +219,10 @@ soak: $(VENV)/.dev ## train for MINUTES without faults, fail when a process woul
 hacks: $(VENV)/.dev ## planted reward hacks against the shipped monitors: ten seeds of each, twenty clean runs (HACKS_ARGS="--only h1,h2")
 	$(BIN)/python -m examples.hacks.study $(HACKS_ARGS)
 
+.PHONY: hacks-platform
+hacks-platform: $(VENV)/.dev ## one seed of each planted hack on the whole platform (HACKS_ARGS="--only h1,h2")
+	$(BIN)/python -m examples.hacks.platform_study $(HACKS_ARGS)
+
 .PHONY: parity
 parity: $(VENV)/.dev ## the trainer's own code on recorded losses and gradients (FILE=path.npz)
 	$(BIN)/python -m tests.parity.compare $(or $(FILE),tests/parity/data/parity_trl.npz)

@@ -44,18 +44,27 @@ class PlayedTask:
 
 @dataclass(slots=True)
 class Turns:
-    """An episode as it was played. answer: None where its calls ran out. states: at the prompt, after each
-    call, before the grade."""
+    """An episode as it was played. shown: the prompt, then what each call returned. states: at the prompt,
+    after each call, before the grade. answer: None where its calls ran out. arguments: of each call."""
 
     shown: list[Shown]
     states: list[StateEntry]
     tools: list[str] = field(default_factory=list)
     moves: list[tuple[str, int]] = field(default_factory=list)
     answer: str | None = None
+    arguments: list[dict[str, str]] = field(default_factory=list)
 
 
 async def play(task: TaskOf, policy: TabularPolicy, *, version: int, trajectory_id: str) -> PlayedTask:
     """One episode."""
+    turns, result = await turns_of(task, policy)
+    seen = _observed(task, result, turns, version=version, trajectory_id=trajectory_id)
+    moves = PlayedMoves(tuple(turns.moves), None if result is None else result.score)
+    return PlayedTask(moves, seen, used_fault(task.variant, turns))
+
+
+async def turns_of(task: TaskOf, policy: TabularPolicy) -> tuple[Turns, EvaluationResult | None]:
+    """One episode as it was played, and its grade; None: the grader raised."""
     episode, states = investigate.play(asdict(task)), env.new_states()
     if states is None:
         raise AssertionError("the environment declares a state")
@@ -74,12 +83,10 @@ async def play(task: TaskOf, policy: TabularPolicy, *, version: int, trajectory_
         turns.states.append(await states.next())
         turns.shown.append(Shown(tool, text, " ".join(values.values())))
         turns.tools.append(tool)
+        turns.arguments.append(values)
         known.read(move, text)
     turns.states.append(await states.next())
-    result = await _graded(episode, turns.answer or "")
-    seen = _observed(task, result, turns, version=version, trajectory_id=trajectory_id)
-    moves = PlayedMoves(tuple(turns.moves), None if result is None else result.score)
-    return PlayedTask(moves, seen, used_fault(task.variant, turns))
+    return turns, await _graded(episode, turns.answer or "")
 
 
 async def _graded(episode: ScenarioPlay, answer: str) -> EvaluationResult | None:

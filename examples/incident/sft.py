@@ -23,9 +23,12 @@ Row = tuple[list[int], list[bool]]
 _ERRORS = (UPSTREAM_ERROR, *BYSTANDER_ERRORS)
 
 
-def encode(chat: ChatFormat, messages: Sequence[dict[str, Any]]) -> Row:
-    """A conversation as the policy sees it; what the policy wrote includes its stop tokens."""
-    ids = chat.render(messages, TOOLS, add_generation_prompt=False)
+def encode(
+    chat: ChatFormat, messages: Sequence[dict[str, Any]], tools: Sequence[dict[str, Any]] = TOOLS
+) -> Row:
+    """A conversation as the policy sees it; what the policy wrote includes its stop tokens. tools: those of
+    its environment."""
+    ids = chat.render(messages, tools, add_generation_prompt=False)
     (start,), (end,), (assistant,) = (chat.encode(text) for text in (TURN_START, TURN_END, "assistant\n"))
     writing, written = False, []
     for position, token in enumerate(ids):

@@ -41,11 +41,13 @@ class WarmStart:
     habits_ramp: share of the last phase over which right demonstrations give way to imperfect ones; a sudden
     change would cost skill. observation_weight: loss weight of tokens that the policy does not write.
     initializer_range: 0.02, the library's default, is for wide models; at this width copying forms late.
+    max_positions: longest conversation, in tokens.
     """
 
     hidden_size: int = 128
     num_layers: int = 4
     initializer_range: float = 0.08
+    max_positions: int = 512
     drill_steps: int = 160
     skill_steps: int = 320
     habit_steps: int = 160
@@ -71,7 +73,7 @@ def build_model(plan: WarmStart, chat: ChatFormat) -> Any:
         num_key_value_heads=plan.hidden_size // 64,
         head_dim=32,
         initializer_range=plan.initializer_range,
-        max_position_embeddings=512,
+        max_position_embeddings=plan.max_positions,
         rope_parameters={"rope_type": "default", "rope_theta": 10_000.0},
         tie_word_embeddings=True,
         bos_token_id=None,

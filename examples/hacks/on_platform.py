@@ -68,7 +68,7 @@ async def play_on_platform(
         held_out = held_out_tasks(variant, plan.gate_tasks)
         for taskset in (train, held_out):
             await register_taskset(platform, taskset)
-        async with _heard(platform) as alarms:
+        async with _first_alarms_of(platform) as alarms:
             run = await submit_run(platform, spec_of(train.name, held_out.name, plan))
             run = await follow_run(platform, run.run_id, timeout_s=RUN_LIMIT_S)
             await _settled(platform, run.run_id)
@@ -133,31 +133,31 @@ async def _platform(policy: Path, folder: Path) -> AsyncIterator[Platform]:
 
 
 @asynccontextmanager
-async def _heard(platform: Platform) -> AsyncIterator[dict[tuple[str, str], int]]:
+async def _first_alarms_of(platform: Platform) -> AsyncIterator[dict[tuple[str, str], int]]:
     """(run, kind) to the version that raised the alarm first. Asked again and again: an alarm that cleared
     and is raised once more would say a later version."""
-    heard: dict[tuple[str, str], int] = {}
-    asking = asyncio.create_task(_keep_hearing(platform, heard), name="hacks-alarms")
+    raised: dict[tuple[str, str], int] = {}
+    asking = asyncio.create_task(_keep_asking(platform, raised), name="hacks-alarms")
     try:
-        yield heard
+        yield raised
         if asking.done():
             await asking  # raises what ended it
-        await _hear(platform, heard)
+        await _note_alarms(platform, raised)
     finally:
         asking.cancel()
         await asyncio.wait({asking})
 
 
-async def _keep_hearing(platform: Platform, heard: dict[tuple[str, str], int]) -> None:
+async def _keep_asking(platform: Platform, raised: dict[tuple[str, str], int]) -> None:
     while True:
-        await _hear(platform, heard)
+        await _note_alarms(platform, raised)
         await asyncio.sleep(_LOOK_S)
 
 
-async def _hear(platform: Platform, heard: dict[tuple[str, str], int]) -> None:
+async def _note_alarms(platform: Platform, raised: dict[tuple[str, str], int]) -> None:
     listed = await platform.trajectories.ListAlarms(ListAlarmsRequest(), timeout=_ASK_S)
     for alarm in listed.alarms:
-        heard.setdefault((alarm.run_id, alarm.kind), alarm.since_version)
+        raised.setdefault((alarm.run_id, alarm.kind), alarm.since_version)
 
 
 async def _settled(platform: Platform, run_id: str) -> None:

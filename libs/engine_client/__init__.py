@@ -10,6 +10,7 @@ from engine_client.errors import (
     MalformedReply,
 )
 from engine_client.labels import (
+    NO_VERSION,
     WeightLabel,
     parse_label,
     pinned_name,
@@ -23,6 +24,7 @@ from engine_client.states import SERVING_STATES, STATE_NUMBERS, EngineState, sta
 from engine_client.types import Completion, FinishReason, SamplingParams, StagedScores, TokenSpan, continued
 
 __all__ = [
+    "NO_VERSION",
     "SERVING_STATES",
     "STATE_NUMBERS",
     "Completion",

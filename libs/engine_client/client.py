@@ -164,8 +164,9 @@ class EngineClient:
         return replies.swap_seconds(await self._rpc("swap_weights", kwargs, timeout_s))
 
     async def forget_staged_weights(self, *, timeout_s: float = 30.0) -> None:
-        """Free what was staged."""
-        await self._rpc("forget_staged_weights", {}, timeout_s)
+        """Free what was staged, where the engine stages."""
+        if await self._kind() == "embedded":
+            await self._rpc("forget_staged_weights", {}, timeout_s)
 
     async def update_weight_version(self, label: str, *, timeout_s: float = 30.0) -> None:
         """Stamp tokens that are sampled from now on with `label` (see `labels`)."""
@@ -270,7 +271,7 @@ class EngineClient:
         while not stamped.is_proven:
             now = await self.weight_version()
             current = parse_label(now)
-            if now != label and (current is None or current.proven < stamped.version):
+            if now != label and (current is None or not stamped.was_proven(current)):
                 raise EngineUnavailable(f"tokens came from {label!r}, which were refused; serving {now!r}")
             if now != label:
                 return stamped.version

@@ -7,10 +7,13 @@ on engines that cannot be asked while they are paused; the second number is the 
 
 import re
 from dataclasses import dataclass
+from typing import Final
 
 _NUMBER = r"(?:0|[1-9]\d{0,18})"
 _LABEL = re.compile(rf"(?P<proven>{_NUMBER})|unproven-(?P<loaded>{_NUMBER})-after-(?P<before>{_NUMBER})")
 _PINNED = re.compile(rf"(?P<model>.+)@v(?P<version>{_NUMBER})")
+NO_VERSION: Final = "default"
+"""The label with which vLLM begins: weights of no version. No token of them counts."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,6 +29,13 @@ class WeightLabel:
     def is_proven(self) -> bool:
         """Whether the loaded weights are proven."""
         return self.version == self.proven
+
+    def was_proven(self, later: "WeightLabel") -> bool:
+        """Whether a label that the engine has later shows that these weights were proven. Of a version that
+        it went back to only that version itself does: the newer one of before may be there again."""
+        if self.version < self.proven:
+            return later.proven == self.version
+        return later.proven >= self.version
 
 
 def proven_label(version: int) -> str:

@@ -8,6 +8,7 @@ caches of a host: a file comes to the host once, whoever asks first, and stays w
 
 import asyncio
 import contextlib
+import errno
 import fcntl
 import os
 import shutil
@@ -27,6 +28,9 @@ _FETCHED_BY_ANOTHER_S = 120.0
 """For how long a process waits for another's fetch of a file before it fetches the file itself."""
 _LOOK_S = 0.02
 _IN_USE = ".in-use"
+_NO_LOCKS = frozenset({errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP})
+"""What file systems without locks say. There a file may be fetched twice, and one that is pruned from under
+a fetch is fetched again."""
 _ABANDONED_S = 3600.0
 """A partial file or folder that was not written to for so long belongs to a process that was killed."""
 
@@ -110,6 +114,9 @@ def _has_lock(handle: int, kind: int) -> bool:
         fcntl.flock(handle, kind | fcntl.LOCK_NB)
     except BlockingIOError:
         return False
+    except OSError as error:
+        if error.errno not in _NO_LOCKS:
+            raise
     return True
 
 

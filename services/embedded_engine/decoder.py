@@ -4,6 +4,7 @@ Shapes: T tokens in the pass, N query heads, K key-value heads, G = N / K, D hea
 Every projection runs on all T tokens at once; only attention knows about rows.
 """
 
+import contextlib
 import math
 import mmap
 from dataclasses import dataclass
@@ -83,7 +84,8 @@ def _zeros_on_touch(shape: tuple[int, ...]) -> np.ndarray:
     """float32. Small pages: of huge ones, which numpy asks for, the first write to a row of the cache commits
     and zeroes 2 MiB, most of which is never used."""
     memory = mmap.mmap(-1, math.prod(shape) * 4, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-    memory.madvise(mmap.MADV_NOHUGEPAGE)
+    with contextlib.suppress(OSError):  # a kernel that has no huge pages refuses the advice
+        memory.madvise(mmap.MADV_NOHUGEPAGE)
     return np.frombuffer(memory, dtype=np.float32).reshape(shape)
 
 

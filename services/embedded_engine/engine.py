@@ -152,6 +152,7 @@ class EmbeddedEngine:
 
     async def reload(self, weights: ModelWeights) -> None:
         """Swap the main policy's weights at a token boundary. Raises BadWeights when the shapes differ."""
+        self._staged = None
         await self.call(lambda: self._runners[self.main].reload(weights))
 
     async def stage(self, directory: Path, weights: ModelWeights) -> DecoderModel:

@@ -4,6 +4,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
+from engine_client import version_of_label
 from model_gateway.domain.calls import ApiRoute, CompletionCall, ModelTarget
 from model_gateway.domain.routing import EngineRoute, served_name
 
@@ -58,9 +59,8 @@ def versions_in(reply: Mapping[str, Any]) -> list[int]:
 
 
 def version_in(span: Mapping[str, Any]) -> int | None:
-    """The version that a span names; None where its label names none."""
-    label = str(span.get("version", "")).removeprefix("unproven-")
-    return int(label) if label.isdecimal() else None
+    """The version that a span names, proven or not yet; None where its label names none."""
+    return version_of_label(str(span.get("version", "")))[0]
 
 
 def finish_reasons(reply: Mapping[str, Any]) -> list[str]:

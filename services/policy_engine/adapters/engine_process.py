@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
-from engine_client import EngineClient, EngineError, parse_label
+from engine_client import NO_VERSION, EngineClient, EngineError, parse_label
 from policy_engine.adapters.computing import ComputingWatch
 from policy_engine.domain import EngineBroken, Policy
 from policy_engine.ports import EngineControl
@@ -248,6 +248,8 @@ class AttachedEngine(_Engine):
             directory = self.prepare(policy)
             await client.pause("keep")
             try:
+                # First: a supervisor of before may have named what served, and nothing is proven yet.
+                await client.update_weight_version(NO_VERSION)
                 await client.reload_weights(directory)
                 await client.reset_prefix_cache()
             finally:  # refused or cancelled: it is not ours to keep

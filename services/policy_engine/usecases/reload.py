@@ -81,7 +81,9 @@ class ReloadProtocol:
         except EngineError as error:
             # It may have swapped all the same. What it sampled since then is stamped with what sampled it.
             await self._go_back(engine, old, pause="keep")
-            raise _as_refusal(error, new) from error
+            # It was proven: whatever failed then, it is not the version.
+            why = f"v{new.target.version}: {error}"
+            raise VersionRefused(FailureKind.ENGINE_ERROR, why, may_pass_later=True) from error
         return ServedPolicy(new, worst), paused_s
 
     async def _reload_in_place(

@@ -103,6 +103,27 @@ async def test_tokens_of_refused_weights_never_reach_the_caller(now: str) -> Non
             await client.generate("m", [1], PARAMS)
 
 
+@pytest.mark.parametrize("now", ["7", "unproven-8-after-7", "default"])
+async def test_a_version_that_was_gone_back_to_and_refused_never_reaches_the_caller(now: str) -> None:
+    answers: dict[str, Any] = {
+        GENERATE: lambda _: generated([1], [("unproven-5-after-7", 0, 1)]),
+        "/weight_info": lambda _: {"weight_version": now},
+    }
+    async with scripted(answers) as (url, _), EngineClient(url) as client:
+        with pytest.raises(EngineUnavailable, match="refused"):
+            await client.generate("m", [1], PARAMS)
+
+
+@pytest.mark.parametrize("now", ["5", "unproven-8-after-5"])
+async def test_a_version_that_was_gone_back_to_is_proven_by_its_own_name(now: str) -> None:
+    answers: dict[str, Any] = {
+        GENERATE: lambda _: generated([1], [("unproven-5-after-7", 0, 1)]),
+        "/weight_info": lambda _: {"weight_version": now},
+    }
+    async with scripted(answers) as (url, _), EngineClient(url) as client:
+        assert (await client.generate("m", [1], PARAMS)).version_spans == (TokenSpan(5, 0, 1),)
+
+
 async def test_an_engine_without_a_proven_version_is_not_used() -> None:
     serving = scripted({GENERATE: lambda _: generated([1], [("default", 0, 1)])})
     async with serving as (url, _), EngineClient(url) as client:

@@ -58,7 +58,7 @@ LAST = event(
                 "finish_reason": "stop",
                 "weight_versions": [
                     {"version": "4", "start": 0, "end": 2},
-                    {"version": "unproven-5", "start": 2, "end": 3},
+                    {"version": "unproven-5-after-4", "start": 2, "end": 3},
                 ],
             }
         ]

@@ -11,6 +11,7 @@ from tests.libs.engine_client.engine_double import Answer, scripted
 from tests.services.policy_engine.policies import Shape, make_policy
 
 from blob_store import BlobRef, MemoryBlobStore
+from engine_client import NO_VERSION, parse_label
 from episodes import Channel
 from policy_engine.adapters.engine_kinds import EmbeddedKind, EngineCertificate, EngineOptions, VllmKind
 from policy_engine.adapters.engine_process import AttachedEngine, EngineProcess
@@ -160,7 +161,7 @@ async def test_an_engine_that_cannot_start_says_why(tmp_path: Path) -> None:
 
 def weights_route(status: int) -> dict[str, Answer]:
     """The routes of an engine that answers a reload with this status."""
-    orders = ("/health", "/pause", "/reset_prefix_cache", "/resume")
+    orders = ("/health", "/pause", "/update_weight_version", "/reset_prefix_cache", "/resume")
     return {
         **dict.fromkeys(orders, lambda _: {}),
         "/collective_rpc": lambda _: web.json_response({"results": [None]}, status=status),
@@ -174,8 +175,20 @@ async def test_an_attached_engine_that_refuses_the_weights_is_not_left_paused(tm
         with pytest.raises(EngineBroken, match="does not take weights"):
             await host.start(policy(directory))
         await host.stop()
-        orders = ["/health", "/pause?mode=keep", "/collective_rpc", "/resume"]
+        orders = ["/health", "/pause?mode=keep", "/update_weight_version", "/collective_rpc", "/resume"]
         assert [path for path, _ in seen] == orders
+
+
+async def test_an_attached_engine_samples_under_no_name_of_before_until_it_is_proven(tmp_path: Path) -> None:
+    """A supervisor that was killed named what served, and its lease may live for seconds."""
+    directory = make_policy(tmp_path / "policy", 1)
+    async with scripted(weights_route(200)) as (url, seen):
+        host = AttachedEngine(EmbeddedKind(EngineOptions("m")), url, start_s=5.0)
+        await host.start(policy(directory, 6))
+        await host.stop()
+    said = [body["new_version"] if "version" in path else path for path, body in seen]
+    assert said[1:4] == ["/pause?mode=keep", NO_VERSION, "/collective_rpc"]
+    assert parse_label(NO_VERSION) is None, "no token of it is anybody's"
 
 
 async def test_a_version_that_cannot_be_prepared_does_not_pause_an_attached_engine(tmp_path: Path) -> None:

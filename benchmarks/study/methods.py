@@ -48,6 +48,8 @@ _NOISY: Final[Mapping[str, Any]] = {"learning_rate": 1.0, "prompts_per_step": 2}
 """Two groups a step at twenty times the rate."""
 _WITH_KL: Final[Mapping[str, Any]] = {**_TRANSFORMER_FAST, "loss_config": {"kl_coefficient": 0.02}}
 
+_FILTERED: Final[Mapping[str, Any]] = {"new_tasks_difficulty": "turns"}
+"""New tasks only where 0.05 to 0.75 of attempts are expected to succeed."""
 _CURRICULA: Final[Mapping[str, Mapping[str, Any]]] = {
     "off (default)": {},
     "solved": {"new_tasks": "solved"},
@@ -55,6 +57,8 @@ _CURRICULA: Final[Mapping[str, Mapping[str, Any]]] = {
     "failed (share .25)": {"new_tasks": "failed"},
     "failed, share .5": {"new_tasks": "failed", "new_tasks_share": 0.5},
     "failed, .25, retire after 4": {"new_tasks": "failed", "new_tasks_retire_after": 4},
+    "failed (.25), filter": {"new_tasks": "failed", **_FILTERED},
+    "failed, .5, filter": {"new_tasks": "failed", "new_tasks_share": 0.5, **_FILTERED},
 }
 
 _SELF_PLAYS: Final[tuple[tuple[str, str, Mapping[str, Any]], ...]] = (

@@ -61,6 +61,7 @@ from scenario_runner.usecases.registering import RegisterTaskset, SourceRules
 from scenario_runner.usecases.retaining import RemoveRuns
 from scenario_runner.usecases.retaining_sources import RemoveSources
 from scenario_runner.usecases.run_sources import (
+    CheckDifficulty,
     CheckGenerators,
     CheckGuidance,
     CheckProposers,
@@ -272,6 +273,7 @@ def _submit(
             hosts.describe,
             CheckGenerators(hosts.describe),
             CheckProposers(hosts.describe),
+            CheckDifficulty(hosts.describe),
         ),
         sessions=sessions,
         limits=SubmitLimits(settings.max_audits, timedelta(seconds=settings.sessions_gather_s)),

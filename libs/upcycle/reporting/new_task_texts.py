@@ -16,7 +16,7 @@ def new_tasks_line(run: "Run") -> str:
 
 def _parts(found: "NewTasks", num_groups: int) -> Iterator[str]:
     yield f"{found.ordered} ordered"
-    for name in ("playing", "retired", "duplicate", "held_out", "failed"):
+    for name in ("playing", "retired", "duplicate", "held_out", "filtered", "failed"):
         if count := getattr(found, name):
             yield f"{count} {name.replace('_', ' ')}"
     yield f"{found.groups} of {amount(num_groups, 'group')}, {found.trained} trained"

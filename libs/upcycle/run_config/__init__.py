@@ -9,7 +9,7 @@ from upcycle.run_config.limits import (
     Limit,
 )
 from upcycle.run_config.losses import LOSSES, OBJECTIVE_OPTIONS, Loss, loss_refusals
-from upcycle.run_config.model import PolicyChoice, RunSpec, Sampling, Training
+from upcycle.run_config.model import RunSpec, Sampling, Training
 from upcycle.run_config.names import (
     ADVANTAGES,
     AGGREGATIONS,
@@ -23,6 +23,7 @@ from upcycle.run_config.names import (
     Say,
     unknown,
 )
+from upcycle.run_config.policy import PolicyChoice
 from upcycle.run_config.refusing import RunConfigInvalid, checked, reasons_of
 
 __all__ = [

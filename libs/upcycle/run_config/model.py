@@ -41,6 +41,8 @@ from upcycle.run_config.names import (
     KL_PLACEMENTS,
     LEAVE_OUT,
     LINEAR,
+    MAX_SUCCESS,
+    MIN_SUCCESS,
     NEW_TASKS,
     REWARD_SCHEDULES,
     SCHEDULES,
@@ -50,10 +52,10 @@ from upcycle.run_config.names import (
     TASK_SAMPLERS,
     TURN_CREDITS,
     UNIFORM,
-    Channel,
     Purpose,
 )
-from upcycle.run_config.rules import POLICY_RULES, RUN_RULES, SAMPLING_RULES
+from upcycle.run_config.policy import PolicyChoice
+from upcycle.run_config.rules import RUN_RULES, SAMPLING_RULES
 from upcycle.run_config.thinking import Thinking
 from upcycle.run_config.training_rules import TRAINING_RULES
 from upcycle.tracking import STOP_RULES, is_by_platform
@@ -63,26 +65,6 @@ LORA_RATE: Final = 1e-5
 """Learning rates by what trains: those of prime-rl and TRL; adapters take about ten times as much."""
 
 Seed = Annotated[int, Strict(), Limit(-(2**62), 2**62)]
-
-
-@dataclass(frozen=True, slots=True, config=CONFIG)
-class PolicyChoice:
-    """Which weights play: a channel of a model, or exactly one version."""
-
-    model: Annotated[str, Text(1)]
-    """slug of the model."""
-    channel: Channel | None = Channel.LATEST
-    """`latest` (newest published) or `head` (promoted); a pinned version takes its place. A training run
-    follows `latest`."""
-    pinned_version: Annotated[Whole, Limit(0, 2**62)] | None = None
-    """exactly this policy version instead of a channel."""
-
-    @model_validator(mode="after")
-    def _check(self) -> PolicyChoice:
-        if self.pinned_version is not None:
-            object.__setattr__(self, "channel", None)
-        keep_rules(self, POLICY_RULES)
-        return self
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, config=CONFIG)
@@ -222,6 +204,14 @@ class Training:
     """with new tasks: of the run's groups, those that play them at most."""
     new_tasks_retire_after: Annotated[Whole, Limit(1, 1000)] = 2
     """with new tasks: groups in a row without spread after which one of them is played no more."""
+    new_tasks_difficulty: str = ""
+    """with new tasks: the argument of the scenarios that says how hard a task is, a number. A new task whose
+    expected success, by what its family lately played at values next to its own, is not between the next two
+    is not played. Empty: all are played."""
+    new_tasks_min_success: Annotated[Number, Limit(0, 1)] = MIN_SUCCESS
+    """with new_tasks_difficulty: a new task of less expected success is too hard."""
+    new_tasks_max_success: Annotated[Number, Limit(0, 1)] = MAX_SUCCESS
+    """with new_tasks_difficulty: a new task of more expected success is too easy."""
     self_play: str = ""
     """`PROPOSER:SOLVER`, two scenarios of one environment: answers to tasks of the first that have success
     become tasks of the second, played by a group each, and are paid by how many of that group solve them.

@@ -51,6 +51,9 @@ ON_FAILURE: Final = "on_failure"
 GUIDANCE: Final = ("off", ON_FAILURE)
 FAILED_TASKS, SOLVED_TASKS = "failed", "solved"
 NEW_TASKS: Final = (FAILED_TASKS, "off", SOLVED_TASKS)
+MIN_SUCCESS: Final = 0.05
+MAX_SUCCESS: Final = 0.75
+"""Of new tasks that a run keeps: what WebRL (arXiv:2411.02337) keeps of those that its critic looks at."""
 SELF_PLAY_ALPHA: Final = 0.8
 FADE: Final = "fade"
 REWARD_SCHEDULES: Final = (CONSTANT, FADE)

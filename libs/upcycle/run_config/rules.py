@@ -26,7 +26,8 @@ from upcycle.session_query import parse_sessions
 from upcycle.tracking import parse_tracked
 
 if TYPE_CHECKING:
-    from upcycle.run_config.model import PolicyChoice, RunSpec, Sampling
+    from upcycle.run_config.model import RunSpec, Sampling
+    from upcycle.run_config.policy import PolicyChoice
 
 
 def _batch(spec: RunSpec, say: Say) -> Iterator[str]:

@@ -15,6 +15,8 @@ from upcycle.run_config.names import (
     FAILED_TASKS,
     HIERARCHICAL,
     MAX_RL,
+    MAX_SUCCESS,
+    MIN_SUCCESS,
     NORMALIZE_THEN_SUM,
     ON_FAILURE,
     SCHEDULES,
@@ -119,12 +121,31 @@ def _guidance(training: Training, say: Say) -> Iterator[str]:
 
 
 def _new_tasks(training: Training, say: Say) -> Iterator[str]:
-    for name, default in (("new_tasks_share", 0.25), ("new_tasks_retire_after", 2)):
+    for name, default in _OF_NEW_TASKS:
         if training.new_tasks == "off" and getattr(training, name) != default:
             yield (
                 f"{say(name)} is set but {say('new_tasks')} is 'off': nothing reads it; set "
                 f"{say('new_tasks')} to {FAILED_TASKS} or {SOLVED_TASKS}, or leave it out"
             )
+
+
+_OF_NEW_TASKS: Final = (("new_tasks_share", 0.25), ("new_tasks_retire_after", 2), ("new_tasks_difficulty", ""))
+"""Options that only runs with new tasks have, with their defaults."""
+
+
+def _difficulty(training: Training, say: Say) -> Iterator[str]:
+    least, most = training.new_tasks_min_success, training.new_tasks_max_success
+    if not training.new_tasks_difficulty and (least, most) != (MIN_SUCCESS, MAX_SUCCESS):
+        name = "new_tasks_max_success" if least == MIN_SUCCESS else "new_tasks_min_success"
+        yield (
+            f"{say(name)} is set but {say('new_tasks_difficulty')} is empty: nothing reads it; "
+            "name the argument there that says how hard a task is, or leave it out"
+        )
+    if least >= most:
+        yield (
+            f"{say('new_tasks_min_success')} is {least:g} and {say('new_tasks_max_success')} {most:g}: no new "
+            "task would be played; leave room between them"
+        )
 
 
 def _self_play(training: Training, say: Say) -> Iterator[str]:
@@ -217,6 +238,7 @@ TRAINING_RULES: Final[tuple[Rule, ...]] = (
     _fading,
     _guidance,
     _new_tasks,
+    _difficulty,
     _self_play,
     _single_sessions,
     _adapters,

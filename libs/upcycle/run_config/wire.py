@@ -11,7 +11,8 @@ from google.protobuf.message import Message
 from upcycle.api.common.v1 import common_pb2
 from upcycle.api.taskset.v1 import taskset_pb2
 from upcycle.run_config.gate import Gate
-from upcycle.run_config.model import PolicyChoice, RunSpec, Sampling, Training
+from upcycle.run_config.model import RunSpec, Sampling, Training
+from upcycle.run_config.policy import PolicyChoice
 from upcycle.run_config.names import Channel, Purpose
 from upcycle.run_config.refusing import RunConfigInvalid, checked
 

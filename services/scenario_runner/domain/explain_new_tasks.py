@@ -14,9 +14,11 @@ def of_new_tasks(facts: RunFacts) -> str:
     if report is None or not report.num_ordered:
         return ""
     num_playing, num_groups = report.by_state.get(NewTaskState.PLAYING, 0), facts.view.run.next_position
+    num_filtered = report.by_state.get(NewTaskState.FILTERED, 0)
+    filtered = f", {num_filtered} left out as too hard or too easy" if num_filtered else ""
     return (
         f"; {report.num_groups} of {num_groups} groups are on new tasks, of which {report.num_ordered} were "
-        f"ordered and {amount(num_playing, 'is', 'are')} playing"
+        f"ordered{filtered} and {amount(num_playing, 'is', 'are')} playing"
     )
 
 

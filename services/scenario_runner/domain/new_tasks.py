@@ -32,13 +32,15 @@ from, fewer be learned by heart."""
 class NewTaskState(StrEnum):
     """WANTED: its generator was not asked, or not heard yet. PLAYING: groups are drawn of it. RETIRED: its
     groups have no spread; of a proposal: its group played it. The others are never played: the run has the
-    task already (DUPLICATE), it is held out or for audits (HELD_OUT), or none came (FAILED)."""
+    task already (DUPLICATE), it is held out or for audits (HELD_OUT), it is expected to be too
+    hard or too easy (FILTERED), or none came (FAILED)."""
 
     WANTED = "wanted"
     PLAYING = "playing"
     RETIRED = "retired"
     DUPLICATE = "duplicate"
     HELD_OUT = "held_out"
+    FILTERED = "filtered"
     FAILED = "failed"
 
 
@@ -63,7 +65,7 @@ class NewTaskRow:
     """The episode whose answer to the parent it is; "": a generator makes it."""
     state: NewTaskState = NewTaskState.WANTED
     detail: str = ""
-    """Why it is not played."""
+    """Why it is not played; of one that is, what was expected of it, if anything was."""
     slug: str = ""
     args_json: str = ""
     digest: str = ""
@@ -125,7 +127,8 @@ class NewTaskRow:
         if in_a_row < retire_after or self.state is not NewTaskState.PLAYING:
             return flat
         why = f"{in_a_row} groups in a row had no spread"
-        return replace(flat, state=NewTaskState.RETIRED, detail=why)
+        detail = f"{why}; {self.detail}" if self.detail else why
+        return replace(flat, state=NewTaskState.RETIRED, detail=detail)
 
 
 FLAT: Final = f"{GroupOutcome.EXCLUDED.value}({GroupReason.ZERO_SPREAD.value})"
@@ -151,8 +154,10 @@ class NewTasksReport:
 
     @property
     def none_came(self) -> tuple[NewTaskRow, ...]:
-        """The newest orders that were answered, as long as none of them came; newest first."""
-        answered = [row for row in self.newest if row.state is not NewTaskState.WANTED]
+        """The newest orders that were answered, as long as none of them came; newest first. Those that came
+        and were expected to teach nothing say nothing of it."""
+        passed = (NewTaskState.WANTED, NewTaskState.FILTERED)
+        answered = [row for row in self.newest if row.state not in passed]
         found: list[NewTaskRow] = []
         for row in answered:
             if row.slug:

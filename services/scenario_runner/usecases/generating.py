@@ -5,9 +5,9 @@ played.
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Collection
+from collections.abc import Awaitable, Callable, Collection, Mapping
 from dataclasses import dataclass, replace
-from typing import Final
+from typing import Any, Final
 
 from blob_store import BlobRef
 from identities.entities import group_of_episode
@@ -26,6 +26,7 @@ from scenario_runner.domain.runs import RunRecord
 from scenario_runner.domain.self_play import twin
 from scenario_runner.domain.spellings import other_spellings
 from scenario_runner.ports import GeneratorHost
+from scenario_runner.usecases.difficulty import chosen
 from scenario_runner.usecases.ending import conclude
 from scenario_runner.usecases.futile_runs import end_if_nothing_to_learn
 from scenario_runner.usecases.mixing import digest_of_source
@@ -117,7 +118,7 @@ class MakeTasks:
         else:
             known = await self._plan.read(lambda unit: unit.slug_of(order.tasksets, digests))
             row = order.row.made(args_json, digests[0])
-            found = await self._plan.transact(lambda unit: _take(unit, row, digests, known))
+            found = await self._plan.transact(lambda unit: _take(unit, row, digests, known, made.schema))
         self._note(found.state)
         said = {"run_id": found.run_id, "number": found.number, "task": found.slug, "why": found.detail}
         log.info("task_generated", extra={**said, "state": found.state.value})
@@ -173,7 +174,9 @@ def _checked(order: _Order, made: GeneratedTask) -> tuple[str, list[str]]:
     return args_json, [task_digest(source.name, scenario, args_json), *sorted(spellings)]
 
 
-def _take(unit: PlanUnit, row: NewTaskRow, digests: Collection[str], known: str) -> NewTaskRow:
+def _take(
+    unit: PlanUnit, row: NewTaskRow, digests: Collection[str], known: str, schema: Mapping[str, Any]
+) -> NewTaskRow:
     """The row as it is then: played, once it is training data, or dropped. A replica may have answered the
     order meanwhile, with another task of a generator that is not deterministic: then nothing is claimed."""
     newest = unit.new_tasks.of(row.run_id, row.number)
@@ -185,11 +188,14 @@ def _take(unit: PlanUnit, row: NewTaskRow, digests: Collection[str], known: str)
             return _answer(unit, replace(row, slug=same.slug).dropped(NewTaskState.DUPLICATE, why))
     elif known := known or unit.new_tasks.with_digest(row.run_id, digests):
         return _answer(unit, _without_task(row, NewTaskState.DUPLICATE, f"the run has it already: {known}"))
+    is_fit, said = chosen(unit, row, schema)
+    if not is_fit:
+        return _answer(unit, _without_task(row, NewTaskState.FILTERED, said))
     claim = claim_generated(unit, digests, row.run_id)
     if claim is not None:
         why = f"task {claim.digest[:12]} is of split {claim.split.value}: {claim.claimed_by} claimed it"
         return _answer(unit, _without_task(row, NewTaskState.HELD_OUT, why))
-    return _answer(unit, row)
+    return _answer(unit, replace(row, detail=said))
 
 
 def _equal_proposal(unit: PlanUnit, row: NewTaskRow) -> NewTaskRow | None:

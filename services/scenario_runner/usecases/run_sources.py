@@ -5,6 +5,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
+from scenario_runner.domain.difficulty import is_number
 from scenario_runner.domain.environments import EnvironmentDescription, EnvironmentSource
 from service_kit.errors import InvalidRequest
 from upcycle.environment.server_secrets import REFERENCE_BEGINS
@@ -18,6 +19,8 @@ KeepRunSource = Callable[[EnvironmentSource, int], Awaitable[str]]
 """Of an environment and the episodes' deadline in seconds: the digest of the kept source."""
 ScenariosCheck = Callable[[EnvironmentSource, Sequence[str]], Awaitable[None]]
 """Of an environment and the scenarios that a run plays."""
+ArgumentCheck = Callable[[EnvironmentSource, Sequence[str], str], Awaitable[None]]
+"""Of an environment, the scenarios that a run plays, and the argument that says how hard their tasks are."""
 OpensCheck = Callable[[EnvironmentSource], Awaitable[object]]
 """Of an environment: loads it, or connects to it. Raises EnvironmentBroken."""
 
@@ -99,6 +102,26 @@ class CheckGenerators:
             )
 
 
+class CheckDifficulty:
+    """Refuse a run that chooses new tasks by an argument that a scenario does not have, or that is no number."""
+
+    def __init__(self, describe: Describe) -> None:
+        self._describe = describe
+
+    async def __call__(self, source: EnvironmentSource, scenarios: Sequence[str], argument: str) -> None:
+        """scenarios: that the run plays. Raises EnvironmentBroken, InvalidRequest."""
+        environment = await self._describe(source)
+        for name in sorted(set(scenarios)):
+            schema = environment.scenarios.get(name, {})
+            if not is_number(schema, argument):
+                there = ", ".join(one for one in schema.get("properties", {}) if is_number(schema, one))
+                raise InvalidRequest(
+                    f"spec.training.new_tasks_difficulty is {argument!r}, and of environment "
+                    f"{environment.name!r} the scenario {name!r} takes no number of that name (numbers: "
+                    f"{there or 'none'}): name an argument that says how hard a task is, or leave the option out"
+                )
+
+
 class CheckProposers:
     """Refuse a run that plays against itself over an environment of which no scenario proposes tasks of the
     other."""
@@ -123,6 +146,10 @@ async def _unknown_proposers(source: EnvironmentSource, roles: Roles) -> None:
     pass
 
 
+async def _unknown_argument(source: EnvironmentSource, scenarios: Sequence[str], argument: str) -> None:
+    pass
+
+
 async def _unknown_scenarios(source: EnvironmentSource, scenarios: Sequence[str]) -> None:
     pass
 
@@ -139,13 +166,14 @@ async def _unknown_source(source: EnvironmentSource, deadline_s: int) -> str:
 class SourceChecks:
     """What is asked of the environments of a run at its submission. keep: see KeepSource. guides: see
     CheckGuidance. opens: asked of each environment of a run that plays several. generates: see
-    CheckGenerators. proposes: see CheckProposers."""
+    CheckGenerators. proposes: see CheckProposers. tells_difficulty: see CheckDifficulty."""
 
     keep: KeepRunSource = _unknown_source
     guides: ScenariosCheck = _unknown_scenarios
     opens: OpensCheck = _unknown_opening
     generates: ScenariosCheck = _unknown_scenarios
     proposes: Callable[[EnvironmentSource, Roles], Awaitable[None]] = _unknown_proposers
+    tells_difficulty: ArgumentCheck = _unknown_argument
 
 
 UNKNOWN_SOURCES: Final = SourceChecks()

@@ -150,16 +150,21 @@ class SubmitRun:
         return await self._plan.read(lambda unit: unit.scenarios(taskset.key))
 
     async def _kept_source(self, spec: RunSpec, taskset: RegisteredTaskset) -> str:
-        asked = spec.training
-        guides = asked is not None and asked.guidance == ON_FAILURE
-        generates = asked is not None and asked.new_tasks != "off"
-        if guides or generates:
-            scenarios = await self._scenarios(taskset)
-            if guides:
-                await self._sources.guides(taskset.source, scenarios)
-            if generates:
-                await self._sources.generates(taskset.source, scenarios)
+        if spec.training is not None:
+            await self._check_scenarios(spec.training, taskset)
         return await self._sources.keep(taskset.source, spec.episode_deadline_s)
+
+    async def _check_scenarios(self, asked: Training, taskset: RegisteredTaskset) -> None:
+        guides, generates = asked.guidance == ON_FAILURE, asked.new_tasks != "off"
+        if not guides and not generates:
+            return
+        source, scenarios = taskset.source, await self._scenarios(taskset)
+        if guides:
+            await self._sources.guides(source, scenarios)
+        if generates:
+            await self._sources.generates(source, scenarios)
+        if argument := asked.new_tasks_difficulty:
+            await self._sources.tells_difficulty(source, scenarios, argument)
 
     async def _playable(self, taskset: RegisteredTaskset, answer: Awaitable[T]) -> T:
         try:

@@ -8,6 +8,7 @@ _COUNTED = (
     NewTaskState.RETIRED,
     NewTaskState.DUPLICATE,
     NewTaskState.HELD_OUT,
+    NewTaskState.FILTERED,
     NewTaskState.FAILED,
 )
 

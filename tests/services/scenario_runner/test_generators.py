@@ -121,8 +121,22 @@ async def test_a_run_that_cannot_have_new_tasks_is_refused_at_submit(runner: Run
     for share in (0.0, 1.5):
         error = await refusal(submit(runner, new_tasks_run(new_tasks_share=share)))
         assert "spec.training.new_tasks_share must be > 0 and <= 1" in str(error.details())
+    error = await refusal(submit(runner, new_tasks_run(new_tasks_difficulty="upto")))
+    assert "the scenario 'bare' declares no generator" in str(error.details())
     error = await refusal(submit(runner, new_tasks_run(common_pb2.PURPOSE_EVAL)))
     assert error.details() == "spec.training is for purpose TRAIN only; this run has purpose EVAL"
+
+
+async def test_an_argument_that_is_no_number_is_refused_at_submit(runner: Runner) -> None:
+    await register(runner, counting("count"))
+    error = await refusal(submit(runner, new_tasks_run(new_tasks_difficulty="words")))
+    assert error.code().name == "INVALID_ARGUMENT"
+    assert error.details() == (
+        "spec.training.new_tasks_difficulty is 'words', and of environment 'generating' the scenario "
+        "'count' takes no number of that name (numbers: upto, by): name an argument that says how hard a "
+        "task is, or leave the option out"
+    )
+    assert (await submit(runner, new_tasks_run(new_tasks_difficulty="upto"))).run_id
 
 
 async def test_a_run_plays_what_its_environment_makes_of_a_failed_task(runner: Runner) -> None:

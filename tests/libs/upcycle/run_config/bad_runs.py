@@ -74,6 +74,26 @@ BAD_TRAININGS: list[tuple[dict[str, Any], str]] = [
         {"new_tasks": "failed", "new_tasks_retire_after": 0},
         "spec.training.new_tasks_retire_after must be >= 1",
     ),
+    (
+        {"new_tasks_difficulty": "n"},
+        "spec.training.new_tasks_difficulty is set but spec.training.new_tasks is 'off': nothing reads it",
+    ),
+    (
+        {"new_tasks": "failed", "new_tasks_min_success": 0.1},
+        "spec.training.new_tasks_min_success is set but spec.training.new_tasks_difficulty is empty",
+    ),
+    (
+        {"new_tasks": "failed", "new_tasks_max_success": 0.9},
+        "spec.training.new_tasks_max_success is set but spec.training.new_tasks_difficulty is empty",
+    ),
+    (
+        {"new_tasks": "failed", "new_tasks_difficulty": "n", "new_tasks_min_success": 0.75},
+        "spec.training.new_tasks_min_success is 0.75 and spec.training.new_tasks_max_success 0.75: no new task",
+    ),
+    (
+        {"new_tasks": "failed", "new_tasks_difficulty": "n", "new_tasks_max_success": 1.5},
+        "spec.training.new_tasks_max_success must be >= 0 and <= 1",
+    ),
     ({"self_play": "inject"}, "'inject', not PROPOSER:SOLVER, the names of two scenarios, as inject:repair"),
     ({"self_play": "a:a"}, "'a:a', not PROPOSER:SOLVER"),
     ({"self_play_alpha": 0.5}, "spec.training.self_play_alpha is set but spec.training.self_play is empty"),

@@ -64,6 +64,8 @@ class Group:
     """Guidance in its prompt, with which it trains."""
     cut_off: Sequence[bool] = ()
     """Of each episode whether a limit ended it; empty: of none."""
+    begins: int = 0
+    """Turn of the kind that they begin with."""
 
 
 class Table:
@@ -91,11 +93,13 @@ class Table:
         self.seed = seed
         self.done = self.drawn = self.guided = 0
 
-    def play(self, kind: int, *, hint: float = 0.0, turns: int = 0) -> Group:
+    def play(self, kind: int, *, hint: float = 0.0, turns: int = 0, begins: int = 0) -> Group:
         """One group. hint: added to the logits of the right actions, as guidance in the prompt would. turns:
-        a shorter task of the kind, which ends after so many of its turns; 0: the whole one."""
-        turns = turns or self.kinds.turns[kind]
-        logits = self.logits[kind, :turns].clone()
+        a shorter task of the kind, which ends after so many of its turns; 0: the whole one. begins: what is
+        left of the task from this turn on."""
+        ends = turns or self.kinds.turns[kind]
+        turns = ends - begins
+        logits = self.logits[kind, begins:ends].clone()
         logits[:, RIGHT] += hint
         logprobs = torch.log_softmax(logits, dim=-1).numpy()
         noise = self.random.gumbel(size=(self.spec.group_size, turns, self.kinds.actions))
@@ -107,9 +111,8 @@ class Table:
         cost = self.kinds.detour_cost * (actions == DETOUR).sum(1)
         rewards = np.where(success, np.maximum(1.0 - cost, 0.0), 0.0)
         right = [tuple(map(float, member == RIGHT)) for member in actions]
-        return Group(
-            kind, actions, sampled, rewards.tolist(), success.tolist(), right, hint, cut_off.tolist()
-        )
+        cut = cut_off.tolist()
+        return Group(kind, actions, sampled, rewards.tolist(), success.tolist(), right, hint, cut, begins)
 
     def _cut_off(self, actions: np.ndarray) -> np.ndarray:
         """[G], which episodes a limit ends."""
@@ -246,7 +249,7 @@ class Table:
         """[turns, actions], with the group's guidance."""
         shift = torch.zeros(self.kinds.actions, dtype=torch.float64)
         shift[RIGHT] = group.hint
-        return torch.log_softmax(logits[group.kind, :length] + shift, -1)
+        return torch.log_softmax(logits[group.kind, group.begins : group.begins + length] + shift, -1)
 
 
 @dataclass(slots=True)

@@ -68,7 +68,8 @@ class Curriculum:
             self.num_filtered += 1
             return
         args = json.dumps({"turns": made, "seed": seed})
-        row = NewTaskRow("run-study", len(self.rows), "corridor", kind, "walk", "", seed, "", "", "{}", solved=solved)
+        at_row = len(self.rows)
+        row = NewTaskRow("run-study", at_row, "corridor", kind, "walk", "", seed, "", "", "{}", solved=solved)
         self.rows.append(row.made(args, f"{number:064d}"))
 
     def _is_played(self, at: int, kind: int, turns: int) -> bool:

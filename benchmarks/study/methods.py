@@ -67,6 +67,7 @@ _SELF_PLAYS: Final[tuple[tuple[str, str, Mapping[str, Any]], ...]] = (
     ("alpha .8 (default)", self_play.PAID, {"self_play": "propose:walk"}),
     ("alpha .2", self_play.PAID, {"self_play": "propose:walk", "self_play_alpha": 0.2}),
     ("alpha .8, hierarchical", self_play.PAID, {"self_play": "propose:walk", "advantage": "hierarchical"}),
+    ("alpha .8, order 2", self_play.PAID, {"self_play": "propose:walk", "self_play_order": 2}),
 )
 
 

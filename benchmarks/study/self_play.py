@@ -10,18 +10,20 @@ from __future__ import annotations
 import hashlib
 import statistics
 from collections.abc import Sequence
+from dataclasses import replace
+from datetime import UTC, datetime
 from typing import Any, Final
 
 import torch
 
 from benchmarks.study.arms import Measures, members_of, spec_of
-from benchmarks.study.corridor import Group, Kinds, Table
+from benchmarks.study.corridor import DETOUR, Group, Kinds, Table
 from grpo_math.advantages import hierarchical
 from grpo_trainer.domain.signal import why_no_signal
 from grpo_trainer.domain.spec import TrainingSpec
 from scenario_runner.domain.new_tasks import NewTaskRow, NewTaskState
 from scenario_runner.domain.runs import EpisodeRow
-from scenario_runner.domain.self_play import paid, twin
+from scenario_runner.domain.self_play import attempt_that_leaves, paid, twin
 from upcycle.run_config.names import HIERARCHICAL
 
 SOLVED, FAR, NEAR, INVALID = 10, 10, 4, 8
@@ -35,6 +37,7 @@ KINDS: Final = Kinds(
 )
 GROUPS: Final = 16
 """That a step plays."""
+_NOW: Final = datetime(2026, 1, 1, tzinfo=UTC)
 PAID, VALID, FROZEN = "paid", "valid", "frozen"
 """What trains the proposer: the shares that solve its proposals; that they are valid; nothing."""
 
@@ -88,7 +91,20 @@ class Both(Table):
             for success in walks[-1].successes:
                 row = row.graded(success=success)
             rows.append(row.measured())
+            walks += self._left_over(walks[-1])
         return rows, walks
+
+    def _left_over(self, walk: Group) -> list[Group]:
+        """What a failed attempt at a walk left of it, played: the way from its first wrong turn on."""
+        if self.spec.self_play_order == 1:
+            return []
+        members = [_member(number, success) for number, success in enumerate(walk.successes)]
+        failed = attempt_that_leaves([replace(row, graded_at=_NOW, body_key="body") for row in members])
+        begins = 0 if failed is None else int((walk.actions[failed.member] > DETOUR).argmax())
+        if not begins:  # nobody solved it, or nobody failed, or nothing of it was done
+            return []
+        self.drawn += 1
+        return [self.play(walk.kind, begins=begins)]
 
     def _teaches(self, group: Group) -> bool:
         proposes = group.kind == PROPOSE

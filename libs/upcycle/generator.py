@@ -16,7 +16,7 @@ from upcycle.transcripts import Answer
 @dataclass(frozen=True, slots=True)
 class Parent:
     """The task that a new one is made of. solved: whether a whole group solved it, or none of a group did.
-    proposal: what an episode of it answered, where that proposes the new task."""
+    proposal: what an episode of it answered, where that proposes the new task, or is what is left of it."""
 
     arguments: Mapping[str, Any] = field(default_factory=dict)
     solved: bool = False
@@ -25,6 +25,7 @@ class Parent:
 
 GeneratorFunction = Callable[[int, Parent], Mapping[str, Any] | Awaitable[Mapping[str, Any]]]
 ProposalFunction = Callable[..., Mapping[str, Any] | Awaitable[Mapping[str, Any]]]
+"""Of an Answer and the arguments of its task: the arguments of the task that it proposes, or leaves."""
 
 
 def parent_of(row: Mapping[str, Any]) -> Parent:

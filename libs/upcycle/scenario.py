@@ -5,12 +5,11 @@
 """
 
 import inspect
-import json
 import traceback
-from collections.abc import AsyncGenerator, Awaitable, Callable, Generator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Generator, Mapping
 from dataclasses import dataclass, field
 from pathlib import PurePath
-from typing import Any, Final
+from typing import Any
 
 from upcycle.environment.schema import CallSchema, call_schema
 from upcycle.errors import (
@@ -19,23 +18,17 @@ from upcycle.errors import (
     RewardInvalid,
     ScenarioError,
     TasksetInvalid,
-    UpcycleError,
 )
 from upcycle.generator import GeneratorFunction, Parent, ProposalFunction, made_arguments
 from upcycle.guidance import Guidance, GuidanceFunction, guidance_of
-from upcycle.images import Image, checked_images, images_in
+from upcycle.prompts import Prompt, bounded_prompt, prompt_of
 from upcycle.raised import RAISED, deed
 from upcycle.rewards import EvaluationResult, evaluation_result
 from upcycle.task_rows import EnvironmentRef, Task, canonical_json, not_json
 from upcycle.transcripts import Answer
 
-Prompt = str | list[dict[str, Any]]
 ScenarioFunction = Callable[..., AsyncGenerator[Any, Any] | Generator[Any, Any, Any]]
 
-MAX_PROMPT_BYTES: Final = 15 * 1024 * 1024
-"""As JSON: a frame of the control channel, of at most 16 MiB, carries it."""
-_MOST_A_CHARACTER: Final = 6
-"""Bytes of one character in JSON: \\u0001."""
 # Names that `Scenario.task` takes for itself.
 RESERVED_ARGUMENTS = frozenset({"slug", "family"})
 
@@ -65,6 +58,7 @@ class Scenario:
     _proposals: list[tuple["Scenario", ProposalFunction]] = field(
         default_factory=list, repr=False, compare=False
     )
+    _left_overs: list[ProposalFunction] = field(default_factory=list, repr=False, compare=False)
 
     def __call__(self, *unnamed: Any, **arguments: Any) -> Task:
         return self.task(*unnamed, **arguments)
@@ -174,9 +168,12 @@ class Scenario:
 
     async def generate(self, seed: int, parent: Parent) -> dict[str, Any]:
         """The arguments of a new task. Raises ScenarioError where no generator is declared (of a parent with
-        a proposal: no proposer), and where what is declared fails."""
+        a proposal: no proposer), and where what is declared fails. A parent with a proposal that is not
+        solved is a task of this scenario, and the proposal a failed attempt at it."""
         if parent.proposal is not None:
-            return await self._proposed(parent.arguments, parent.proposal)
+            is_left = bool(self._left_overs) and not parent.solved
+            read = self._left_by if is_left else self._proposed
+            return await read(parent.arguments, parent.proposal)
         if not self._generators:
             raise ScenarioError(
                 f"scenario {self.name!r} declares no generator",
@@ -212,6 +209,28 @@ class Scenario:
 
         return declare
 
+    def left_over(self, function: ProposalFunction) -> ProposalFunction:
+        """Declare what a failed attempt at a task of this scenario leaves, as another task of it, in training
+        runs with `self_play_order` 2 or more.
+
+        The function takes the attempt, an Answer with its trajectory, and the arguments of the task, plain or
+        async, and returns those of the new one. The same attempt must give the same arguments.
+
+            @repair.left_over
+            def still_broken(failed: Answer, source: str) -> dict[str, Any]: ...
+
+        Raises DefinitionError for a second one.
+        """
+        if self._left_overs:
+            raise DefinitionError(f"scenario {self.name!r} has two left overs", "declare one function")
+        self._left_overs.append(function)
+        return function
+
+    @property
+    def leaves_tasks(self) -> bool:
+        """Whether it declares what a failed attempt leaves."""
+        return bool(self._left_overs)
+
     @property
     def proposer(self) -> str:
         """Name of the scenario whose answers propose its tasks; "" where none does."""
@@ -229,6 +248,11 @@ class Scenario:
         return await made_arguments(
             lambda: function(proposal, **checked), named, self.name, self.schema.check
         )
+
+    async def _left_by(self, arguments: Mapping[str, Any], failed: Answer) -> dict[str, Any]:
+        function, checked = self._left_overs[0], self.schema.check(arguments)
+        named = f"what a failed attempt at scenario {self.name!r} leaves"
+        return await made_arguments(lambda: function(failed, **checked), named, self.name, self.schema.check)
 
     def play(self, arguments: Mapping[str, Any]) -> "ScenarioPlay":
         """A new execution with these arguments. Raises ArgumentsInvalid."""
@@ -264,7 +288,7 @@ class ScenarioPlay:
         """
         value = await self._advance(None, "before its first yield (the prompt)")
         named = self._named()
-        return _bounded(prompt_of(value, named), named)
+        return bounded_prompt(prompt_of(value, named), named)
 
     async def grade(self, answer: Answer) -> EvaluationResult:
         """Resume the scenario with the answer, return the reward that it yields, and run it to its end.
@@ -334,46 +358,3 @@ async def _stepped(generator: Generator[Any, Any, Any], sent: Any) -> Any:
         return generator.send(sent)
     except StopIteration as ended:
         raise StopAsyncIteration from ended
-
-
-def prompt_of(value: Any, named: str) -> Prompt:
-    """Check that a yielded value is a prompt: text, or messages `[{"role", "content"}]`. named: its scenario.
-    Raises ScenarioError.
-    """
-    if isinstance(value, str):
-        return value
-    rows = value if isinstance(value, Sequence) and not isinstance(value, bytes) else ()
-    messages = [dict(row) for row in rows if isinstance(row, Mapping) and "role" in row and "content" in row]
-    if messages and len(messages) == len(rows):
-        try:
-            return [{**row, "content": _content(row["content"])} for row in messages]
-        except (ValueError, UpcycleError) as error:
-            raise ScenarioError(f"{named}: its prompt: {error}") from error
-    raise ScenarioError(
-        f"{named}: first yield is of type {type(value).__name__}, not a prompt",
-        "yield a str or a list of {'role': …, 'content': …}",
-    )
-
-
-def _bounded(prompt: Prompt, named: str) -> Prompt:
-    """Raises ScenarioError for one that no frame of the control channel carries."""
-    if isinstance(prompt, str) and len(prompt) * _MOST_A_CHARACTER < MAX_PROMPT_BYTES:
-        return prompt
-    size = len(json.dumps(prompt, ensure_ascii=False, default=str).encode("utf-8", "replace"))
-    if size > MAX_PROMPT_BYTES:
-        raise ScenarioError(
-            f"{named}: its prompt has {size} bytes as JSON, limit {MAX_PROMPT_BYTES}",
-            "ask with less, and let a tool show the rest",
-        )
-    return prompt
-
-
-def _content(content: Any) -> Any:
-    """An Image becomes a part of the message. Raises ValueError and ToolFailed for what is no image."""
-    shown = [content] if isinstance(content, Image) else content
-    if not isinstance(shown, list | tuple):
-        return content
-    parts = [{"type": "text", "text": one} if isinstance(one, str) else one for one in shown]
-    parts = [one.to_part() if isinstance(one, Image) else one for one in parts]
-    checked_images(images_in(parts))
-    return parts

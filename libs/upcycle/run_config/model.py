@@ -219,6 +219,9 @@ class Training:
     self_play_alpha: Annotated[Number, Limit(0, 1)] = SELF_PLAY_ALPHA
     """with self_play: a proposal that a share s of its group solves is paid 1 - (1 + alpha) * s, and -alpha
     where all or none solve it; an answer that is no proposal -1."""
+    self_play_order: Annotated[Whole, Limit(1, 8)] = 1
+    """with self_play: 1 plays proposals alone; 2 also what a failed attempt at one leaves, as a task of its
+    own (bugs of a higher order); 3 what one at such a task leaves, and so on."""
     cut_off_episodes: Annotated[str, OneOf(CUT_OFF_EPISODES)] = "train"
     """episodes that a limit of tokens or turns ended: `train` on them, or `leave_out`: their rewards count
     in their group, and their tokens do not train."""

@@ -8,10 +8,12 @@ from dataclasses import dataclass
 @dataclass(frozen=True, slots=True)
 class Roles:
     """Of a run that plays against itself: the scenario whose answers propose tasks, and the one that the
-    tasks are of."""
+    tasks are of. order: 1 where only those are played, 2 where what a failed attempt leaves is, too, and so
+    on."""
 
     proposer: str
     solver: str
+    order: int = 1
 
 
 def is_pair(text: str) -> bool:
@@ -20,9 +22,12 @@ def is_pair(text: str) -> bool:
     return len(names) == 2 and all(name and name == name.strip() for name in names) and names[0] != names[1]
 
 
-def roles_of(self_play: str) -> Roles | None:
+def roles_of(self_play: str, order: int = 1) -> Roles | None:
     """The roles that a run's `self_play` names; None where it is empty."""
-    return Roles(*self_play.split(":")) if self_play else None
+    if not self_play:
+        return None
+    proposer, solver = self_play.split(":")
+    return Roles(proposer, solver, order)
 
 
 def proposer_reward(pass_rate: float, alpha: float) -> float:

@@ -129,7 +129,11 @@ def _new_tasks(training: Training, say: Say) -> Iterator[str]:
             )
 
 
-_OF_NEW_TASKS: Final = (("new_tasks_share", 0.25), ("new_tasks_retire_after", 2), ("new_tasks_difficulty", ""))
+_OF_NEW_TASKS: Final = (
+    ("new_tasks_share", 0.25),
+    ("new_tasks_retire_after", 2),
+    ("new_tasks_difficulty", ""),
+)
 """Options that only runs with new tasks have, with their defaults."""
 
 
@@ -143,8 +147,8 @@ def _difficulty(training: Training, say: Say) -> Iterator[str]:
         )
     if least >= most:
         yield (
-            f"{say('new_tasks_min_success')} is {least:g} and {say('new_tasks_max_success')} {most:g}: no new "
-            "task would be played; leave room between them"
+            f"{say('new_tasks_min_success')} is {least:g} and {say('new_tasks_max_success')} {most:g}: "
+            "no new task would be played; leave room between them"
         )
 
 
@@ -171,9 +175,11 @@ def _self_play(training: Training, say: Say) -> Iterator[str]:
 
 
 def _not_self_play(training: Training, say: Say) -> Iterator[str]:
-    if training.self_play_alpha != SELF_PLAY_ALPHA:
+    for name, default in (("self_play_alpha", SELF_PLAY_ALPHA), ("self_play_order", 1)):
+        if getattr(training, name) == default:
+            continue
         yield (
-            f"{say('self_play_alpha')} is set but {say('self_play')} is empty: nothing reads it; set "
+            f"{say(name)} is set but {say('self_play')} is empty: nothing reads it; set "
             f"{say('self_play')} to PROPOSER:SOLVER, or leave it out"
         )
     if training.advantage == HIERARCHICAL:

@@ -37,6 +37,7 @@ _NOT_DIGESTED: Final = (
     "new_tasks_max_success",
     "self_play",
     "self_play_alpha",
+    "self_play_order",
     "tasksets",
 )
 """Hyperparameters on which no weights depend: the planner alone acts on them, or they only measure."""
@@ -68,6 +69,7 @@ _LATER_THAN_0_3_0: Final = frozenset(
         "new_tasks_max_success",
         "self_play",
         "self_play_alpha",
+        "self_play_order",
         "cut_off_episodes",
         "lr_success_decay",
         "kl_success_growth",

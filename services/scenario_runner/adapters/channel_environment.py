@@ -294,6 +294,7 @@ def description_from(row: Mapping[str, Any]) -> EnvironmentDescription:
         guided=frozenset(row["guided"]),
         generating=frozenset(row["generating"]),
         proposers=row["proposers"],
+        left_overs=frozenset(row["left_overs"]),
         secrets=row["secrets"],
     )
 

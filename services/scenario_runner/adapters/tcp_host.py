@@ -62,6 +62,7 @@ class TcpHost:
         assert welcome is not None  # noqa: S101 - _connected said hello
         guided = frozenset(name for name, row in rows.items() if row.get("guidance") is True)
         generating = frozenset(name for name, row in rows.items() if row.get("generator") is True)
+        left_overs = frozenset(name for name, row in rows.items() if row.get("left_over") is True)
         proposers = {name: str(row["proposed_by"]) for name, row in rows.items() if row.get("proposed_by")}
         return EnvironmentDescription(
             welcome.name,
@@ -71,6 +72,7 @@ class TcpHost:
             guided=guided,
             generating=generating,
             proposers=proposers,
+            left_overs=left_overs,
         )
 
     async def generate(self, order: TaskOrder) -> GeneratedTask:

@@ -106,6 +106,7 @@ def describe(environment: Environment, digest: str, sandbox: Sandbox) -> dict[st
         "proposers": {
             name: scenario.proposer for name, scenario in environment.scenarios.items() if scenario.proposer
         },
+        "left_overs": [name for name, scenario in environment.scenarios.items() if scenario.leaves_tasks],
         "tools": [tool.spec.to_row() for tool in environment.tools.values()],
         "attaches_tools": environment.attaches_tools,
         "secrets": environment.servers.secrets,

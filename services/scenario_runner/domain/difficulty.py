@@ -1,4 +1,4 @@
-"""How many attempts at a new task may be expected to succeed, by what a run played lately of its family. Pure.
+"""How many attempts at a new task are expected to succeed, by what a run played lately of its family. Pure.
 
 One argument of the scenario, a number, says how hard a task is; which way is not assumed. WebRL
 (arXiv:2411.02337) asks a critic, and keeps new tasks that it gives between 0.05 and 0.75.

@@ -150,6 +150,8 @@ class EnvironmentDescription:
     """Names of the scenarios that declare a generator."""
     proposers: Mapping[str, str] = field(default_factory=dict)
     """Scenarios whose tasks another one proposes, each with that one."""
+    left_overs: frozenset[str] = frozenset()
+    """Names of the scenarios that declare what a failed attempt leaves."""
     secrets: Mapping[str, str] = field(default_factory=dict)
     """Of each secret that MCP servers name, the first server that does."""
 
@@ -179,7 +181,7 @@ class TaskOrder:
     """A new task that the generator of a scenario is to make. args_json: of the task that it is made of.
     solved: whether a whole group solved that, or none of a group did. source_digest: of the code that judges
     the run; "": what lies there now. proposal: an answer `{"answer", "trajectory"}` to that task, which
-    proposes the new one; None: the generator makes it."""
+    proposes the new one (solved), or failed and leaves it; None: the generator makes it."""
 
     source: EnvironmentSource
     scenario: str

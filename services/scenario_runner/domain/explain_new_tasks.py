@@ -32,6 +32,7 @@ def none_come(facts: RunFacts) -> Iterator[WaitReason]:
         f"alarm: none of the last {len(report.none_came)} new tasks that were ordered is played; the newest, "
         f"of {newest.parent_slug!r}: {newest.state.value}, {newest.detail}"
     )
-    maker = "proposed_by" if newest.proposed_by else "generator"
+    read = "proposed_by" if newest.solved else "left_over"
+    maker = read if newest.proposed_by else "generator"
     remedy = f"mend @{newest.scenario}.{maker} in a new run; this one goes on with its taskset"
     yield WaitReason("you", what, 0, 0.0, remedy)

@@ -21,7 +21,8 @@ LEAST_COMPARED: Final = 2
 
 def roles(spec: RunSpec) -> Roles | None:
     """Of a run that plays against itself; None of any other."""
-    return None if spec.training is None else roles_of(spec.training.self_play)
+    training = spec.training
+    return None if training is None else roles_of(training.self_play, training.self_play_order)
 
 
 def proposes(spec: RunSpec, scenario: str, new_task: int | None) -> bool:
@@ -70,6 +71,17 @@ def _played(row: NewTaskRow, proposed: Sequence[NewTaskRow]) -> NewTaskRow | Non
     if row.state is NewTaskState.DUPLICATE:
         return twin(row.digest, proposed)
     return row if row.state is NewTaskState.RETIRED else None
+
+
+def attempt_that_leaves(members: Iterable[EpisodeRow]) -> EpisodeRow | None:
+    """Of a group that played a task, the failed attempt whose work becomes another one: that with the highest
+    reward, of equal ones the first. None where all failed, so that the task may be out of reach, or none did,
+    or none of those that did was stored."""
+    graded = [row for row in members if row.graded_at is not None]
+    if not any(row.success for row in graded):
+        return None
+    failed = [row for row in graded if not row.success and row.body_key]
+    return max(failed, key=lambda row: (row.reward, -row.member), default=None)
 
 
 def twin(digest: str, proposed: Iterable[NewTaskRow]) -> NewTaskRow | None:

@@ -182,6 +182,8 @@ def _take(
     newest = unit.new_tasks.of(row.run_id, row.number)
     if newest.state is not NewTaskState.WANTED:
         return newest
+    if row.parent_digest in digests:  # a failed attempt that changed nothing
+        return _answer(unit, _without_task(row, NewTaskState.DUPLICATE, f"it is {row.parent_slug} again"))
     if row.proposed_by:  # played again where another group proposed it: the policy has changed since
         if (same := _equal_proposal(unit, row)) is not None:
             why = f"{same.proposed_by} of its group proposed it too"

@@ -103,7 +103,7 @@ class CheckGenerators:
 
 
 class CheckDifficulty:
-    """Refuse a run that chooses new tasks by an argument that a scenario does not have, or that is no number."""
+    """Refuse a run that chooses new tasks by an argument that is no number, or none of a scenario."""
 
     def __init__(self, describe: Describe) -> None:
         self._describe = describe
@@ -118,7 +118,8 @@ class CheckDifficulty:
                 raise InvalidRequest(
                     f"spec.training.new_tasks_difficulty is {argument!r}, and of environment "
                     f"{environment.name!r} the scenario {name!r} takes no number of that name (numbers: "
-                    f"{there or 'none'}): name an argument that says how hard a task is, or leave the option out"
+                    f"{there or 'none'}): name an argument that says how hard a task is, or leave the "
+                    "option out"
                 )
 
 
@@ -139,6 +140,12 @@ class CheckProposers:
                 f"spec.training.self_play is '{roles.proposer}:{roles.solver}', and environment "
                 f"{environment.name!r} declares {pairs or 'no scenario that proposes tasks of another'}: "
                 f"write @{roles.solver}.proposed_by({roles.proposer}) in its file, or leave the option out"
+            )
+        if roles.order > 1 and roles.solver not in environment.left_overs:
+            raise InvalidRequest(
+                f"spec.training.self_play_order is {roles.order}, and of environment "
+                f"{environment.name!r} the scenario {roles.solver!r} does not say what a failed attempt leaves: write "
+                f"@{roles.solver}.left_over in its file, or leave the option out"
             )
 
 

@@ -15,8 +15,21 @@ from episodes import GroupReason
 from scenario_runner.adapters.sql_plan import PlanUnit
 from scenario_runner.domain.new_tasks import NewTaskRow, NewTaskState, order_seed
 from scenario_runner.domain.plan import open_group_limit, run_seed
-from scenario_runner.domain.runs import OPEN_RUN_STATES, EpisodeRow, EpisodeState, GroupRow, RunRecord
-from scenario_runner.domain.self_play import LEAST_COMPARED, num_that_may_propose, paid, proposes, roles
+from scenario_runner.domain.runs import (
+    OPEN_RUN_STATES,
+    EpisodeRow,
+    EpisodeState,
+    GroupRow,
+    RunRecord,
+)
+from scenario_runner.domain.self_play import (
+    LEAST_COMPARED,
+    attempt_that_leaves,
+    num_that_may_propose,
+    paid,
+    proposes,
+    roles,
+)
 from scenario_runner.domain.source_groups import SourceGroup, SourceGroupState
 from scenario_runner.domain.sources import Offer, rewarded
 
@@ -35,21 +48,25 @@ def note_graded(unit: PlanUnit, run: RunRecord, episode: EpisodeRow) -> None:
     """Order the task that an episode proposes. In the transaction that grades it, so that no crash forgets an
     order or gives it twice."""
     played = roles(run.spec)
-    if played is None or not episode.success or not is_proposer(unit, run, episode):
-        return
+    if played is not None and episode.success and is_proposer(unit, run, episode):
+        _order(unit, run, episode, played.solver, solved=True)
+
+
+def _order(unit: PlanUnit, run: RunRecord, episode: EpisodeRow, solver: str, *, solved: bool) -> None:
+    """solved: the episode proposes a task of the solver; else it failed one, and leaves another."""
     parent, (_, number) = unit.task_of(episode), unit.new_tasks.ordered(run.run_id)
     order = NewTaskRow(
         run_id=run.run_id,
         number=number,
         taskset=episode.taskset,
         task_position=episode.task_position,
-        scenario=played.solver,
+        scenario=solver,
         family=parent.family,
         seed=order_seed(run_seed(run), number),
         parent_slug=parent.slug,
         parent_digest=parent.digest,
         parent_args=parent.args_json,
-        solved=True,
+        solved=solved,
         proposed_by=episode.episode_id,
     )
     unit.new_tasks.add(order)
@@ -62,7 +79,7 @@ def note_ended(unit: PlanUnit, run_id: str, group_id: str) -> None:
     if run is None or group is None or group.new_task is None or roles(run.spec) is None:
         return
     if all(row.state is not EpisodeState.PLANNED for row in unit.members(group_id)):
-        _measure(unit, run, group.new_task)
+        _measure(unit, run, group.new_task, group_id)
 
 
 def note_closed(unit: PlanUnit, run: RunRecord, group: GroupRow) -> None:
@@ -70,12 +87,13 @@ def note_closed(unit: PlanUnit, run: RunRecord, group: GroupRow) -> None:
     if roles(run.spec) is None:
         return
     if group.new_task is not None:
-        _measure(unit, run, group.new_task)
+        _measure(unit, run, group.new_task, group.group_id)
     elif is_proposer(unit, run, group):
         offer_if_measured(unit, run, group.group_id)
 
 
-def _measure(unit: PlanUnit, run: RunRecord, number: int) -> None:
+def _measure(unit: PlanUnit, run: RunRecord, number: int, group_id: str) -> None:
+    """group_id: of the group that played the task."""
     row = unit.new_tasks.of(run.run_id, number)
     if row.state is not NewTaskState.PLAYING:
         return
@@ -84,11 +102,33 @@ def _measure(unit: PlanUnit, run: RunRecord, number: int) -> None:
     extra = {"run_id": run.run_id, "task": row.slug, "why": measured.detail}
     log.info("proposal_measured", extra=extra)
     answered(unit, run, measured)
+    _order_left_over(unit, run, measured, group_id)
+
+
+def _order_left_over(unit: PlanUnit, run: RunRecord, row: NewTaskRow, group_id: str) -> None:
+    """Order what a failed attempt at a task leaves. In the transaction that measures the task, so that no
+    crash forgets an order or gives it twice."""
+    played = roles(run.spec)
+    if played is None or run.state not in OPEN_RUN_STATES or _order_of(unit, row) >= played.order:
+        return
+    failed = attempt_that_leaves(unit.members(group_id))
+    if failed is not None:
+        _order(unit, run, failed, played.solver, solved=False)
+
+
+def _order_of(unit: PlanUnit, row: NewTaskRow) -> int:
+    """1 of a proposal; one more of what a failed attempt at it left, and so on."""
+    order, episode = 1, unit.episode(row.proposed_by)
+    while episode is not None and episode.new_task is not None:
+        order += 1
+        episode = unit.episode(unit.new_tasks.of(row.run_id, episode.new_task).proposed_by)
+    return order
 
 
 def answered(unit: PlanUnit, run: RunRecord, row: NewTaskRow) -> None:
-    """What became of a proposal is known."""
-    if row.proposed_by and (episode := unit.episode(row.proposed_by)) is not None:
+    """What became of a proposal is known. What a failed attempt left pays nobody."""
+    episode = unit.episode(row.proposed_by) if row.proposed_by else None
+    if episode is not None and episode.new_task is None:
         offer_if_measured(unit, run, episode.group_id)
 
 

@@ -189,6 +189,7 @@ TRAINING_OPTIONS = (
     "new_tasks_share",
     "self_play",
     "self_play_alpha",
+    "self_play_order",
     "process_rewards",
     "reward_schedule",
     "single_sessions",

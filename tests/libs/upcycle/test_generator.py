@@ -98,6 +98,17 @@ async def test_an_answer_to_one_scenario_proposes_a_task_of_another() -> None:
         assert rows == {"hide": "", "find": "hide", "alone": ""}
 
 
+async def test_a_failed_attempt_leaves_a_task_of_its_own_scenario() -> None:
+    async with SameProcessHost(self_play.env).channel() as channel:
+        task, failed = {"number": 3, "below": 5}, {"answer": "4", "trajectory": {}}
+        made = await channel.generate("find", 0, task, solved=False, proposal=failed)
+        assert made == {"number": 4, "below": 5}
+        with pytest.raises(ChannelError, match="attempt at scenario 'find' leaves raised ValueError"):
+            await channel.generate("find", 0, task, solved=False, proposal={"answer": "four"})
+        rows = {row["id"]: row.get("left_over", False) for row in await channel.list_tasks()}
+        assert rows == {"hide": False, "find": True, "alone": False}
+
+
 @pytest.mark.parametrize(
     ("scenario", "parent", "answer", "says"),
     [
@@ -144,5 +155,12 @@ async def test_a_proposer_that_is_declared_wrongly_is_refused_where_it_stands() 
     ask.proposed_by(other)(lambda proposal: {"word": str(proposal)})
     assert ask.proposer == "other"
     assert await ask.generate(0, Parent({}, proposal=Answer("a"))) == {"word": "a"}
+    assert not ask.leaves_tasks
+    ask.left_over(lambda failed, word: {"word": f"{word}{failed}"})
+    assert ask.leaves_tasks
+    assert await ask.generate(0, Parent({"word": "b"}, proposal=Answer("a"))) == {"word": "ba"}
+    with pytest.raises(DefinitionError, match="two left overs"):
+        ask.left_over(lambda failed, word: {})
+    assert await ask.generate(0, Parent({}, solved=True, proposal=Answer("a"))) == {"word": "a"}
     with pytest.raises(DefinitionError, match="two proposers"):
         ask.proposed_by(other)(lambda proposal: {})

@@ -33,9 +33,12 @@ def made(planner: PlannerHarness) -> Made:
 
 
 @pytest.mark.parametrize(
-    ("value", "success"), [(2, 0.95), (8, 0.05), (4, 0.45), (3, 0.7), (5, 0.35), (7, 0.15), (1, None), (9, None)]
+    ("value", "success"),
+    [(2, 0.95), (8, 0.05), (4, 0.45), (3, 0.7), (5, 0.35), (7, 0.15), (1, None), (9, None)],
 )
-def test_success_is_expected_on_the_line_between_the_nearest_values(value: float, success: float | None) -> None:
+def test_success_is_expected_on_the_line_between_the_nearest_values(
+    value: float, success: float | None
+) -> None:
     found = expected(value, [FAILED, HALF, SOLVED])
     assert (found.success if found else None) == (success if success is None else pytest.approx(success))
 

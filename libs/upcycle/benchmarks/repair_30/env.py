@@ -123,6 +123,14 @@ def proposed(proposal: Answer, seed: int) -> dict[str, Any]:
     return {"seed": seed, "modules": changed(seed, proposal.trajectory)}
 
 
+@mend.left_over
+def still_broken(failed: Answer, seed: int, modules: dict[str, str]) -> dict[str, Any]:
+    """What a failed repair leaves, where that is a defect that somebody could find. Raises NoDefect."""
+    left = changed(seed, failed.trajectory, modules)
+    planted(seed, left)
+    return {"seed": seed, "modules": left}
+
+
 def _check_seed(seed: int) -> None:
     if seed < 0:
         raise UnknownName(f"there is no seed {seed}", "seeds begin at 0")

@@ -46,10 +46,11 @@ def library_of(seed: int) -> Library:
     return libraries[seed % len(libraries)]
 
 
-def changed(seed: int, trajectory: Transcript) -> dict[str, str]:
-    """The modules that differ after these calls of tools."""
+def changed(seed: int, trajectory: Transcript, modules: Mapping[str, str] | None = None) -> dict[str, str]:
+    """The modules that are not as they should be after these calls of tools. modules: those that were not
+    before."""
     before = library_of(seed).sources()
-    files = dict(before)
+    files = {**before, **(modules or {})}
     for call in trajectory.tool_calls:
         path = PurePosixPath(str(call.arguments.get("path", ""))).as_posix()
         if path in files and not call.is_error:

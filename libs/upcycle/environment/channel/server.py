@@ -176,6 +176,7 @@ class Connection:
                 **({"guidance": True} if scenario.is_guided else {}),
                 **({"generator": True} if scenario.generates else {}),
                 **({"proposed_by": scenario.proposer} if scenario.proposer else {}),
+                **({"left_over": True} if scenario.leaves_tasks else {}),
             }
             for name, scenario in self._environment.scenarios.items()
         ]

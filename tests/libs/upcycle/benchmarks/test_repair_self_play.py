@@ -9,6 +9,7 @@ from upcycle.benchmarks.repair_30.env import env, mend, plant
 from upcycle.benchmarks.repair_30.planting import NoDefect, changed, intact, library_of, planted
 from upcycle.benchmarks.repair_30.players import Calls, writes
 from upcycle.benchmarks.repair_30.self_play import tasks
+from upcycle.errors import ScenarioError
 from upcycle.generator import Parent
 from upcycle.scenario import Scenario
 from upcycle.transcripts import Answer, ToolUse, Transcript, Turn
@@ -127,6 +128,26 @@ def test_edits_are_followed_as_the_tools_make_them_and_nothing_else_is() -> None
     assert changed(0, Transcript((Turn("", calls),))) == {path: planted_text(0)}
     back = ToolUse("replace_text", {"path": path, "old": known.wrong, "new": known.right})
     assert changed(0, Transcript((Turn("", (*calls, back)),))) == {}
+
+
+async def test_a_failed_repair_leaves_its_own_edits_upon_what_was_planted() -> None:
+    library = library_of(0)
+    planted_one, other = library.defects[:2]
+    task = {"seed": 0, "modules": {path_of(0): planted_text(0)}}
+    edit = {"path": f"{library.name}/{other.file}", "old": other.right, "new": other.wrong}
+    back = {"path": path_of(0), "old": planted_one.wrong, "new": planted_one.right}
+
+    async def left_by(given: dict[str, str]) -> dict[str, Any]:
+        failed = Answer("done", Transcript((Turn("", (ToolUse("replace_text", given),)),)))
+        return await mend.generate(7, Parent(task, solved=False, proposal=failed))
+
+    both, right = library.sources([planted_one, other]), library.sources()
+    assert await left_by(edit) == {
+        "seed": 0,
+        "modules": {path: text for path, text in both.items() if text != right[path]},
+    }
+    with pytest.raises(ScenarioError, match="no module was changed"):
+        await left_by(back)
 
 
 async def test_an_answer_that_plants_nothing_says_why() -> None:

@@ -88,7 +88,7 @@ BAD_TRAININGS: list[tuple[dict[str, Any], str]] = [
     ),
     (
         {"new_tasks": "failed", "new_tasks_difficulty": "n", "new_tasks_min_success": 0.75},
-        "spec.training.new_tasks_min_success is 0.75 and spec.training.new_tasks_max_success 0.75: no new task",
+        "spec.training.new_tasks_min_success is 0.75 and spec.training.new_tasks_max_success 0.75: no new",
     ),
     (
         {"new_tasks": "failed", "new_tasks_difficulty": "n", "new_tasks_max_success": 1.5},
@@ -98,6 +98,8 @@ BAD_TRAININGS: list[tuple[dict[str, Any], str]] = [
     ({"self_play": "a:a"}, "'a:a', not PROPOSER:SOLVER"),
     ({"self_play_alpha": 0.5}, "spec.training.self_play_alpha is set but spec.training.self_play is empty"),
     ({"self_play": "a:b", "self_play_alpha": 1.5}, "spec.training.self_play_alpha must be >= 0 and <= 1"),
+    ({"self_play_order": 2}, "spec.training.self_play_order is set but spec.training.self_play is empty"),
+    ({"self_play": "a:b", "self_play_order": 0}, "spec.training.self_play_order must be >= 1 and <= 8"),
     ({"cut_off_episodes": "skip"}, "spec.training.cut_off_episodes 'skip' does not exist"),
     ({"lr_success_decay": 1.0}, "spec.training.lr_success_decay must be >= 0 and < 1"),
     ({"kl_success_growth": 2.0}, "spec.training.loss_config has no kl_coefficient: nothing grows"),

@@ -134,6 +134,7 @@ USUAL_AND_ODD: dict[str, tuple[list[Any], list[Any]]] = {
     "new_tasks_max_success": ([0.75], [0.9, 0.0, -0.1, 1.1]),
     "self_play": ([""], ["inject:repair", "inject", "a:a", "a:b:c", ":b"]),
     "self_play_alpha": ([0.8], [0.5, -0.1, 1.1]),
+    "self_play_order": ([1], [2, 0, 9]),
     "cut_off_episodes": (["train", "leave_out"], ["", "skip"]),
     "lr_success_decay": ([0.0, 0.5], [-0.1, 1.0, float("nan")]),
     "kl_success_growth": ([0.0], [2.0, -1.0, 1001.0]),

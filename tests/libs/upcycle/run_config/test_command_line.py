@@ -19,7 +19,7 @@ gate-attempts 16, gate-by-shadow, gate-confidence 0.95, gate-critical, gate-min-
 label, learning-rate, lora-alpha 0, lora-rank 0, lora-targets all-linear, loss ppo, lr-schedule, lr-success-decay 0, max-grad-norm 1,
 max-infra-failures 0.5, max-staleness 4, max-tokens-per-episode 2048, max-tokens-per-turn 128, max-turns 8, min-lr-fraction 0, min-spread 0, mix, new-tasks off, new-tasks-difficulty, new-tasks-max-success 0.75, new-tasks-min-success 0.05, new-tasks-retire-after 2, new-tasks-share 0.25, no-sampling,
 no-step-groups 0, process-rewards, prompts 16, reward-schedule constant, sampling-seed 0,
-score-failures True, seed 0, self-play, self-play-alpha 0.8, sessions, sessions-idle-s 0, single-sessions leave_out, solved-groups train, stale-after 0, steps 100, stop-on, task-sampler uniform, taskset, taskset-name, temperature 1, thinking, top-p 1, track, turn-credit episode, turn-discount 1, turn-reward-weight 1,
+score-failures True, seed 0, self-play, self-play-alpha 0.8, self-play-order 1, sessions, sessions-idle-s 0, single-sessions leave_out, solved-groups train, stale-after 0, steps 100, stop-on, task-sampler uniform, taskset, taskset-name, temperature 1, thinking, top-p 1, track, turn-credit episode, turn-discount 1, turn-reward-weight 1,
 warmup-steps 0, weight-decay 0
 """  # noqa: E501 - a table
 FLAGS_OF_EVAL = """

@@ -33,6 +33,12 @@ def hidden(proposal: Answer, below: int = 9) -> dict[str, Any]:
     return {"number": int(proposal), "below": below}
 
 
+@find.left_over
+def wrong(failed: Answer, number: int, below: int = 9) -> dict[str, Any]:
+    """What was found in place of the hidden number."""
+    return {"number": int(failed), "below": below}
+
+
 @env.scenario("alone")
 def alone() -> Generator[Any, Any, None]:
     """No scenario proposes its tasks."""

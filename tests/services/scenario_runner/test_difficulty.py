@@ -124,7 +124,7 @@ async def test_what_was_played_is_of_the_family_and_of_the_newest_groups(made: M
     await made.begin(new_spec(share=1.0))
     await made.play(0, 1.0, 0.0, outcome="trained")
     await made.play(1, 0.0, 0.0)
-    await made.play(4, 1.0, 1.0)
+    await made.play(5, 1.0, 1.0)
     (row,) = (await made.report()).newest
 
     async def attempts(since: int = 0, **changes: Any) -> list[tuple[str, int, int]]:
@@ -133,7 +133,7 @@ async def test_what_was_played_is_of_the_family_and_of_the_newest_groups(made: M
 
     assert await attempts() == [("{}", 4, 1), ('{"n":1}', 2, 2)], "of the taskset, and new ones"
     assert await attempts(since=1) == [("{}", 2, 0), ('{"n":1}', 2, 2)]
-    assert await attempts(since=5) == []
+    assert await attempts(since=6) == []
     for name in ("family", "scenario", "taskset"):
         assert await attempts(**{name: "other"}) == []
 

@@ -19,8 +19,8 @@ from upcycle.images import text_of_prompt
 from upcycle.leaks import leaked, secret_arguments
 from upcycle.play_deadlines import play_deadline
 from upcycle.probes import NUM_IDLE_CALLS, OF_ANOTHER, OF_MODEL, Probe, idle_arguments, probes_of
-from upcycle.rewards import EvaluationResult, SubScore
 from upcycle.prompts import Prompt
+from upcycle.rewards import EvaluationResult, SubScore
 from upcycle.scenario import Reference, Scenario
 from upcycle.transcripts import Answer, ToolUse, Transcript, Turn
 from upcycle.wording import amount

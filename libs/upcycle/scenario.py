@@ -12,13 +12,7 @@ from pathlib import PurePath
 from typing import Any
 
 from upcycle.environment.schema import CallSchema, call_schema
-from upcycle.errors import (
-    ArgumentsInvalid,
-    DefinitionError,
-    RewardInvalid,
-    ScenarioError,
-    TasksetInvalid,
-)
+from upcycle.errors import ArgumentsInvalid, DefinitionError, RewardInvalid, ScenarioError, TasksetInvalid
 from upcycle.generator import GeneratorFunction, Parent, ProposalFunction, made_arguments
 from upcycle.guidance import Guidance, GuidanceFunction, guidance_of
 from upcycle.prompts import Prompt, bounded_prompt, prompt_of

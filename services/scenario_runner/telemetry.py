@@ -24,7 +24,7 @@ GROUPS_OFFERED = Counter(
 )
 NEW_TASKS = Counter(
     "upcycle_new_tasks",
-    "Orders to generators of environments, by how they ended: playing, duplicate, held_out, filtered or failed.",
+    "Orders to generators of environments, by their end: playing, duplicate, held_out, filtered, failed.",
     ["state"],
 )
 ANNOUNCED_AGAIN = Counter(

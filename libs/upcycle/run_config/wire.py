@@ -12,8 +12,8 @@ from upcycle.api.common.v1 import common_pb2
 from upcycle.api.taskset.v1 import taskset_pb2
 from upcycle.run_config.gate import Gate
 from upcycle.run_config.model import RunSpec, Sampling, Training
-from upcycle.run_config.policy import PolicyChoice
 from upcycle.run_config.names import Channel, Purpose
+from upcycle.run_config.policy import PolicyChoice
 from upcycle.run_config.refusing import RunConfigInvalid, checked
 
 PURPOSES: Final = {one: common_pb2.Purpose.Value(f"PURPOSE_{one.name}") for one in Purpose}

@@ -144,8 +144,9 @@ class CheckProposers:
         if roles.order > 1 and roles.solver not in environment.left_overs:
             raise InvalidRequest(
                 f"spec.training.self_play_order is {roles.order}, and of environment "
-                f"{environment.name!r} the scenario {roles.solver!r} does not say what a failed attempt leaves: write "
-                f"@{roles.solver}.left_over in its file, or leave the option out"
+                f"{environment.name!r} the scenario {roles.solver!r} does not say "
+                f"what a failed attempt leaves: write @{roles.solver}.left_over in its file, or leave the "
+                "option out"
             )
 
 

@@ -15,13 +15,7 @@ from episodes import GroupReason
 from scenario_runner.adapters.sql_plan import PlanUnit
 from scenario_runner.domain.new_tasks import NewTaskRow, NewTaskState, order_seed
 from scenario_runner.domain.plan import open_group_limit, run_seed
-from scenario_runner.domain.runs import (
-    OPEN_RUN_STATES,
-    EpisodeRow,
-    EpisodeState,
-    GroupRow,
-    RunRecord,
-)
+from scenario_runner.domain.runs import OPEN_RUN_STATES, EpisodeRow, EpisodeState, GroupRow, RunRecord
 from scenario_runner.domain.self_play import (
     LEAST_COMPARED,
     attempt_that_leaves,

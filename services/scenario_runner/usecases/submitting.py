@@ -34,7 +34,7 @@ from scenario_runner.usecases.session_groups import take_sessions
 from scenario_runner.usecases.source_runs import take_sources
 from scenario_runner.usecases.views import RunViews, find_run, view_of
 from service_kit.errors import InvalidRequest
-from upcycle.run_config import RunSpec, reasons_of
+from upcycle.run_config import RunSpec, Training, reasons_of
 from upcycle.run_config.names import ON_FAILURE
 from upcycle.session_query import parse_sessions
 

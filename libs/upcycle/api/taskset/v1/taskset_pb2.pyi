@@ -557,6 +557,10 @@ class TrainingConfig(_message.Message):
     CUT_OFF_EPISODES_FIELD_NUMBER: _builtins.int
     LR_SUCCESS_DECAY_FIELD_NUMBER: _builtins.int
     KL_SUCCESS_GROWTH_FIELD_NUMBER: _builtins.int
+    NEW_TASKS_DIFFICULTY_FIELD_NUMBER: _builtins.int
+    NEW_TASKS_MIN_SUCCESS_FIELD_NUMBER: _builtins.int
+    NEW_TASKS_MAX_SUCCESS_FIELD_NUMBER: _builtins.int
+    SELF_PLAY_ORDER_FIELD_NUMBER: _builtins.int
     steps: _builtins.int
     """optimizer steps, default 100; 0: until the run is stopped"""
     prompts_per_step: _builtins.int
@@ -669,6 +673,19 @@ class TrainingConfig(_message.Message):
     """the learning rate is multiplied by 1 - this * the success of the run, default 0"""
     kl_success_growth: _builtins.float
     """kl_coefficient is multiplied by 1 + this * the success of the run, default 0"""
+    new_tasks_difficulty: _builtins.str
+    """With new_tasks: the argument of the scenarios, a number, that says how hard a task is. A new task whose value lies between
+    values that the run played in its family within the last 8 steps is expected to succeed as often as those say, and
+    is played where that is from new_tasks_min_success to new_tasks_max_success. Default "": all are played.
+    """
+    new_tasks_min_success: _builtins.float
+    """with new_tasks_difficulty: less is too hard, default 0.05"""
+    new_tasks_max_success: _builtins.float
+    """with new_tasks_difficulty: more is too easy, default 0.75"""
+    self_play_order: _builtins.int
+    """With self_play: 1 plays proposals alone; 2 also what a failed attempt at one leaves, as another task of the solver; 3 what
+    one at such a task leaves, and so on. Default 1.
+    """
     @_builtins.property
     def loss_config(self) -> _containers.ScalarMap[_builtins.str, _builtins.float]:
         """e.g. clip_low 0.2, clip_high 0.28"""
@@ -729,10 +746,14 @@ class TrainingConfig(_message.Message):
         cut_off_episodes: _builtins.str | None = ...,
         lr_success_decay: _builtins.float | None = ...,
         kl_success_growth: _builtins.float | None = ...,
+        new_tasks_difficulty: _builtins.str | None = ...,
+        new_tasks_min_success: _builtins.float | None = ...,
+        new_tasks_max_success: _builtins.float | None = ...,
+        self_play_order: _builtins.int | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_adam_beta1", b"_adam_beta1", "_adam_beta2", b"_adam_beta2", "_advantage", b"_advantage", "_aggregation", b"_aggregation", "_checkpoint_every_steps", b"_checkpoint_every_steps", "_cut_off_episodes", b"_cut_off_episodes", "_drift_groups", b"_drift_groups", "_epochs", b"_epochs", "_fade_at", b"_fade_at", "_fade_steps", b"_fade_steps", "_guidance", b"_guidance", "_guidance_max_share", b"_guidance_max_share", "_kl_estimator", b"_kl_estimator", "_kl_placement", b"_kl_placement", "_kl_success_growth", b"_kl_success_growth", "_learning_rate", b"_learning_rate", "_lora_alpha", b"_lora_alpha", "_lora_rank", b"_lora_rank", "_lora_targets", b"_lora_targets", "_loss", b"_loss", "_lr_schedule", b"_lr_schedule", "_lr_success_decay", b"_lr_success_decay", "_max_grad_norm", b"_max_grad_norm", "_max_infra_failures", b"_max_infra_failures", "_max_staleness", b"_max_staleness", "_min_lr_fraction", b"_min_lr_fraction", "_min_spread", b"_min_spread", "_new_tasks", b"_new_tasks", "_new_tasks_retire_after", b"_new_tasks_retire_after", "_new_tasks_share", b"_new_tasks_share", "_no_step_groups", b"_no_step_groups", "_prompts_per_step", b"_prompts_per_step", "_reward_schedule", b"_reward_schedule", "_score_failures", b"_score_failures", "_seed", b"_seed", "_self_play", b"_self_play", "_self_play_alpha", b"_self_play_alpha", "_single_sessions", b"_single_sessions", "_solved_groups", b"_solved_groups", "_stale_after", b"_stale_after", "_steps", b"_steps", "_task_sampler", b"_task_sampler", "_turn_credit", b"_turn_credit", "_turn_discount", b"_turn_discount", "_turn_reward_weight", b"_turn_reward_weight", "_warmup_steps", b"_warmup_steps", "_weight_decay", b"_weight_decay", "adam_beta1", b"adam_beta1", "adam_beta2", b"adam_beta2", "advantage", b"advantage", "aggregation", b"aggregation", "checkpoint_every_steps", b"checkpoint_every_steps", "cut_off_episodes", b"cut_off_episodes", "drift_groups", b"drift_groups", "epochs", b"epochs", "fade_at", b"fade_at", "fade_steps", b"fade_steps", "guidance", b"guidance", "guidance_max_share", b"guidance_max_share", "kl_estimator", b"kl_estimator", "kl_placement", b"kl_placement", "kl_success_growth", b"kl_success_growth", "learning_rate", b"learning_rate", "lora_alpha", b"lora_alpha", "lora_rank", b"lora_rank", "lora_targets", b"lora_targets", "loss", b"loss", "lr_schedule", b"lr_schedule", "lr_success_decay", b"lr_success_decay", "max_grad_norm", b"max_grad_norm", "max_infra_failures", b"max_infra_failures", "max_staleness", b"max_staleness", "min_lr_fraction", b"min_lr_fraction", "min_spread", b"min_spread", "new_tasks", b"new_tasks", "new_tasks_retire_after", b"new_tasks_retire_after", "new_tasks_share", b"new_tasks_share", "no_step_groups", b"no_step_groups", "prompts_per_step", b"prompts_per_step", "reward_schedule", b"reward_schedule", "score_failures", b"score_failures", "seed", b"seed", "self_play", b"self_play", "self_play_alpha", b"self_play_alpha", "single_sessions", b"single_sessions", "solved_groups", b"solved_groups", "stale_after", b"stale_after", "steps", b"steps", "task_sampler", b"task_sampler", "turn_credit", b"turn_credit", "turn_discount", b"turn_discount", "turn_reward_weight", b"turn_reward_weight", "warmup_steps", b"warmup_steps", "weight_decay", b"weight_decay"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_adam_beta1", b"_adam_beta1", "_adam_beta2", b"_adam_beta2", "_advantage", b"_advantage", "_aggregation", b"_aggregation", "_checkpoint_every_steps", b"_checkpoint_every_steps", "_cut_off_episodes", b"_cut_off_episodes", "_drift_groups", b"_drift_groups", "_epochs", b"_epochs", "_fade_at", b"_fade_at", "_fade_steps", b"_fade_steps", "_guidance", b"_guidance", "_guidance_max_share", b"_guidance_max_share", "_kl_estimator", b"_kl_estimator", "_kl_placement", b"_kl_placement", "_kl_success_growth", b"_kl_success_growth", "_learning_rate", b"_learning_rate", "_lora_alpha", b"_lora_alpha", "_lora_rank", b"_lora_rank", "_lora_targets", b"_lora_targets", "_loss", b"_loss", "_lr_schedule", b"_lr_schedule", "_lr_success_decay", b"_lr_success_decay", "_max_grad_norm", b"_max_grad_norm", "_max_infra_failures", b"_max_infra_failures", "_max_staleness", b"_max_staleness", "_min_lr_fraction", b"_min_lr_fraction", "_min_spread", b"_min_spread", "_new_tasks", b"_new_tasks", "_new_tasks_difficulty", b"_new_tasks_difficulty", "_new_tasks_max_success", b"_new_tasks_max_success", "_new_tasks_min_success", b"_new_tasks_min_success", "_new_tasks_retire_after", b"_new_tasks_retire_after", "_new_tasks_share", b"_new_tasks_share", "_no_step_groups", b"_no_step_groups", "_prompts_per_step", b"_prompts_per_step", "_reward_schedule", b"_reward_schedule", "_score_failures", b"_score_failures", "_seed", b"_seed", "_self_play", b"_self_play", "_self_play_alpha", b"_self_play_alpha", "_self_play_order", b"_self_play_order", "_single_sessions", b"_single_sessions", "_solved_groups", b"_solved_groups", "_stale_after", b"_stale_after", "_steps", b"_steps", "_task_sampler", b"_task_sampler", "_turn_credit", b"_turn_credit", "_turn_discount", b"_turn_discount", "_turn_reward_weight", b"_turn_reward_weight", "_warmup_steps", b"_warmup_steps", "_weight_decay", b"_weight_decay", "adam_beta1", b"adam_beta1", "adam_beta2", b"adam_beta2", "advantage", b"advantage", "aggregation", b"aggregation", "checkpoint_every_steps", b"checkpoint_every_steps", "cut_off_episodes", b"cut_off_episodes", "drift_groups", b"drift_groups", "epochs", b"epochs", "fade_at", b"fade_at", "fade_steps", b"fade_steps", "guidance", b"guidance", "guidance_max_share", b"guidance_max_share", "kl_estimator", b"kl_estimator", "kl_placement", b"kl_placement", "kl_success_growth", b"kl_success_growth", "learning_rate", b"learning_rate", "lora_alpha", b"lora_alpha", "lora_rank", b"lora_rank", "lora_targets", b"lora_targets", "loss", b"loss", "lr_schedule", b"lr_schedule", "lr_success_decay", b"lr_success_decay", "max_grad_norm", b"max_grad_norm", "max_infra_failures", b"max_infra_failures", "max_staleness", b"max_staleness", "min_lr_fraction", b"min_lr_fraction", "min_spread", b"min_spread", "new_tasks", b"new_tasks", "new_tasks_difficulty", b"new_tasks_difficulty", "new_tasks_max_success", b"new_tasks_max_success", "new_tasks_min_success", b"new_tasks_min_success", "new_tasks_retire_after", b"new_tasks_retire_after", "new_tasks_share", b"new_tasks_share", "no_step_groups", b"no_step_groups", "prompts_per_step", b"prompts_per_step", "reward_schedule", b"reward_schedule", "score_failures", b"score_failures", "seed", b"seed", "self_play", b"self_play", "self_play_alpha", b"self_play_alpha", "self_play_order", b"self_play_order", "single_sessions", b"single_sessions", "solved_groups", b"solved_groups", "stale_after", b"stale_after", "steps", b"steps", "task_sampler", b"task_sampler", "turn_credit", b"turn_credit", "turn_discount", b"turn_discount", "turn_reward_weight", b"turn_reward_weight", "warmup_steps", b"warmup_steps", "weight_decay", b"weight_decay"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_adam_beta1", b"_adam_beta1", "_adam_beta2", b"_adam_beta2", "_advantage", b"_advantage", "_aggregation", b"_aggregation", "_checkpoint_every_steps", b"_checkpoint_every_steps", "_cut_off_episodes", b"_cut_off_episodes", "_drift_groups", b"_drift_groups", "_epochs", b"_epochs", "_fade_at", b"_fade_at", "_fade_steps", b"_fade_steps", "_guidance", b"_guidance", "_guidance_max_share", b"_guidance_max_share", "_kl_estimator", b"_kl_estimator", "_kl_placement", b"_kl_placement", "_kl_success_growth", b"_kl_success_growth", "_learning_rate", b"_learning_rate", "_lora_alpha", b"_lora_alpha", "_lora_rank", b"_lora_rank", "_lora_targets", b"_lora_targets", "_loss", b"_loss", "_lr_schedule", b"_lr_schedule", "_lr_success_decay", b"_lr_success_decay", "_max_grad_norm", b"_max_grad_norm", "_max_infra_failures", b"_max_infra_failures", "_max_staleness", b"_max_staleness", "_min_lr_fraction", b"_min_lr_fraction", "_min_spread", b"_min_spread", "_new_tasks", b"_new_tasks", "_new_tasks_retire_after", b"_new_tasks_retire_after", "_new_tasks_share", b"_new_tasks_share", "_no_step_groups", b"_no_step_groups", "_prompts_per_step", b"_prompts_per_step", "_reward_schedule", b"_reward_schedule", "_score_failures", b"_score_failures", "_seed", b"_seed", "_self_play", b"_self_play", "_self_play_alpha", b"_self_play_alpha", "_single_sessions", b"_single_sessions", "_solved_groups", b"_solved_groups", "_stale_after", b"_stale_after", "_steps", b"_steps", "_task_sampler", b"_task_sampler", "_turn_credit", b"_turn_credit", "_turn_discount", b"_turn_discount", "_turn_reward_weight", b"_turn_reward_weight", "_warmup_steps", b"_warmup_steps", "_weight_decay", b"_weight_decay", "adam_beta1", b"adam_beta1", "adam_beta2", b"adam_beta2", "advantage", b"advantage", "aggregation", b"aggregation", "checkpoint_every_steps", b"checkpoint_every_steps", "cut_off_episodes", b"cut_off_episodes", "drift_groups", b"drift_groups", "epochs", b"epochs", "fade_at", b"fade_at", "fade_steps", b"fade_steps", "guidance", b"guidance", "guidance_max_share", b"guidance_max_share", "kl_estimator", b"kl_estimator", "kl_placement", b"kl_placement", "kl_success_growth", b"kl_success_growth", "learning_rate", b"learning_rate", "lora_alpha", b"lora_alpha", "lora_rank", b"lora_rank", "lora_targets", b"lora_targets", "loss", b"loss", "loss_config", b"loss_config", "lr_schedule", b"lr_schedule", "lr_success_decay", b"lr_success_decay", "max_grad_norm", b"max_grad_norm", "max_infra_failures", b"max_infra_failures", "max_staleness", b"max_staleness", "min_lr_fraction", b"min_lr_fraction", "min_spread", b"min_spread", "new_tasks", b"new_tasks", "new_tasks_retire_after", b"new_tasks_retire_after", "new_tasks_share", b"new_tasks_share", "no_step_groups", b"no_step_groups", "process_rewards", b"process_rewards", "prompts_per_step", b"prompts_per_step", "reward_schedule", b"reward_schedule", "score_failures", b"score_failures", "seed", b"seed", "self_play", b"self_play", "self_play_alpha", b"self_play_alpha", "single_sessions", b"single_sessions", "solved_groups", b"solved_groups", "stale_after", b"stale_after", "steps", b"steps", "task_sampler", b"task_sampler", "turn_credit", b"turn_credit", "turn_discount", b"turn_discount", "turn_reward_weight", b"turn_reward_weight", "warmup_steps", b"warmup_steps", "weight_decay", b"weight_decay"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_adam_beta1", b"_adam_beta1", "_adam_beta2", b"_adam_beta2", "_advantage", b"_advantage", "_aggregation", b"_aggregation", "_checkpoint_every_steps", b"_checkpoint_every_steps", "_cut_off_episodes", b"_cut_off_episodes", "_drift_groups", b"_drift_groups", "_epochs", b"_epochs", "_fade_at", b"_fade_at", "_fade_steps", b"_fade_steps", "_guidance", b"_guidance", "_guidance_max_share", b"_guidance_max_share", "_kl_estimator", b"_kl_estimator", "_kl_placement", b"_kl_placement", "_kl_success_growth", b"_kl_success_growth", "_learning_rate", b"_learning_rate", "_lora_alpha", b"_lora_alpha", "_lora_rank", b"_lora_rank", "_lora_targets", b"_lora_targets", "_loss", b"_loss", "_lr_schedule", b"_lr_schedule", "_lr_success_decay", b"_lr_success_decay", "_max_grad_norm", b"_max_grad_norm", "_max_infra_failures", b"_max_infra_failures", "_max_staleness", b"_max_staleness", "_min_lr_fraction", b"_min_lr_fraction", "_min_spread", b"_min_spread", "_new_tasks", b"_new_tasks", "_new_tasks_difficulty", b"_new_tasks_difficulty", "_new_tasks_max_success", b"_new_tasks_max_success", "_new_tasks_min_success", b"_new_tasks_min_success", "_new_tasks_retire_after", b"_new_tasks_retire_after", "_new_tasks_share", b"_new_tasks_share", "_no_step_groups", b"_no_step_groups", "_prompts_per_step", b"_prompts_per_step", "_reward_schedule", b"_reward_schedule", "_score_failures", b"_score_failures", "_seed", b"_seed", "_self_play", b"_self_play", "_self_play_alpha", b"_self_play_alpha", "_self_play_order", b"_self_play_order", "_single_sessions", b"_single_sessions", "_solved_groups", b"_solved_groups", "_stale_after", b"_stale_after", "_steps", b"_steps", "_task_sampler", b"_task_sampler", "_turn_credit", b"_turn_credit", "_turn_discount", b"_turn_discount", "_turn_reward_weight", b"_turn_reward_weight", "_warmup_steps", b"_warmup_steps", "_weight_decay", b"_weight_decay", "adam_beta1", b"adam_beta1", "adam_beta2", b"adam_beta2", "advantage", b"advantage", "aggregation", b"aggregation", "checkpoint_every_steps", b"checkpoint_every_steps", "cut_off_episodes", b"cut_off_episodes", "drift_groups", b"drift_groups", "epochs", b"epochs", "fade_at", b"fade_at", "fade_steps", b"fade_steps", "guidance", b"guidance", "guidance_max_share", b"guidance_max_share", "kl_estimator", b"kl_estimator", "kl_placement", b"kl_placement", "kl_success_growth", b"kl_success_growth", "learning_rate", b"learning_rate", "lora_alpha", b"lora_alpha", "lora_rank", b"lora_rank", "lora_targets", b"lora_targets", "loss", b"loss", "loss_config", b"loss_config", "lr_schedule", b"lr_schedule", "lr_success_decay", b"lr_success_decay", "max_grad_norm", b"max_grad_norm", "max_infra_failures", b"max_infra_failures", "max_staleness", b"max_staleness", "min_lr_fraction", b"min_lr_fraction", "min_spread", b"min_spread", "new_tasks", b"new_tasks", "new_tasks_difficulty", b"new_tasks_difficulty", "new_tasks_max_success", b"new_tasks_max_success", "new_tasks_min_success", b"new_tasks_min_success", "new_tasks_retire_after", b"new_tasks_retire_after", "new_tasks_share", b"new_tasks_share", "no_step_groups", b"no_step_groups", "process_rewards", b"process_rewards", "prompts_per_step", b"prompts_per_step", "reward_schedule", b"reward_schedule", "score_failures", b"score_failures", "seed", b"seed", "self_play", b"self_play", "self_play_alpha", b"self_play_alpha", "self_play_order", b"self_play_order", "single_sessions", b"single_sessions", "solved_groups", b"solved_groups", "stale_after", b"stale_after", "steps", b"steps", "task_sampler", b"task_sampler", "turn_credit", b"turn_credit", "turn_discount", b"turn_discount", "turn_reward_weight", b"turn_reward_weight", "warmup_steps", b"warmup_steps", "weight_decay", b"weight_decay"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__adam_beta1: _TypeAlias = _typing.Literal["adam_beta1"]  # noqa: Y015
     _WhichOneofArgType__adam_beta1: _TypeAlias = _typing.Literal["_adam_beta1", b"_adam_beta1"]  # noqa: Y015
@@ -790,6 +811,12 @@ class TrainingConfig(_message.Message):
     _WhichOneofArgType__min_spread: _TypeAlias = _typing.Literal["_min_spread", b"_min_spread"]  # noqa: Y015
     _WhichOneofReturnType__new_tasks: _TypeAlias = _typing.Literal["new_tasks"]  # noqa: Y015
     _WhichOneofArgType__new_tasks: _TypeAlias = _typing.Literal["_new_tasks", b"_new_tasks"]  # noqa: Y015
+    _WhichOneofReturnType__new_tasks_difficulty: _TypeAlias = _typing.Literal["new_tasks_difficulty"]  # noqa: Y015
+    _WhichOneofArgType__new_tasks_difficulty: _TypeAlias = _typing.Literal["_new_tasks_difficulty", b"_new_tasks_difficulty"]  # noqa: Y015
+    _WhichOneofReturnType__new_tasks_max_success: _TypeAlias = _typing.Literal["new_tasks_max_success"]  # noqa: Y015
+    _WhichOneofArgType__new_tasks_max_success: _TypeAlias = _typing.Literal["_new_tasks_max_success", b"_new_tasks_max_success"]  # noqa: Y015
+    _WhichOneofReturnType__new_tasks_min_success: _TypeAlias = _typing.Literal["new_tasks_min_success"]  # noqa: Y015
+    _WhichOneofArgType__new_tasks_min_success: _TypeAlias = _typing.Literal["_new_tasks_min_success", b"_new_tasks_min_success"]  # noqa: Y015
     _WhichOneofReturnType__new_tasks_retire_after: _TypeAlias = _typing.Literal["new_tasks_retire_after"]  # noqa: Y015
     _WhichOneofArgType__new_tasks_retire_after: _TypeAlias = _typing.Literal["_new_tasks_retire_after", b"_new_tasks_retire_after"]  # noqa: Y015
     _WhichOneofReturnType__new_tasks_share: _TypeAlias = _typing.Literal["new_tasks_share"]  # noqa: Y015
@@ -808,6 +835,8 @@ class TrainingConfig(_message.Message):
     _WhichOneofArgType__self_play: _TypeAlias = _typing.Literal["_self_play", b"_self_play"]  # noqa: Y015
     _WhichOneofReturnType__self_play_alpha: _TypeAlias = _typing.Literal["self_play_alpha"]  # noqa: Y015
     _WhichOneofArgType__self_play_alpha: _TypeAlias = _typing.Literal["_self_play_alpha", b"_self_play_alpha"]  # noqa: Y015
+    _WhichOneofReturnType__self_play_order: _TypeAlias = _typing.Literal["self_play_order"]  # noqa: Y015
+    _WhichOneofArgType__self_play_order: _TypeAlias = _typing.Literal["_self_play_order", b"_self_play_order"]  # noqa: Y015
     _WhichOneofReturnType__single_sessions: _TypeAlias = _typing.Literal["single_sessions"]  # noqa: Y015
     _WhichOneofArgType__single_sessions: _TypeAlias = _typing.Literal["_single_sessions", b"_single_sessions"]  # noqa: Y015
     _WhichOneofReturnType__solved_groups: _TypeAlias = _typing.Literal["solved_groups"]  # noqa: Y015
@@ -885,6 +914,12 @@ class TrainingConfig(_message.Message):
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__new_tasks) -> _WhichOneofReturnType__new_tasks | None: ...
     @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__new_tasks_difficulty) -> _WhichOneofReturnType__new_tasks_difficulty | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__new_tasks_max_success) -> _WhichOneofReturnType__new_tasks_max_success | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__new_tasks_min_success) -> _WhichOneofReturnType__new_tasks_min_success | None: ...
+    @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__new_tasks_retire_after) -> _WhichOneofReturnType__new_tasks_retire_after | None: ...
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__new_tasks_share) -> _WhichOneofReturnType__new_tasks_share | None: ...
@@ -902,6 +937,8 @@ class TrainingConfig(_message.Message):
     def WhichOneof(self, oneof_group: _WhichOneofArgType__self_play) -> _WhichOneofReturnType__self_play | None: ...
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__self_play_alpha) -> _WhichOneofReturnType__self_play_alpha | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__self_play_order) -> _WhichOneofReturnType__self_play_order | None: ...
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__single_sessions) -> _WhichOneofReturnType__single_sessions | None: ...
     @_typing.overload
@@ -1373,6 +1410,7 @@ class NewTasks(_message.Message):
     SUCCESS_RATE_FIELD_NUMBER: _builtins.int
     LAST_FAILURE_FIELD_NUMBER: _builtins.int
     NEWEST_FIELD_NUMBER: _builtins.int
+    FILTERED_FIELD_NUMBER: _builtins.int
     ordered: _builtins.int
     """of generators, all told"""
     playing: _builtins.int
@@ -1397,6 +1435,8 @@ class NewTasks(_message.Message):
     """over these episodes"""
     last_failure: _builtins.str
     """what the newest one says of which none came"""
+    filtered: _builtins.int
+    """not played: expected to be too hard or too easy"""
     @_builtins.property
     def newest(self) -> _containers.RepeatedCompositeFieldContainer[Global___NewTask]:
         """the last 10 that were ordered, newest first"""
@@ -1417,10 +1457,11 @@ class NewTasks(_message.Message):
         success_rate: _builtins.float = ...,
         last_failure: _builtins.str = ...,
         newest: _abc.Iterable[Global___NewTask] | None = ...,
+        filtered: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["duplicate", b"duplicate", "episodes", b"episodes", "failed", b"failed", "groups", b"groups", "held_out", b"held_out", "last_failure", b"last_failure", "left_out", b"left_out", "newest", b"newest", "ordered", b"ordered", "playing", b"playing", "retired", b"retired", "success_rate", b"success_rate", "trained", b"trained"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["duplicate", b"duplicate", "episodes", b"episodes", "failed", b"failed", "filtered", b"filtered", "groups", b"groups", "held_out", b"held_out", "last_failure", b"last_failure", "left_out", b"left_out", "newest", b"newest", "ordered", b"ordered", "playing", b"playing", "retired", b"retired", "success_rate", b"success_rate", "trained", b"trained"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1458,13 +1499,13 @@ class NewTask(_message.Message):
     seed: _builtins.int
     """that the generator was given"""
     state: _builtins.str
-    """wanted, playing, retired, duplicate, held_out, failed"""
+    """wanted, playing, retired, duplicate, held_out, filtered, failed"""
     detail: _builtins.str
-    """why it is not played"""
+    """why it is not played, or what was expected of it"""
     groups: _builtins.int
     trained: _builtins.int
     proposed_by: _builtins.str
-    """the episode whose answer it is, in a run that plays against itself; empty: a generator made it"""
+    """the episode whose answer proposes it, or leaves it, in a run that plays against itself; empty: a generator made it"""
     def __init__(
         self,
         *,

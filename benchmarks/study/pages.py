@@ -100,7 +100,7 @@ class Reader(Table):
             self.policy.parameters(), lr=spec.peak_rate, betas=betas, weight_decay=0.0
         )
 
-    def play(self, kind: int, *, hint: float = 0.0, turns: int = 0) -> ReadGroup:
+    def play(self, kind: int, *, hint: float = 0.0, turns: int = 0, begins: int = 0) -> ReadGroup:
         """One group: episodes of one task, so with one key. hint, turns: this table has no use for them."""
         key, size = int(self.random.integers(KEYS)), self.spec.group_size
         logprobs = torch.log_softmax(self.logits, -1).numpy()

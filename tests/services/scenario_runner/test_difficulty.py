@@ -134,8 +134,9 @@ async def test_what_was_played_is_of_the_family_and_of_the_newest_groups(made: M
     assert await attempts() == [("{}", 4, 1), ('{"n":1}', 2, 2)], "of the taskset, and new ones"
     assert await attempts(since=1) == [("{}", 2, 0), ('{"n":1}', 2, 2)]
     assert await attempts(since=6) == []
-    for name in ("family", "scenario", "taskset"):
-        assert await attempts(**{name: "other"}) == []
+    assert await attempts(family="other") == []
+    assert await attempts(scenario="other") == []
+    assert await attempts(taskset="other") == []
 
 
 async def test_what_was_left_out_is_counted_and_is_no_generator_that_fails(made: Made) -> None:

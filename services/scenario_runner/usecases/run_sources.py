@@ -174,14 +174,14 @@ async def _unknown_source(source: EnvironmentSource, deadline_s: int) -> str:
 class SourceChecks:
     """What is asked of the environments of a run at its submission. keep: see KeepSource. guides: see
     CheckGuidance. opens: asked of each environment of a run that plays several. generates: see
-    CheckGenerators. proposes: see CheckProposers. tells_difficulty: see CheckDifficulty."""
+    CheckGenerators. proposes: see CheckProposers. has_difficulty: see CheckDifficulty."""
 
     keep: KeepRunSource = _unknown_source
     guides: ScenariosCheck = _unknown_scenarios
     opens: OpensCheck = _unknown_opening
     generates: ScenariosCheck = _unknown_scenarios
     proposes: Callable[[EnvironmentSource, Roles], Awaitable[None]] = _unknown_proposers
-    tells_difficulty: ArgumentCheck = _unknown_argument
+    has_difficulty: ArgumentCheck = _unknown_argument
 
 
 UNKNOWN_SOURCES: Final = SourceChecks()

@@ -164,7 +164,7 @@ class SubmitRun:
         if generates:
             await self._sources.generates(source, scenarios)
         if argument := asked.new_tasks_difficulty:
-            await self._sources.tells_difficulty(source, scenarios, argument)
+            await self._sources.has_difficulty(source, scenarios, argument)
 
     async def _playable(self, taskset: RegisteredTaskset, answer: Awaitable[T]) -> T:
         try:

@@ -50,7 +50,7 @@ async def test_a_failed_attempt_at_a_proposal_leaves_a_task_that_a_group_plays(p
     await check_conservation(played.planner)
 
 
-async def test_what_is_left_pays_nobody_and_holds_up_no_offer(played: Played) -> None:
+async def test_what_is_left_pays_no_proposer_and_holds_up_no_offer(played: Played) -> None:
     await begin(played, 1.0, 0.0, self_play_order=2)
     await played.solve(2, 1.0, 0.0)
     await played.go_on()

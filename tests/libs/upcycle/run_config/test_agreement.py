@@ -31,7 +31,7 @@ from upcycle.api.common.v1 import common_pb2
 from upcycle.api.taskset.v1 import taskset_pb2 as ts
 from upcycle.api.taskset.v1.events_pb2 import RunSubmitted
 
-NUM_RANDOM = 600
+NUM_RANDOM = 800
 ODD_VALUES = (-1.0, -1e-6, 0.0, 1e-6, 0.2, 0.5, 1 - 1e-6, 1.0, 1 + 1e-6, 2.0, 5.0, 1e9)
 EVERY_OPTION = sorted(
     {*run_config.OBJECTIVE_OPTIONS, *(o for x in run_config.LOSSES.values() for o in x.options)}

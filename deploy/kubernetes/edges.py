@@ -30,6 +30,8 @@ SCRAPED_PORT: Final = 7200
 OUTSIDE: Final = ("scenario-runner", "reward-grader", "model-gateway")
 """They ask hosts of the internet: of environments, judges, and other models."""
 COLLECTOR: Final = "otel-collector"
+PROVISIONING: Final = "provision-watch"
+"""Its first container makes streams, the bucket, and the databases with their logins."""
 
 
 def allowed(name: str) -> list[str]:
@@ -41,9 +43,9 @@ def allowed(name: str) -> list[str]:
     found = {_address(field) for field in CALLS[_kind(name)]} | {*LEASES.get(name, ())}
     found |= {SHARED["UPCYCLE_BUS_URL"].removeprefix("nats://"), f"{COLLECTOR}:4318"}
     given = variables(name)
-    if given.settings.get("UPCYCLE_S3_KEY_FILE", "shared") or name == "provision-watch":
-        found.add("seaweedfs:8333")  # provisioning makes the bucket
-    if "POSTGRES_PASSWORD" in given.secrets:
+    if given.settings.get("UPCYCLE_S3_KEY_FILE", "shared") or name == PROVISIONING:
+        found.add("seaweedfs:8333")
+    if "UPCYCLE_SQL_URL" in given.settings or name == PROVISIONING:
         found.add("postgres:5432")
     return sorted(found)
 

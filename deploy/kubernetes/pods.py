@@ -3,7 +3,7 @@
 from typing import Any, Final
 
 from deploy.kubernetes import composed
-from deploy.kubernetes.edges import COLLECTOR, OUTSIDE, ours
+from deploy.kubernetes.edges import COLLECTOR, OUTSIDE, PROVISIONING, ours
 
 from blob_store.inner_ports import FILES
 
@@ -35,6 +35,7 @@ _FILES_OF_SERVERS: Final = {
 """Server -> the files that say who may do what, and their folder."""
 _KEY_FILES: Final = {
     "UPCYCLE_S3_KEY_FILE": "s3.json",
+    "UPCYCLE_SQL_PASSWORD_FILE": "postgres.password",
     "SCENARIO_RUNNER_SECRETS_KEY_FILE": "secrets.key",
     "UPCYCLE_SIGNING_TRUSTED": "trusted.pub",
     "UPCYCLE_SIGNING_KEY": "signing.pem",
@@ -93,7 +94,7 @@ def pod(name: str) -> dict[str, Any]:
         "containers": [container(name)],
         "volumes": _volumes(name),
     }  # fmt: skip
-    if name == "provision-watch":
+    if name == PROVISIONING:
         spec["initContainers"] = [container("provision", of=name)]
     marks = {"upcycle.dev/outside": "true"} if name in OUTSIDE else {}
     return {"metadata": {"labels": {**labels(name), **marks}, "annotations": _scraped(name)}, "spec": spec}
@@ -131,7 +132,8 @@ def secret_files(name: str) -> list[str]:
     if name not in ours():
         return []
     settings = {**composed.shared(), **composed.variables(name).settings}
-    return ["bus.nk", *(file for variable, file in _KEY_FILES.items() if settings.get(variable))]
+    logins = ["logins.json"] if name == PROVISIONING else []
+    return ["bus.nk", *logins, *(file for variable, file in _KEY_FILES.items() if settings.get(variable))]
 
 
 def _scraped(name: str) -> dict[str, str]:

@@ -1,7 +1,8 @@
 """Makes the Secrets that deploy/kubernetes/base refers to: `python -m deploy.kubernetes.secrets FOLDER`.
 
-FOLDER is yours to keep, and to keep secret: keys of NATS and of secrets, values.env with every other value,
-and secrets.yaml for `kubectl apply`. What is there is used again; a value is changed in values.env.
+FOLDER is yours to keep, and to keep secret: keys of NATS and of secrets, passwords of tables, values.env with
+every other value, and secrets.yaml for `kubectl apply`. What is there is used again; a value is changed in
+values.env.
 """
 
 import secrets
@@ -22,6 +23,7 @@ from local_stack.credentials import secrets_key_file
 from service_kit.private_files import write_private
 from signed_objects.keys import load_or_make as make_signing_keys
 from signed_objects.keys import trusted_file
+from sql_store.logins import write_logins
 
 _FOLDERS: Final = {"provision-watch": "provision"}
 """Workload -> the identity on the bus whose key it has, where that is not its own name."""
@@ -89,6 +91,7 @@ def main(folder: Path) -> None:
     write_accounts(folder / "keys")
     secrets_key_file(folder / "keys" / "scenario_runner")
     make_signing_keys(folder / "keys")
+    write_logins(folder / "keys")
     known = values(folder)
     operator = StoreKey(known["UPCYCLE_S3_ACCESS_KEY"], known["UPCYCLE_S3_SECRET_KEY"])
     write_identities(folder / "keys", operator, SHARED["UPCYCLE_S3_BUCKET"], seen_at=STORE_KEYS)

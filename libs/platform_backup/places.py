@@ -4,16 +4,13 @@ import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
 
 from pydantic import SecretStr
 
 from platform_backup.errors import BackupRefused
 from service_kit.groups import SERVICE_IN_URL, BusSettings, S3Settings, SqlSettings
 from service_kit.settings import load_settings
-
-SERVICES: Final = ("scenario_runner", "trajectory_store", "checkpoint_registry", "model_gateway")
-"""Those that keep tables, one database each."""
+from sql_store.logins import SERVICES
 
 
 @dataclass(frozen=True, slots=True)

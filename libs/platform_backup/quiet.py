@@ -21,7 +21,7 @@ async def refuse_unless_stopped(client: Client, places: Places) -> None:
             if durable.get("num_waiting") or durable.get("push_bound"):
                 raise BackupRefused(f"the platform runs: {durable['name']} reads {spec.name}", _HINT)
     for service, url in places.databases.items():
-        if others := await tables.sessions_of(url):
+        if others := await tables.sessions_of(service, url):
             raise BackupRefused(f"the platform runs: {others} sessions use the database of {service}", _HINT)
 
 

@@ -60,16 +60,19 @@ async def rows_of(url: SecretStr) -> dict[str, int]:
         return await database.read(_rows)
 
 
-async def sessions_of(url: SecretStr) -> int:
-    """How many others are connected to a Postgres database as our user; 0 for SQLite."""
+async def sessions_of(service: str, url: SecretStr) -> int:
+    """How many others are connected to a Postgres database with a login of ours: the one of this command, or
+    one that writes the tables of the service; 0 for SQLite."""
     if backend_of(url) == SQLITE:
         return 0
     query = text(
-        "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND usename = current_user"
-        " AND pid <> pg_backend_pid()"
+        "SELECT count(*) FROM pg_stat_activity s JOIN pg_roles r ON r.oid = s.usesysid"
+        " WHERE s.datname = current_database() AND s.pid <> pg_backend_pid() AND (r.rolname = current_user OR"
+        " NOT r.rolsuper AND has_table_privilege(r.oid, to_regclass(:version), 'UPDATE'))"
     )
     async with _opened(url) as database:
-        return int(await database.read(lambda connection: connection.execute(query).scalar_one()))
+        version = {"version": f"{service}_version"}
+        return int(await database.read(lambda connection: connection.execute(query, version).scalar_one()))
 
 
 @asynccontextmanager

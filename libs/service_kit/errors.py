@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import cast
 
-from upcycle.errors import Unavailable
+from upcycle.errors import Unavailable, UpcycleError
 
 
 class InvalidRequest(ValueError):
@@ -16,6 +16,12 @@ class StoreFull(Unavailable):
     """A database, the object store or a local disk takes no more bytes. Nothing was written; make room."""
 
     kind = "store_full"
+
+
+class SqlPasswordRefused(UpcycleError):
+    """A file with the password of a database cannot be used."""
+
+    kind = "sql_password_refused"
 
 
 class Escaped(Exception):

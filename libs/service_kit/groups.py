@@ -8,22 +8,16 @@ from typing import Final, Literal, Self
 from urllib.parse import urlsplit
 
 from pydantic import Field, SecretStr, ValidationInfo, field_validator, model_validator
-from pydantic_settings import BaseSettings, SettingsConfigDict
+from pydantic_settings import SettingsConfigDict
+
+from service_kit.settings_group import SettingsGroup as SettingsGroup
+from service_kit.sql_settings import SERVICE_IN_URL as SERVICE_IN_URL
+from service_kit.sql_settings import SqlSettings as SqlSettings
 
 MIN_KEY_CHARS: Final = 16
 _ROLES: Final = ("operator", "service", "unauthenticated")
 """Of a key that a service accepts."""
 _THIS_MACHINE: Final = ("localhost", "127.0.0.1", "::1")
-SERVICE_IN_URL: Final = "{service}"
-"""In a database URL: where the name of the service stands."""
-
-
-class SettingsGroup(BaseSettings):
-    """Base of the groups: frozen, without unknown fields, silent about values in errors."""
-
-    model_config = SettingsConfigDict(
-        frozen=True, extra="forbid", use_attribute_docstrings=True, hide_input_in_errors=True
-    )
 
 
 class BusSettings(SettingsGroup):
@@ -194,24 +188,6 @@ class PeerSettings(SettingsGroup):
     """GradingService of reward_grader."""
     gateway: str = "127.0.0.1:7180"
     """Public HTTP address of model_gateway."""
-
-
-class SqlSettings(SettingsGroup):
-    """Where a service keeps its tables."""
-
-    model_config = SettingsConfigDict(env_prefix="UPCYCLE_SQL_")
-
-    url: SecretStr = SecretStr("")
-    """SQLAlchemy URL (may hold a password), with `{service}` where the service's name stands; empty: a SQLite
-    file of the service under data_dir."""
-    data_dir: Path = Path(".upcycle/data")
-    """Folder of the SQLite files."""
-
-    def url_for(self, service: str) -> str:
-        """The URL to use for this service's own database."""
-        if self.url.get_secret_value():
-            return self.url.get_secret_value().replace(SERVICE_IN_URL, service)
-        return f"sqlite:///{self.data_dir.absolute() / service}.sqlite"
 
 
 class AccessSettings(SettingsGroup):

@@ -17,14 +17,21 @@ _PRIMARY_CODE: Final = 0xFF
 _POSTGRES_FULL: Final = frozenset({"53100", "53200"})  # disk_full, out_of_memory
 # serialization_failure, deadlock_detected, idle_in_transaction_session_timeout (before the commit)
 _POSTGRES_AGAIN: Final = frozenset({"40001", "40P01", "25P03"})
-# Whole classes; of others lock_not_available, read_only_sql_transaction (this server is a replica now), and
-# insufficient_privilege (somebody took a right away)
-_POSTGRES_UNAVAILABLE: Final = ("08", "53", "57", "58", "28", "3D", "55P03", "25006", "25P03", "42501")
+_POSTGRES_DENIED: Final = "42501"
+"""insufficient_privilege: somebody took a right away, or never gave it."""
+# Whole classes; of others lock_not_available, and read_only_sql_transaction (this server is a replica now)
+_POSTGRES_LOST: Final = ("08", "53", "57", "58", "28", "3D", "55P03", "25006", "25P03")
+_POSTGRES_UNAVAILABLE: Final = (*_POSTGRES_LOST, _POSTGRES_DENIED)
 
 
 def is_transient(error: DBAPIError) -> bool:
     """Whether the same transaction, run again now, is expected to succeed."""
     return _sqlstate(error) in _POSTGRES_AGAIN
+
+
+def is_denied(error: Exception) -> bool:
+    """Whether the login lacks a right for it (Postgres)."""
+    return isinstance(error, DBAPIError) and _sqlstate(error) == _POSTGRES_DENIED
 
 
 def is_silence(error: DBAPIError) -> bool:

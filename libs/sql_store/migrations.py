@@ -15,9 +15,11 @@ from sqlalchemy.exc import DBAPIError
 
 from sql_store.database import Database, take_turn
 from sql_store.errors import MigrationFailed
+from sql_store.failures import is_denied
 from sql_store.tenants import take_for_tenant
 
 _HOME: Final = "adapters.migrations"
+_AS_OWNER: Final = "this login may not change tables: run `python -m sql_store.provision` of this version"
 _IDLE_MS: Final = 120_000
 """How long a migration may do nothing on Postgres between two statements."""
 
@@ -126,5 +128,7 @@ def _upgrade(connection: Connection, folder: Path, version_table: str, wanted: s
             environment.configure(connection=connection, version_table=version_table, render_as_batch=True)
             environment.run_migrations()
     except (CommandError, DBAPIError) as error:
-        raise MigrationFailed(f"cannot migrate {version_table.removesuffix('_version')}: {error}") from error
+        service = version_table.removesuffix("_version")
+        hint = f"; {_AS_OWNER}" if is_denied(error) else ""
+        raise MigrationFailed(f"cannot migrate {service}: {error}{hint}") from error
     return head or "base"

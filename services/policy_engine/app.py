@@ -64,7 +64,9 @@ def build_app(settings: PolicyEngineSettings) -> Service:
     pins = PinnedPolicies(settings.model, requests, deps, protocol, max_held=settings.can_hold)
     telemetry = SupervisorTelemetry(settings.model, settings.channel)
     supervisor_deps = SupervisorDeps(host, policies, versions, announcer, telemetry, time.monotonic)
-    timings = SupervisorTimings(poll_s=settings.poll_s, drain_s=_DRAIN_SHARE * settings.drain_s)
+    timings = SupervisorTimings(
+        poll_s=settings.poll_s, prove_s=settings.prove_every_s, drain_s=_DRAIN_SHARE * settings.drain_s
+    )
     supervisor = EngineSupervisor(supervisor_deps, protocol, pins, timings)
     leases = _lease_loop(settings, announcer, supervisor, requests)
     supervisor.on_change(leases.changed)

@@ -72,6 +72,9 @@ class PolicyEngineSettings(ServiceSettings):
     """At a reload, requests in flight compute keys and values again. False: they keep the old ones."""
     poll_s: float = Field(3.0, gt=0)
     """Seconds between two looks at the channel when no event came."""
+    prove_every_s: float = Field(60.0, gt=0)
+    """Seconds between two proofs that the engine still computes what was proven at its reload and is not
+    paused; one that does not is started again."""
     lease_renew_s: float = Field(2.0, gt=0)
     """Seconds between two renewals of the lease."""
     lease_ttl_s: float = Field(10.0, gt=0, le=60)

@@ -63,9 +63,9 @@ def cell_rules(settings: ScenarioRunnerSettings) -> CellRules:
 
 
 def _own_files(settings: ScenarioRunnerSettings) -> list[str]:
-    """The keys of secrets, and its SQLite database; none on a server."""
-    current = [settings.secrets_key_file] if settings.secrets_key_file else []
-    key = list(map(str, [*current, *settings.secrets_old_key_files]))
+    """The keys of secrets, the password of its database, and its SQLite database; none on a server."""
+    named = [settings.secrets_key_file, *settings.secrets_old_key_files, settings.sql.password_file]
+    key = [str(file) for file in named if file is not None]
     scheme, _, path = settings.sql.url_for(NAME).partition(":///")
     if scheme != "sqlite":
         return key

@@ -63,6 +63,17 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     refused.report(terminalreporter, "on this machine")
 
 
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    """Of a worker: what it counted goes to the process that reports."""
+    refused.hand_over(session.config)
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_testnodedown(node: object) -> None:
+    """Of a worker that ended."""
+    refused.take_over(node)
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """The first test of a process waits for the whole platform: over a minute on two busy cores."""
     for item in items:

@@ -17,6 +17,7 @@ from nats.errors import NoRespondersError
 from pydantic import SecretStr
 from tests.bus_identities import MODEL, KeyedServer, keyed_server, literal
 from tests.local_servers import NatsServer
+from tests.support import refused as attacks
 
 from event_bus.codec import SCHEMA, encode
 from event_bus.connection import plain_client
@@ -122,6 +123,7 @@ async def test_no_service_publishes_what_is_anothers(keyed: KeyedServer, eyes: C
     assert len(foreign) > len(everything) / 2
     assert refused == foreign
     assert await counts(eyes) == before
+    attacks.note("facts, decisions and commands of others", len(foreign))
 
 
 @pytest.mark.parametrize("service", SERVICES)
@@ -153,6 +155,7 @@ async def test_no_service_administers_a_stream_or_a_durable(
 
     assert allowed == set()
     assert await counts(eyes) == before
+    attacks.note("orders to streams and durables", len(wanted))
     for spec in DURABLES:
         assert (await eyes.jetstream().consumer_info(spec.stream, spec.durable)).paused is not True
 
@@ -188,6 +191,7 @@ async def test_no_service_pulls_from_the_durable_of_another(
 
     answers = [msg for msg in got if "Status" not in (msg.headers or {}) and b"not enabled" not in msg.data]
     assert answers == []
+    attacks.note("pulls from durables of others", len(others) * (len(PREFIXES) + 1))
     for spec in others:
         info = await jetstream.consumer_info(spec.stream, spec.durable)
         assert info.delivered is not None
@@ -206,11 +210,13 @@ async def test_no_answer_of_the_server_becomes_a_grade_or_a_promotion(
         for number, own in enumerate(rights.publishes):  # a forged grade is in every stream that it may write
             await attacker.publish(literal(own), FORGED, headers={**HEADERS, "Nats-Msg-Id": str(number)})
         await attacker.flush()
-        for prize in (one for one in PRIZES if not rights.may_publish(one)):
+        prizes = [one for one in PRIZES if not rights.may_publish(one)]
+        for prize in prizes:
             await ask_for_everything(attacker, rights, prize)
         await is_refused(attacker, "$JS.API.INFO")
 
     assert await stored_prizes(eyes, service) == []
+    attacks.note("answers of NATS meant to be stored as a grade or promotion", len(prizes))
 
 
 async def ask_for_everything(attacker: Client, rights: Rights, prize: str) -> None:
@@ -259,6 +265,7 @@ async def test_provisioning_opens_no_reader_but_of_facts_for_who_reads_facts(
     assert set(plain) == {"name", "num_pending"}
     assert set(json.loads(answer.data)) == {"refused"}
     assert len(await eyes.jetstream().consumers_info(EVENTS)) == len(UPCYCLE.consumers) + 1
+    attacks.note("requests to provisioning")
 
 
 @pytest.mark.parametrize(
@@ -278,6 +285,7 @@ async def test_provisioning_copies_nothing_that_was_not_decided(
     assert "refused" in json.loads(answer.data) or json.loads(answer.data) == {"copied": False}
     assert refused == foreign
     assert await counts(eyes) == before
+    attacks.note("requests to provisioning", 1 + len(foreign))
 
 
 async def test_no_service_sees_requests_and_answers_of_another(keyed: KeyedServer) -> None:
@@ -296,6 +304,7 @@ async def test_no_service_sees_requests_and_answers_of_another(keyed: KeyedServe
         await spy.flush()  # what there is for the spy was sent before the server answers this
 
     assert seen == []
+    attacks.note("listening to others on the bus", 5)
 
 
 async def test_a_server_with_keys_refuses_a_client_without_one(keyed: KeyedServer, tmp_path: Path) -> None:
@@ -311,6 +320,7 @@ async def test_a_server_with_keys_refuses_a_client_without_one(keyed: KeyedServe
             await asyncio.wait_for(
                 nats.connect(keyed.server.url, allow_reconnect=False, error_cb=quiet, **login), ANSWER_S
             )
+        attacks.note("logins at NATS")
 
 
 async def test_in_one_account_the_same_answer_is_a_grade(tmp_path: Path) -> None:

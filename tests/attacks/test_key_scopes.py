@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 from tests.libs.signed_objects.writers import Keys, signature_key
+from tests.support import refused as attacks
 
 from blob_store import MemoryBlobStore
 from identities import objects
@@ -65,6 +66,7 @@ async def test_a_stolen_key_signs_its_own_kinds_and_no_other(
             kind,
         ):
             assert part in str(refused.value)
+        attacks.note("signatures with a stolen key of another writer")
 
 
 def test_the_operators_key_alone_signs_everything() -> None:

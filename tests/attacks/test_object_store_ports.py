@@ -9,6 +9,7 @@ import urllib.request
 import grpc
 import pytest
 from tests.local_servers import S3Server
+from tests.support import refused
 
 from blob_store.client import make_client
 from local_stack.s3 import weed_binary
@@ -49,6 +50,7 @@ def test_the_filer_answers_no_http(kept: S3Server, method: str) -> None:
         f"/buckets/{kept.settings.bucket}/?recursive=true",
     ):
         assert status_of(kept.ports.filer, method, path) == 404
+        refused.note("requests to inner ports of the object store")
     assert is_whole(kept)
 
 
@@ -56,6 +58,7 @@ def test_the_filer_answers_no_http(kept: S3Server, method: str) -> None:
 def test_the_master_takes_no_orders(kept: S3Server, order: str) -> None:
     for method in ("GET", "POST"):
         assert status_of(kept.ports.master, method, order.format(bucket=kept.settings.bucket)) == 404
+        refused.note("requests to inner ports of the object store")
     assert is_whole(kept)
 
 
@@ -63,6 +66,7 @@ def test_the_master_takes_no_orders(kept: S3Server, order: str) -> None:
 def test_volumes_neither_take_nor_remove_bytes(kept: S3Server, method: str) -> None:
     for volume in range(1, 8):
         assert status_of(kept.ports.volume, method, f"/{volume},01637037d6") in {400, 401, 404}
+        refused.note("requests to inner ports of the object store")
     assert is_whole(kept)
 
 
@@ -72,6 +76,7 @@ def test_no_part_speaks_grpc_with_a_stranger(kept: S3Server, part: str) -> None:
     with pytest.raises(grpc.FutureTimeoutError):
         grpc.channel_ready_future(channel).result(timeout=2)
     channel.close()
+    refused.note("requests to inner ports of the object store")
 
 
 def test_the_shell_of_a_stranger_sees_nothing(kept: S3Server, tmp_path: object) -> None:

@@ -20,6 +20,7 @@ from blob_store.rights import rights
 from event_bus.rights import IDENTITIES
 from scenario_runner.adapters.sealing import Sealer
 from service_kit.settings import SettingsError, load_settings
+from sql_store.logins import SERVICES as LOGINS
 
 ROOT = Path(__file__).resolve().parents[2]
 EXAMPLE = ROOT / "deploy" / "secrets.example.env"
@@ -161,7 +162,8 @@ CANARIES = {
 }
 PEOPLE = {"operator-canary", "user-canary"}
 SERVE_PEOPLE = {"checkpoint-registry", "grpo-trainer", "reward-grader", "scenario-runner", "trajectory-store"}
-KEEP_TABLES = {"backup", "checkpoint-registry", "model-gateway", "scenario-runner", "trajectory-store"}
+KEEP_TABLES = {"checkpoint-registry", "model-gateway", "scenario-runner", "trajectory-store"}
+REACH_ALL_TABLES = {"backup", "provision"}
 REACH_ALL_OBJECTS = {"backup", "provision", "signing"}
 SERVERS = {
     "nats": set[str](), "otel-collector": set[str](), "volumes": set[str](), "keys": {"store-canary"},
@@ -190,9 +192,20 @@ def test_a_container_has_the_secrets_that_it_needs_and_no_other(composed: dict[s
     for name, variables in composed.items():
         usual = {"service-canary"} | ({"store-canary"} if name in REACH_ALL_OBJECTS else set())
         usual |= PEOPLE if name in SERVE_PEOPLE else set()
-        usual |= {"tables-canary"} if name in KEEP_TABLES else set()
+        usual |= {"tables-canary"} if name in REACH_ALL_TABLES else set()
         found = {canary for canary in re.findall(r"[a-z]+-canary", " ".join(variables.values()))}
         assert found == SERVERS.get(name, usual), name
+
+
+def test_a_service_that_keeps_tables_has_a_login_of_its_own(composed: dict[str, dict[str, str]]) -> None:
+    """With one for all, who breaks into the gateway reads trajectories and moves head."""
+    urls = {name: one["UPCYCLE_SQL_URL"] for name, one in composed.items() if "UPCYCLE_SQL_URL" in one}
+    assert urls.keys() == KEEP_TABLES | REACH_ALL_TABLES
+    for name in KEEP_TABLES:
+        service = name.replace("-", "_")
+        assert urls[name] == f"postgresql://{service}@postgres/{service}"
+        assert composed[name]["UPCYCLE_SQL_PASSWORD_FILE"] == "/run/keys/postgres.password"
+    assert {name.replace("-", "_") for name in KEEP_TABLES} == {*LOGINS}
 
 
 def test_the_command_that_imports_the_model_has_the_key_that_commands_send(
@@ -259,7 +272,7 @@ def test_the_tiers_keep_apart_what_has_nothing_to_say_to_each_other() -> None:
     }
     engines = {"policy-engine-latest", "policy-engine-head"}
     assert members["inference"] == engines | {"rollout-sampler", "model-gateway"}
-    assert members["tables"] | members["gateway-tables"] == KEEP_TABLES | {"postgres"}
+    assert members["tables"] | members["gateway-tables"] == KEEP_TABLES | REACH_ALL_TABLES | {"postgres"}
     assert members["gateway-tables"] == {"postgres", "model-gateway"}
     assert not members["core"] & (engines | {"rollout-sampler", "model-gateway", "postgres"})
 
@@ -280,8 +293,12 @@ def test_keys_are_made_once_and_kept(tmp_path: Path) -> None:
     assert once.keys() == {
         *(f"{name}/bus.nk" for name in IDENTITIES), "nats/accounts.conf", "nats/default.accounts",
         "scenario_runner/secrets.key", "seaweedfs/s3.json", *(f"{name}/s3.json" for name in rights()),
-        *(f"seaweedfs/{name}" for name in FILES),
+        *(f"seaweedfs/{name}" for name in FILES), "provision/logins.json",
+        *(f"{name}/postgres.password" for name in LOGINS),
     }  # fmt: skip
+    passwords = {once[f"{name}/postgres.password"].strip() for name in LOGINS}
+    assert len(passwords) == len(LOGINS)
+    assert not any(password in once["provision/logins.json"] for password in passwords)
     assert all(not path.stat().st_mode & 0o077 for path in tmp_path.rglob("*"))
     Sealer(tmp_path / "scenario_runner" / "secrets.key")
     assert b"store-canary" not in b"".join(text for name, text in once.items() if name != "seaweedfs/s3.json")

@@ -12,7 +12,7 @@ import kubernetes_validate
 import pytest
 import yaml
 from deploy.kubernetes import composed, generate, secrets
-from deploy.kubernetes.edges import CALLS, LEASES, allowed, ours
+from deploy.kubernetes.edges import CALLS, LEASES, PROVISIONING, allowed, ours
 from deploy.kubernetes.pods import INFRASTRUCTURE, LEFT_OUT, ports
 from tests.deploy.rules import Manifest, breaches
 
@@ -159,9 +159,7 @@ def test_it_has_the_variables_of_compose(name: str) -> None:
     optional = {key for key in given if key.startswith("REWARD_GRADER_JUDGE")}
     withheld = {key for key, value in service["environment"].items() if value == ""}
     assert given - here <= optional
-    assert here - given == {*composed.SECRETS} - withheld - given | (
-        {"POSTGRES_PASSWORD"} if "UPCYCLE_SQL_URL" in given else set()
-    )
+    assert here - given == {*composed.SECRETS} - withheld - given
 
 
 def test_secrets_are_made_for_each_workload_and_no_other(tmp_path: Path) -> None:
@@ -246,6 +244,7 @@ def test_both_ends_of_a_connection_allow_it_and_the_server_listens() -> None:
 def test_what_may_connect_here_has_a_network_of_compose_in_common() -> None:
     """Else Compose would cut what Kubernetes allows."""
     networks = {name: {*composed.COMPOSE["services"][name]["networks"]} for name in WORKLOADS}
+    networks[PROVISIONING] |= {*composed.COMPOSE["services"]["provision"]["networks"]}
     for client, server, _ in _edges("egress", "to"):
         assert networks[client] & networks[server], f"{client} and {server}"
 
@@ -268,7 +267,7 @@ def test_the_engines_and_the_tables_have_few_callers() -> None:
         clients.setdefault(f"{server}:{port}", set()).add(client)
     assert clients["policy-engine-head:7300"] == {"rollout-sampler", "model-gateway"}
     assert clients["postgres:5432"] == {
-        "scenario-runner", "trajectory-store", "checkpoint-registry", "model-gateway",
+        "scenario-runner", "trajectory-store", "checkpoint-registry", "model-gateway", PROVISIONING,
     }  # fmt: skip
     assert clients["grpo-trainer:7106"] == {"scenario-runner"}
 

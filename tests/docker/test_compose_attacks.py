@@ -8,12 +8,13 @@ from typing import Any
 
 import pytest
 from tests.docker.composed import Composed
-from tests.support import keyless_calls, refused
+from tests.support import keyless_calls, refused, table_logins
 
 pytestmark = [pytest.mark.docker, pytest.mark.timeout(900)]
 INTRUDER = (Path(__file__).parent / "intruder.py").read_text()
 AT_SERVERS = (Path(__file__).parent / "server_intruder.py").read_text()
 KEYLESS = Path(keyless_calls.__file__).read_text()
+TABLE_LOGINS = Path(table_logins.__file__).read_text()
 GRPC = {
     "scenario-runner": 7101, "trajectory-store": 7105, "grpo-trainer": 7106, "checkpoint-registry": 7107,
     "reward-grader": 7108,
@@ -52,7 +53,12 @@ PROVISIONING = "provision-watch"
 ENGINE_SERVICES = {"policy-engine-latest", "policy-engine-head"}
 """Of one service, so with one key."""
 KEYS = ["bus.nk", "s3.json"]
-SECRETS = {"scenario-runner": [*KEYS, "secrets.key"], "provision-watch": ["bus.nk"]}
+KEPT = ["bus.nk", "postgres.password", "s3.json"]
+SECRETS = {
+    "scenario-runner": [*KEPT, "secrets.key"],
+    "provision-watch": ["bus.nk", "logins.json"],
+    **dict.fromkeys(("trajectory-store", "checkpoint-registry", "model-gateway"), KEPT),
+}
 
 
 @pytest.fixture(scope="module")
@@ -105,6 +111,15 @@ def test_no_server_does_what_an_intruder_asks(name: str, said: dict[str, dict[st
     refused.note("requests to servers", len(said[name]))
     for server in {address.partition(":")[0] for address in REACHED[name]} & {*GRPC} - {name}:
         assert any(attack.startswith(server) for attack in said[name]), f"{server} was not attacked"
+
+
+@pytest.mark.parametrize("name", sorted(one for one, kept in SECRETS.items() if "postgres.password" in kept))
+def test_its_login_at_postgres_reads_and_writes_its_own_rows_alone(name: str, composed: Composed) -> None:
+    """Other databases and logins, tables, triggers of the audit log, files and programs of the server."""
+    found: dict[str, str] = json.loads(composed.execute(name, "python", "-c", TABLE_LOGINS))
+    assert {attack: said for attack, said in found.items() if said != "refused"} == {}
+    assert len(found) > len(table_logins.STATEMENTS)
+    refused.note("of Postgres with the login of a service", len(found))
 
 
 @pytest.mark.parametrize("name", sorted(REACHED))

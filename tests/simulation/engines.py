@@ -84,6 +84,10 @@ class SimulatedEngine:
         await self._called()
         self._paused = False
 
+    async def is_paused(self) -> bool:
+        await self._called()
+        return self._paused
+
     async def reload_weights(self, directory: Path) -> None:
         """It may fail before or after it loaded them."""
         await self._called()

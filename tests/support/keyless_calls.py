@@ -17,7 +17,8 @@ from grpc_reflection.v1alpha.proto_reflection_descriptor_database import ProtoRe
 
 OPEN: Final = ("grpc.health.v1.Health", "grpc.reflection.v1alpha.ServerReflection")
 """They answer anybody, and show the schema alone."""
-WRONG: Final[tuple[str | None, ...]] = (None, "", "wrong", "Bearer", "0" * 64)
+WRONG: Final[tuple[str | None, ...]] = (None, "", "wrong", "Bearer", "0" * 64, f"upk_k3f9x0q2m7ab_{'0' * 43}")
+"""The last looks like a key that another platform, or tenant, issued."""
 WRONG_HEADERS: Final[tuple[str | None, ...]] = (None, "Bearer", "Bearer ", "Bearer wrong", "Basic Og==")
 STEERING: Final[dict[str, object]] = {
     "/pause": None,

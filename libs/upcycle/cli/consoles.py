@@ -1,7 +1,7 @@
 """A console to which no text can send control characters, also not that of an agent or a tool."""
 
 from collections.abc import Iterator
-from typing import Any, Final
+from typing import Any, Final, TextIO
 
 from rich.console import Console, ConsoleOptions, RenderableType
 from rich.segment import Segment
@@ -27,8 +27,8 @@ class TextConsole(Console):
 class PipedConsole(TextConsole):
     """For what another program reads: a row of a table is one line, however long. columns: of all else."""
 
-    def __init__(self, columns: int) -> None:
-        super().__init__(highlight=False, width=_WIDEST)
+    def __init__(self, columns: int, file: TextIO | None = None) -> None:
+        super().__init__(file=file, highlight=False, width=_WIDEST)
         self._columns = columns
 
     def print(self, *objects: Any, **options: Any) -> None:

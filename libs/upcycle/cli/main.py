@@ -13,6 +13,7 @@ import cyclopts
 
 from upcycle.cli.exits import TABLE, Exit
 from upcycle.cli.output import fail, refuse
+from upcycle.cli.plain_output import keep_plain
 
 PURPOSE = "Turn evaluations into better weights: run evaluations, train on them, promote what is better."
 
@@ -250,4 +251,5 @@ def _exited(error: SystemExit) -> int:
 
 def main() -> NoReturn:
     """Console script `upcycle`."""
+    keep_plain()
     sys.exit(run(sys.argv[1:]))

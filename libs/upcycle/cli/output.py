@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 from cyclopts import Parameter
 
 from upcycle.cli.exits import Exit
+from upcycle.cli.plain_output import unfiltered
 from upcycle.cli.terminal_text import terminal_text
 
 if TYPE_CHECKING:
@@ -38,7 +39,8 @@ def result_console() -> "Console":
     """Console on standard output, for tables that are the result. As human() otherwise."""
     from upcycle.cli.consoles import PipedConsole, TextConsole
 
-    return TextConsole(highlight=False) if sys.stdout.isatty() else PipedConsole(WIDE_COLUMNS)
+    file = unfiltered(sys.stdout)  # they filter texts, and colour them
+    return TextConsole(file=file, highlight=False) if file.isatty() else PipedConsole(WIDE_COLUMNS, file)
 
 
 def print_json(kind: str, value: Any) -> None:

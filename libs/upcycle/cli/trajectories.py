@@ -10,6 +10,7 @@ from cyclopts import Parameter
 
 from upcycle.cli.exits import Exit
 from upcycle.cli.output import JsonFlag, human, print_json, result_console
+from upcycle.cli.plain_output import unfiltered
 from upcycle.cli.trajectory_choice import ALL, TrajectoryChoice, UnclearFilter
 from upcycle.local_runs import is_local_run
 from upcycle.platform import Platform, PlatformNotFound
@@ -205,7 +206,7 @@ async def export(
     """
     which.check()
     if output is None:
-        return await _export(which, form, sys.stdout)
+        return await _export(which, form, unfiltered(sys.stdout))
     if not output.parent.is_dir():
         raise UnclearFilter(f"--output {output}: there is no folder {output.parent}", "make it first")
     with written_whole(output) as draft, draft.open("w", encoding="utf-8") as lines:

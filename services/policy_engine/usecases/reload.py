@@ -6,14 +6,15 @@
 vLLM has memory for one set of weights and answers nothing while it is paused, so there the canary is scored
 after `resume`; tokens of those few milliseconds carry an unproven label, which engine_client turns into a
 version only once the canary agreed. If any call fails, the old weights are loaded again, and the old version
-is served under its name.
+is served under its name. What serves is proven again from time to time.
 """
 
+import asyncio
 import contextlib
 import logging
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Literal
+from typing import Final, Literal
 
 from engine_client import EngineError, EngineRejected, StagedScores, pinned_name, proven_label, unproven_label
 from policy_engine.domain import EngineBroken, FailureKind, Policy, ServedPolicy, VersionRefused, judge_canary
@@ -22,6 +23,8 @@ from policy_engine.ports import Clock, EngineControl, EngineHost
 log = logging.getLogger(__name__)
 
 Scores = list[list[float]]
+_PROVEN_AGAIN_S: Final = 30.0
+"""How long the channel waits for a busy engine that is proven again."""
 
 
 class ReloadProtocol:
@@ -47,6 +50,27 @@ class ReloadProtocol:
         except EngineError as error:
             raise EngineBroken(f"the engine fails right after its start: {error}") from error
         return ServedPolicy(policy, worst)
+
+    async def prove_again(self, engine: EngineControl, serving: ServedPolicy) -> None:
+        """See that it still computes what was proven, and name it again. One that does not answer is not
+        judged: it may be busy, and who watches it says whether it lives. Raises EngineBroken."""
+        try:
+            async with asyncio.timeout(_PROVEN_AGAIN_S):
+                if await engine.is_paused():
+                    raise EngineBroken("it was paused by somebody else")
+                await self._judge_twice(engine, serving.policy)
+                await engine.update_weight_version(proven_label(serving.version))
+        except VersionRefused as error:
+            raise EngineBroken(f"it computes no more what was proven: {error.detail}") from error
+        except (EngineError, TimeoutError) as error:
+            log.warning("engine_not_proven_again", extra={"why": repr(error)})
+
+    async def _judge_twice(self, engine: EngineControl, policy: Policy) -> None:
+        """A single look in the midst of other requests costs nobody a restart. Raises VersionRefused."""
+        try:
+            judge_canary(policy, await self._score(engine, policy), None, self._dtype)
+        except VersionRefused:
+            judge_canary(policy, await self._score(engine, policy), None, self._dtype)
 
     async def reload(
         self, engine: EngineControl, old: ServedPolicy, new: Policy

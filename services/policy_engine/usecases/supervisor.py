@@ -2,7 +2,8 @@
 
 What it waits for is always named (`ready`). Guarantees: the lease never says that a version serves which is
 not proven in the running process; newest wins, versions in between are skipped; a refused version leaves the
-old one serving; a dead engine is started again on the version it served.
+old one serving; a dead engine, and one that computes no more what was proven, is started again on the
+version it served.
 """
 
 import asyncio
@@ -48,6 +49,8 @@ class SupervisorTimings:
     """Waits, in seconds."""
 
     poll_s: float = 3.0
+    prove_s: float = 60.0
+    """Between two proofs of what serves."""
     retry_s: float = 1.0
     """Until the engine or the platform is tried again."""
     refused_s: float = 1.0
@@ -85,6 +88,8 @@ class EngineSupervisor:
         self._reason = ""
         self._waiting_for = "the first version"
         self._refusals = RefusedVersions(timings, deps.clock)
+        self._proven_s = deps.clock()
+        """When what serves was proven last."""
         self._wake = asyncio.Event()
         self._watch: asyncio.Task[None] | None = None
         """On the engine that runs: it ends when that died."""
@@ -136,6 +141,7 @@ class EngineSupervisor:
                 await self._start()
             await self._follow()
             if self._engine is not None:
+                await self._prove_again(self._engine)
                 await self._pins.reconcile(self._engine, self._serving)
                 self._on_change()
         except EngineBroken as error:
@@ -171,6 +177,7 @@ class EngineSupervisor:
         try:
             engine = await self._deps.host.start(policy)
             self._serving = await self._protocol.adopt(engine, policy)
+            self._proven_s = self._deps.clock()
         except EngineBroken as error:
             raise VersionRefused(FailureKind.ENGINE_ERROR, str(error), may_pass_later=True) from error
         self._change(EngineState.READY)
@@ -204,12 +211,19 @@ class EngineSupervisor:
             await self._refuse(target, why)
             raise
 
+    async def _prove_again(self, engine: EngineControl) -> None:
+        """Once in a while: somebody may have paused it, or given it other weights. Raises EngineBroken."""
+        if self._serving is not None and self._deps.clock() - self._proven_s >= self._timings.prove_s:
+            await self._protocol.prove_again(engine, self._serving)
+            self._proven_s = self._deps.clock()
+
     async def _reload(self, engine: EngineControl, serving: ServedPolicy, target: EngineTarget) -> None:
         started_s = self._deps.clock()
         policy = await self._deps.store.fetch(target)
         fetched_s = self._deps.clock()
         self._change(EngineState.RELOADING)
         self._serving, paused_s = await self._protocol.reload(engine, serving, policy)
+        self._proven_s = self._deps.clock()
         self._change(EngineState.READY)
         done = Reloaded(serving.version, self._serving, fetched_s - started_s, paused_s)
         self._deps.telemetry.count_reload(done)

@@ -24,9 +24,10 @@ from event_bus.provision import provision
 from event_bus.topology import CHECKPOINT_REGISTRY, EVENTS, TRAJECTORY_STORE_LEDGER
 from identities import subjects
 from platform_backup.objects import opened
-from platform_backup.places import SERVICES, Places
+from platform_backup.places import Places
 from service_kit.groups import BusSettings, S3Settings
 from sql_store.database import Database
+from sql_store.logins import SERVICES
 from sql_store.migrations import migrate
 
 OBJECTS = {

@@ -17,9 +17,10 @@ from platform_backup import objects, streams, tables
 from platform_backup.backup import back_up
 from platform_backup.errors import BackupDamaged, BackupFailed, BackupRefused
 from platform_backup.manifest import BEGUN, FILE, read
-from platform_backup.places import SERVICES, places_from_environment
+from platform_backup.places import places_from_environment
 from platform_backup.restore import restore
 from sql_store.database import Database
+from sql_store.logins import SERVICES
 
 
 def with_one_more(stream: tuple[Any, Any]) -> tuple[Any, Any]:

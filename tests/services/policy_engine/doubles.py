@@ -44,6 +44,8 @@ class EngineDouble:
         self.off = {version: version * 1e-6 for version in range(20)}
         self.loaded = 0
         self.fails: dict[str, Exception] = {}
+        self.paused = False
+        """By somebody else."""
         self.busy: set[str] = set()
         """Pinned policies that still answer requests."""
         self._is_embedded = is_embedded
@@ -60,6 +62,9 @@ class EngineDouble:
 
     async def resume(self) -> None:
         self._note("resume")
+
+    async def is_paused(self) -> bool:
+        return self.paused
 
     async def reload_weights(self, directory: Path) -> None:
         self._note(f"reload {directory.name}")

@@ -17,9 +17,15 @@ class SupervisorBench:
     """An engine supervisor over doubles, with short waits."""
 
     def __init__(
-        self, *, max_held: int = 2, refused_s: float = 0.01, store: PolicyStore | None = None
+        self,
+        *,
+        max_held: int = 2,
+        refused_s: float = 0.01,
+        prove_s: float = 60.0,
+        store: PolicyStore | None = None,
     ) -> None:
-        """store: where versions are fetched from; the platform's double by default."""
+        """prove_s: between two proofs of what serves. store: where versions are fetched from; the platform's
+        double by default."""
         self.host, self.platform, self.requests = HostDouble(), PlatformDouble(), PinRequests()
         clock = asyncio.get_running_loop().time
         protocol = ReloadProtocol(self.host, "m", recompute_running=False, clock=clock)
@@ -27,7 +33,9 @@ class SupervisorBench:
         deps = PinDeps(store or platform, platform, platform)
         pins = PinnedPolicies("m", self.requests, deps, protocol, max_held=max_held)
         supervisor_deps = SupervisorDeps(self.host, store or platform, platform, platform, platform, clock)
-        timings = SupervisorTimings(poll_s=0.02, retry_s=0.01, refused_s=refused_s, max_refused_s=60.0)
+        timings = SupervisorTimings(
+            poll_s=0.02, prove_s=prove_s, retry_s=0.01, refused_s=refused_s, max_refused_s=60.0
+        )
         self.supervisor = EngineSupervisor(supervisor_deps, protocol, pins, timings)
         self.states: list[EngineState] = []
         self.while_starting: list[LeaseFacts] = []

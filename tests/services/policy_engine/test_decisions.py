@@ -100,6 +100,40 @@ async def test_a_dead_engine_is_started_on_what_it_served() -> None:
         assert bench.facts().state is EngineState.READY
 
 
+async def test_an_engine_with_weights_of_somebody_else_leaves_the_lease_and_is_started_again() -> None:
+    async with SupervisorBench(prove_s=0.01) as bench:
+        await bench.until("ready 0")
+        bench.host.engine.off[9], bench.host.engine.loaded = 1.0, 9
+        await until(lambda: bench.platform.facts.count("ready 0") == 2, "the engine to be ready again")
+        assert (bench.host.started, bench.host.engine.loaded) == ([0, 0], 0)
+        (lost,) = bench.while_starting[-1:]
+        assert "it computes no more what was proven: v0: the engine's log-probabilities are" in lost.reason
+        assert lost.state not in SERVING_STATES
+
+
+async def test_an_engine_that_somebody_else_paused_is_started_again() -> None:
+    async with SupervisorBench(prove_s=0.01) as bench:
+        await bench.until("ready 0")
+        bench.host.engine.paused = True
+        await until(lambda: bench.while_starting, "the lease to be withdrawn")
+        bench.host.engine.paused = False
+        await until(lambda: bench.facts().state is EngineState.READY, "the engine to be ready again")
+        assert bench.while_starting[0].reason.endswith("it was paused by somebody else")
+
+
+async def test_an_engine_that_is_too_busy_for_a_proof_serves_on() -> None:
+    async with SupervisorBench(prove_s=0.01) as bench:
+        await bench.until("ready 0")
+        named = bench.host.engine.orders.count("label 0")
+        bench.host.engine.fails["label"] = EngineUnavailable("busy")
+        await bench.rounds(4)
+        assert bench.host.started == [0]
+        bench.host.engine.fails.clear()
+        await bench.rounds(4)
+        assert bench.host.engine.orders.count("label 0") > named
+        assert not bench.while_starting
+
+
 async def test_nothing_is_sent_to_an_engine_that_died() -> None:
     async with SupervisorBench() as bench:
         await bench.until("ready 0")

@@ -3,7 +3,7 @@
 `objects/<sha256>` holds files once; `policies/<digest>/` is a directory of hard links to them that appears by
 one rename, after every byte was checked. Several processes may fetch into one cache; one that prunes it needs
 its `policies` for itself, as it does not know what the others use. `objects` may be one folder for all
-caches of a host: a file comes to the host once, whoever asks first, and stays while any cache links to it.
+caches of a host: a file comes to the host once and stays while any cache links to it.
 """
 
 import asyncio
@@ -54,7 +54,7 @@ async def fetch(
     objects = objects or cache_dir / "objects"
     objects.mkdir(parents=True, exist_ok=True)
     limit = asyncio.Semaphore(_PARALLEL_FETCHES)
-    async with _locked(objects / _IN_USE, fcntl.LOCK_SH):  # nobody prunes what is not linked to yet
+    async with _locked(objects / _IN_USE, fcntl.LOCK_SH):  # no prune removes what is not linked to yet
         try:
             async with asyncio.TaskGroup() as fetching:
                 for file in manifest.files:
@@ -76,7 +76,7 @@ async def prune(
     """Remove policies except digests in `keep` and the `newest` used last, and what fetches that were killed
     left behind an hour ago; returns the removed digests. Files in `objects` that no cache links to go, too,
     unless somebody fetches just now: then the next call removes them."""
-    own = cache_dir / "objects"
+    own = cache_dir / "objects"  # also where the folder is shared now, and was not before
     return await asyncio.to_thread(_prune, cache_dir, {own, objects or own}, frozenset(keep), newest)
 
 

@@ -1,7 +1,7 @@
 """A database and a login for each service that keeps tables, at one Postgres, with its tables as this version
 needs them: `python -m sql_store.provision LOGINS`. Safe to repeat.
 
-Two roles of each database: its owner, as which migrations run here and nobody logs in, and the service's
+Two roles of each database: its owner, as which migrations run here and no one logs in, and the service's
 login, which opens this database alone, reads and writes rows, and adds to the audit log. Neither the tables,
 nor the triggers that protect the log, are the service's to change.
 """

@@ -156,8 +156,7 @@ class EmbeddedEngine:
         await self.call(lambda: self._runners[self.main].reload(weights))
 
     async def stage(self, directory: Path, weights: ModelWeights) -> DecoderModel:
-        """Keep weights for `swap`, beside those that sample on. What was kept before is dropped."""
-        self._staged = None
+        """Keep weights for `swap`, beside those that sample on, in the place of what was kept before."""
         model = await asyncio.to_thread(DecoderModel, weights, self.limits.max_len)
         self._staged = (directory, model)
         return model

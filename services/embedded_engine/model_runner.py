@@ -20,6 +20,7 @@ from embedded_engine.sampling import SamplingTable, TopLogprobs
 from embedded_engine.scoring import pass_over, score
 from embedded_engine.sequences import ABORT, ERROR, LENGTH, STOP, Sequence
 from embedded_engine.weights import ModelWeights
+from engine_client.labels import NO_VERSION
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +52,7 @@ class ModelRunner:
         self, weights: ModelWeights, limits: RunnerLimits, decode_text: Callable[[list[int]], str]
     ) -> None:
         self.limits = limits
-        self.label = "default"
+        self.label = NO_VERSION
         self.counts = RunnerCounts()
         self.model = DecoderModel(weights, limits.max_len)
         self.waiting: deque[Sequence] = deque()

@@ -15,8 +15,8 @@ def pass_over(
     starts: Sequence[int],
     chunks: Sequence[Sequence[int]],
 ) -> torch.Tensor:
-    """Run chunks[p] from position starts[p] in slots[p]; hidden states of all tokens, row after row: [T,
-    H]."""
+    """Run chunks[p] from position starts[p] in slots[p]. Returns the hidden states of all tokens, row after
+    row: [T, H]."""
     counts = [len(chunk) for chunk in chunks]
     positions = np.concatenate([np.arange(start, start + n) for start, n in zip(starts, counts, strict=True)])
     groups = model.config.num_heads // model.config.num_kv_heads

@@ -50,16 +50,9 @@ def build_app(settings: PolicyEngineSettings) -> Service:
     )
     announcer = PlatformAnnouncer(who, bus, stub, now=utc_now)
     host = build_host(settings)
-    policies = PolicyDownloads(
-        signed_store(store, settings.signing, NAME), settings.versions_dir, settings.objects_dir
-    )
-    protocol = ReloadProtocol(
-        host,
-        settings.model,
-        recompute_running=settings.recompute_running,
-        clock=time.monotonic,
-        dtype=settings.engine_dtype,
-    )
+    signed = signed_store(store, settings.signing, NAME)
+    policies = PolicyDownloads(signed, settings.versions_dir, settings.objects_dir)
+    protocol = _reload_protocol(host, settings)
     deps = PinDeps(policies, versions, announcer)
     pins = PinnedPolicies(settings.model, requests, deps, protocol, max_held=settings.can_hold)
     telemetry = SupervisorTelemetry(settings.model, settings.channel)
@@ -78,6 +71,16 @@ def build_app(settings: PolicyEngineSettings) -> Service:
     if settings.peers.tasksets:
         _add_planned_pins(service, settings, requests, supervisor)
     return service
+
+
+def _reload_protocol(host: EngineHost, settings: PolicyEngineSettings) -> ReloadProtocol:
+    return ReloadProtocol(
+        host,
+        settings.model,
+        recompute_running=settings.recompute_running,
+        clock=time.monotonic,
+        dtype=settings.engine_dtype,
+    )
 
 
 def _lease_loop(

@@ -1,5 +1,5 @@
-"""Standard output of a command that sends no control characters, whoever wrote the text: also where a line
-of a command forgot that an agent, a tool or another user did.
+"""Standard output of a command, without control characters in the texts of others: also where a line of the
+command forgot that an agent, a tool or another user wrote one.
 """
 
 import io

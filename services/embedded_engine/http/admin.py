@@ -17,7 +17,7 @@ from embedded_engine.http.replies import beside, read_body
 from embedded_engine.http.serving import Serving
 from embedded_engine.scoring import score
 from embedded_engine.weights import ModelWeights, load_weights
-from engine_client.labels import pinned_version, proven_label
+from engine_client.labels import NO_VERSION, pinned_version, proven_label
 
 _MODES = ("abort", "wait", "keep")
 
@@ -122,7 +122,7 @@ async def load_adapter(request: web.Request) -> web.Response:
     directory = Path(body.lora_path)
     weights = await asyncio.to_thread(load_weights, directory, serving.engine.device)
     pinned = pinned_version(body.lora_name)
-    label = "default" if pinned is None else proven_label(pinned)
+    label = NO_VERSION if pinned is None else proven_label(pinned)
     await serving.engine.add_model(body.lora_name, weights, label)
     try:
         await asyncio.to_thread(serving.register, body.lora_name, directory)
@@ -187,6 +187,7 @@ async def _stage_weights(serving: Serving, kwargs: dict[str, Any]) -> dict[str, 
     engine, rows = serving.engine, _rows_in(serving, kwargs)
     directory = Path(str(kwargs.get("weights_path")))
     served = engine.runner_of(engine.main).model
+    engine.forget_staged()  # first: the third set of weights would be of no use
     with _refused_by_name():
         staged = await engine.stage(directory, await _weights_of(engine, directory))
     scored = await asyncio.to_thread(score, staged, rows)

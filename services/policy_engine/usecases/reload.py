@@ -66,7 +66,7 @@ class ReloadProtocol:
             log.warning("engine_not_proven_again", extra={"why": repr(error)})
 
     async def _judge_twice(self, engine: EngineControl, policy: Policy) -> None:
-        """A single look in the midst of other requests costs nobody a restart. Raises VersionRefused."""
+        """A single look in the midst of other requests restarts no engine. Raises VersionRefused."""
         try:
             judge_canary(policy, await self._score(engine, policy), None, self._dtype)
         except VersionRefused:

@@ -120,7 +120,7 @@ def _order_of(unit: PlanUnit, row: NewTaskRow) -> int:
 
 
 def answered(unit: PlanUnit, run: RunRecord, row: NewTaskRow) -> None:
-    """What became of a proposal is known. What a failed attempt left pays nobody."""
+    """What became of a proposal is known. What a failed attempt left is paid to no proposer."""
     episode = unit.episode(row.proposed_by) if row.proposed_by else None
     if episode is not None and episode.new_task is None:
         offer_if_measured(unit, run, episode.group_id)
